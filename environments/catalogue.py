@@ -1,0 +1,116 @@
+"""From a name to an environment."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import EnvironmentNameError, EnvironmentSpecError
+
+if TYPE_CHECKING:
+    from environments.flat import Environment
+
+_EXPECTED = "expected a task 'domain:task' or a factory 'package.module:function'"
+_SEE_LIST = "'rl-replicator envs' lists the tasks"
+
+
+def names() -> tuple[str, ...]:
+    """All dm_control suite tasks as 'domain:task', sorted. Imports dm_control."""
+    from environments import suite
+
+    return suite.names()
+
+
+def make(name: str, seed: int) -> Environment:
+    """Builds the environment called `name`; the same seed gives the same episodes.
+
+    Args:
+      name: a suite task, `cartpole:swingup`, or a factory, `package.module:function`, which is called with
+        `seed=seed` and returns a `dm_env.Environment` or a `gymnasium.Env`.
+      seed: seeds everything random in the environment; at least 0 and below 2**32.
+
+    Raises:
+      EnvironmentNameError: if nothing goes by that name.
+      EnvironmentSpecError: if the actions are not continuous and bounded.
+    """
+    if not 0 <= seed < 2**32:
+        raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
+    left, colon, right = name.partition(":")
+    if not (colon and left and right) or ":" in right:
+        raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
+    from environments import suite
+
+    if name in suite.names():
+        return suite.make(left, right, seed)
+    if left in suite.domains() or not _is_module(left):
+        raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
+    return adapt(_call_factory(name, seed), seed=seed)
+
+
+def adapt(environment: Any, seed: int = 0) -> Environment:
+    """Gives any continuous-control environment the form that `make` returns.
+
+    Args:
+      environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.
+      seed: given to a `gymnasium.Env` at its first reset. A `dm_env.Environment` has no such hook: seed it when
+        you build it.
+
+    Raises:
+      EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of environment.
+    """
+    import dm_env
+
+    from environments import flat
+
+    if isinstance(environment, flat.Environment):
+        return environment
+    if isinstance(environment, dm_env.Environment):
+        return flat.Environment(environment)
+    # Only the type's own ancestry is looked at, so that gymnasium is not imported for nothing.
+    if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
+        from environments import gymnasium_adapter
+
+        return gymnasium_adapter.adapt(environment, seed)
+    raise EnvironmentSpecError(
+        f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
+        f"{type(environment).__qualname__}"
+    )
+
+
+def _call_factory(name: str, seed: int) -> Any:
+    """Imports and calls the factory; errors inside its own code pass through unchanged."""
+    path, _, attribute = name.partition(":")
+    module = importlib.import_module(path)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        near = difflib.get_close_matches(
+            attribute, [n for n in vars(module) if not n.startswith("_")], n=1
+        )
+        hint = f"; did you mean {path}:{near[0]}?" if near else ""
+        raise EnvironmentNameError(f"expected a function in module {path}, got {attribute!r}{hint}")
+    try:
+        inspect.signature(factory).bind(seed=seed)
+    except TypeError as error:
+        raise EnvironmentNameError(
+            f"expected the factory {name} to be callable as {attribute}(seed=...), got: {error}"
+        ) from None
+    return factory(seed=seed)
+
+
+def _is_module(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _nearest(name: str) -> str:
+    """The part of a message that proposes up to three tasks, or nothing."""
+    known = names()
+    near = difflib.get_close_matches(
+        name.replace(" ", ":").replace("-", ":"), known, n=3, cutoff=0.5
+    )
+    return f"did you mean {' or '.join(near)}? " if near else ""

@@ -1,0 +1,274 @@
+"""The one form in which the agents see an environment: a float32 vector in, a float32 vector out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+from environments import randomness
+from environments.errors import EnvironmentSpecError
+
+# MuJoCo's largest number: dm_control writes it where an actuator has no limits.
+NO_LIMIT = 1e10
+
+
+class Randomness(Protocol):
+    """Reads and writes an environment's random state as plain data."""
+
+    def get(self) -> Any: ...
+
+    def set(self, state: Any) -> None: ...
+
+
+class NumpyRandomness:
+    """The random state of an environment that draws everything from one NumPy generator."""
+
+    def __init__(self, random: randomness.NumpyRandom):
+        self._random = random
+
+    def get(self) -> dict[str, Any]:
+        return randomness.snapshot(self._random)
+
+    def set(self, state: Any) -> None:
+        randomness.restore(self._random, state)
+
+
+class _Field(NamedTuple):
+    """Where one array of the wrapped observation goes in the flat one."""
+
+    path: tuple[Any, ...]
+    where: slice | int
+    ravel: bool
+
+
+Render = Callable[[int, int, int | str], np.ndarray]
+
+
+class Environment(dm_env.Environment):
+    """A `dm_env.Environment` in the agents' form.
+
+    Observations are one float32 vector [n]: the arrays of the wrapped environment, each in C order, in the order
+    of its observation spec (for dm_control the order in which the task writes them; `observation_fields` names
+    them). Actions are float32 [m] in [-1, 1]; they are clipped to that range and mapped linearly to the real one.
+    Rewards and discounts are float32 scalars, None at the first step of an episode as dm_env has it. The last
+    step has discount 0 after a termination, and keeps the environment's (1) when the time was up.
+
+    Every step returns a fresh observation array, so that callers may keep it.
+    """
+
+    def __init__(
+        self,
+        environment: dm_env.Environment,
+        *,
+        action_spec: specs.BoundedArray | None = None,
+        reward_spec: specs.Array | None = None,
+        random: Randomness | None = None,
+        render: Render | None = None,
+    ):
+        """Wraps `environment`.
+
+        Args:
+          environment: any environment with one bounded continuous action and a scalar reward.
+          action_spec: the real action range, where the environment does not declare it.
+          reward_spec: bounds of the reward, where they are known better than the environment declares them.
+          random: reads and writes the random state; found by itself in environments that keep a NumPy generator
+            as `random_state`, `task.random`, `random` or `_random`.
+          render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3].
+
+        Raises:
+          EnvironmentSpecError: if actions, observations or rewards do not fit.
+        """
+        self._environment = environment
+        self._render = render
+        self._random = random or _find_randomness(environment)
+        self._fields, self._size = _observation_plan(environment.observation_spec())
+        self._reward_spec = _float32_reward(reward_spec or environment.reward_spec())
+        self._set_action_range(action_spec or environment.action_spec())
+
+    def _set_action_range(self, real: Any) -> None:
+        _check_action_spec(real)
+        self._real_shape, self._real_dtype = real.shape, real.dtype
+        size = math.prod(real.shape)
+        low = np.broadcast_to(real.minimum, real.shape).astype(np.float64).reshape(size)
+        high = np.broadcast_to(real.maximum, real.shape).astype(np.float64).reshape(size)
+        self._low, self._high = low, high
+        self._scale, self._offset = (high - low) / 2, (high + low) / 2
+        # Most suite tasks already use [-1, 1]: then only the clipping is left.
+        self._is_unit = bool(np.all(low == -1) and np.all(high == 1))
+        self._is_plain = real.shape == (size,) and real.dtype == np.float64
+        self._action_shape = (size,)
+        self._action_spec = specs.BoundedArray((size,), np.float32, -1.0, 1.0, name="action")
+
+    @property
+    def wrapped(self) -> dm_env.Environment:
+        """The environment underneath."""
+        return self._environment
+
+    @property
+    def observation_fields(self) -> dict[str, slice]:
+        """Where each named array of the wrapped environment lies in the flat observation."""
+        return {
+            "/".join(map(str, field.path)) or "observation": field.where
+            if isinstance(field.where, slice)
+            else slice(field.where, field.where + 1)
+            for field in self._fields
+        }
+
+    @property
+    def random_state(self) -> Any:
+        """The random generator's state as plain data (JSON, pickle), or None where the environment shows none.
+
+        Setting it makes the next episode start where the saved stream stood. It holds no simulator state: an
+        episode in progress is not saved.
+        """
+        return None if self._random is None else self._random.get()
+
+    @random_state.setter
+    def random_state(self, state: Any) -> None:
+        if self._random is not None:
+            self._random.set(state)
+        elif state is not None:
+            raise ValueError(
+                f"expected no random state for {type(self._environment).__qualname__}, which shows none, got one"
+            )
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._convert(self._environment.reset())
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        """Takes a float32 [m] action in [-1, 1]; starts a new episode after a last step, ignoring the action."""
+        return self._convert(self._environment.step(self._real_action(action)))
+
+    def _real_action(self, action: np.ndarray) -> np.ndarray:
+        if getattr(action, "shape", None) != self._action_shape:
+            raise ValueError(
+                f"expected an action array of shape {self._action_shape}, got "
+                f"{type(action).__name__} of shape {np.shape(action)}"
+            )
+        if self._is_unit:
+            real = np.maximum(action, -1.0, dtype=np.float64)
+            np.minimum(real, 1.0, out=real)
+        else:
+            real = np.multiply(action, self._scale, dtype=np.float64)
+            np.add(real, self._offset, out=real)
+            np.maximum(real, self._low, out=real)
+            np.minimum(real, self._high, out=real)
+        return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
+
+    def _convert(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        step_type, reward, discount, observation = timestep
+        flat = np.empty(self._size, np.float32)
+        for path, where, ravel in self._fields:
+            value = observation
+            for key in path:
+                value = value[key]
+            flat[where] = np.ravel(value) if ravel else value
+        if step_type is dm_env.StepType.FIRST:
+            return dm_env.TimeStep(step_type, None, None, flat)
+        return dm_env.TimeStep(step_type, np.float32(reward), np.float32(discount), flat)
+
+    def observation_spec(self) -> specs.Array:
+        return specs.Array((self._size,), np.float32, name="observation")
+
+    def action_spec(self) -> specs.BoundedArray:
+        return self._action_spec
+
+    def reward_spec(self) -> specs.Array:
+        return self._reward_spec
+
+    def discount_spec(self) -> specs.BoundedArray:
+        return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
+
+    def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
+        """A picture of the present state, uint8 [height, width, 3]. OpenGL is loaded by the first call.
+
+        Raises:
+          RenderingUnavailableError: if nothing on this machine draws without a screen.
+          EnvironmentSpecError: if the environment has no pictures.
+        """
+        if self._render is None:
+            raise EnvironmentSpecError(
+                f"expected an environment that renders, got {type(self._environment).__qualname__}, which cannot"
+            )
+        return self._render(height, width, camera_id)
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _observation_plan(spec: Any) -> tuple[list[_Field], int]:
+    fields: list[_Field] = []
+    start = 0
+    for path, array in _leaves(spec, ()):
+        if not (isinstance(array, specs.Array) and array.dtype.kind in "fiub"):
+            raise EnvironmentSpecError(
+                f"expected observations of numeric arrays, got {array!r} at {path}"
+            )
+        if isinstance(array, specs.DiscreteArray):
+            raise EnvironmentSpecError(
+                f"expected observations of real numbers, got a category in 0..{array.num_values - 1} at {path}; "
+                "encode it one-hot in the factory"
+            )
+        size = math.prod(array.shape)
+        where = slice(start, start + size) if array.shape else start
+        fields.append(_Field(path, where, len(array.shape) > 1))
+        start += size
+    if start == 0:
+        raise EnvironmentSpecError(
+            "expected at least one number to observe, got an empty observation spec"
+        )
+    return fields, start
+
+
+def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    if isinstance(spec, Mapping):
+        return [leaf for key, item in spec.items() for leaf in _leaves(item, (*path, key))]
+    if isinstance(spec, (list, tuple)):
+        return [leaf for key, item in enumerate(spec) for leaf in _leaves(item, (*path, key))]
+    return [(path, spec)]
+
+
+def _check_action_spec(spec: Any) -> None:
+    wanted = "expected continuous actions with finite bounds"
+    if isinstance(spec, specs.DiscreteArray):
+        raise EnvironmentSpecError(f"{wanted}, got {spec.num_values} discrete actions")
+    if not isinstance(spec, specs.Array):
+        raise EnvironmentSpecError(f"{wanted} in one array, got {type(spec).__name__} of arrays")
+    if spec.dtype.kind != "f":
+        raise EnvironmentSpecError(f"{wanted}, got actions of dtype {spec.dtype}")
+    if math.prod(spec.shape) == 0:
+        raise EnvironmentSpecError(f"{wanted}, got an action of shape {spec.shape}")
+    if not isinstance(spec, specs.BoundedArray):
+        raise EnvironmentSpecError(f"{wanted}, got no bounds")
+    bounds = np.concatenate([spec.minimum.ravel(), spec.maximum.ravel()]).astype(np.float64)
+    if not np.all(np.isfinite(bounds)) or np.any(np.abs(bounds) >= NO_LIMIT):
+        raise EnvironmentSpecError(
+            f"{wanted}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; bound it in a factory"
+        )
+
+
+def _float32_reward(spec: Any) -> specs.Array:
+    if not isinstance(spec, specs.Array) or spec.shape != ():
+        raise EnvironmentSpecError(f"expected one number as reward, got {spec!r}")
+    if isinstance(spec, specs.BoundedArray):
+        return specs.BoundedArray((), np.float32, spec.minimum, spec.maximum, name="reward")
+    return specs.Array((), np.float32, name="reward")
+
+
+def _find_randomness(environment: Any) -> Randomness | None:
+    task = getattr(environment, "task", None)
+    for owner, name in (
+        (environment, "random_state"),
+        (task, "random"),
+        (environment, "random"),
+        (environment, "_random"),
+    ):
+        random = getattr(owner, name, None)
+        if isinstance(random, (np.random.RandomState, np.random.Generator)):
+            return NumpyRandomness(random)
+    return None

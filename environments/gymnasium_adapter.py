@@ -1,0 +1,116 @@
+"""A `gymnasium.Env` as a `dm_env.Environment`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import dm_env
+import gymnasium
+import numpy as np
+from dm_env import specs
+from gymnasium import spaces
+
+from environments import flat, randomness, rendering
+from environments.errors import EnvironmentSpecError
+
+
+def adapt(environment: gymnasium.Env, seed: int) -> flat.Environment:
+    """Wraps `environment`, whose first reset gets `seed`.
+
+    Raises:
+      EnvironmentSpecError: if its spaces are not made of `spaces.Box`.
+    """
+    bridge = GymnasiumEnvironment(environment, seed)
+    return flat.Environment(bridge, random=bridge, render=functools.partial(_render, environment))
+
+
+class GymnasiumEnvironment(dm_env.Environment):
+    """Gymnasium's five return values as a `dm_env.TimeStep`.
+
+    A termination becomes a last step with discount 0; a truncation a last step with discount 1. Reward bounds are
+    taken from an attribute `reward_range`, which older environments have, where it is finite.
+    """
+
+    def __init__(self, environment: gymnasium.Env, seed: int):
+        self._environment = environment
+        self._seed: int | None = seed
+        self._over = True
+        self._observation_spec = _spec(environment.observation_space, "observation")
+        self._action_spec = _spec(environment.action_space, "action")
+
+    def reset(self) -> dm_env.TimeStep:
+        observation, _ = self._environment.reset(seed=self._seed)
+        self._seed = None  # Gymnasium goes on with the stream of the first seed.
+        self._over = False
+        return dm_env.restart(observation)
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        if self._over:
+            return self.reset()
+        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        self._over = bool(terminated or truncated)
+        if terminated:
+            return dm_env.termination(float(reward), observation)
+        if truncated:
+            return dm_env.truncation(float(reward), observation)
+        return dm_env.transition(float(reward), observation)
+
+    def observation_spec(self) -> Any:
+        return self._observation_spec
+
+    def action_spec(self) -> Any:
+        return self._action_spec
+
+    def reward_spec(self) -> specs.Array:
+        low, high = getattr(self._environment.unwrapped, "reward_range", (-np.inf, np.inf))
+        if np.isfinite(low) and np.isfinite(high):
+            return specs.BoundedArray((), np.float64, low, high, name="reward")
+        return specs.Array((), np.float64, name="reward")
+
+    def get(self) -> dict[str, Any]:
+        """The random state: Gymnasium's generator, or the seed that the first reset has still to give it."""
+        if self._seed is not None:
+            return {"seed": self._seed}
+        return randomness.snapshot(self._environment.unwrapped.np_random)
+
+    def set(self, state: Any) -> None:
+        self._seed = state.get("seed")
+        if self._seed is None:
+            randomness.restore(self._environment.unwrapped.np_random, state)
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _spec(space: spaces.Space, name: str) -> Any:
+    """The dm_env spec of a space of boxes."""
+    if isinstance(space, spaces.Box):
+        return specs.BoundedArray(space.shape, space.dtype, space.low, space.high, name=name)
+    if isinstance(space, spaces.Dict):
+        return {key: _spec(item, key) for key, item in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_spec(item, f"{name}_{index}") for index, item in enumerate(space.spaces))
+    kind = (
+        "continuous actions with finite bounds"
+        if name == "action"
+        else "observations of real numbers"
+    )
+    raise EnvironmentSpecError(f"expected {kind} (gymnasium.spaces.Box), got {space}")
+
+
+def _render(
+    environment: gymnasium.Env, height: int, width: int, camera_id: int | str
+) -> np.ndarray:
+    """Gymnasium's own picture, brought to the wanted size by repeating or leaving out pixels."""
+    del camera_id  # Gymnasium fixes the camera when the environment is made.
+    if environment.render_mode != "rgb_array":
+        raise EnvironmentSpecError(
+            f"expected an environment made with render_mode='rgb_array', got {environment.render_mode!r}"
+        )
+    if hasattr(environment.unwrapped, "mujoco_renderer"):
+        rendering.enable()
+    frame = np.asarray(environment.render(), np.uint8)
+    rows = np.arange(height) * frame.shape[0] // height
+    columns = np.arange(width) * frame.shape[1] // width
+    return frame[rows[:, None], columns]

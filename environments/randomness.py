@@ -1,0 +1,55 @@
+"""Random generators as plain data, so that a resumed run goes on with the stream of the stopped one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+NumpyRandom = np.random.RandomState | np.random.Generator
+
+
+def snapshot(random: NumpyRandom) -> dict[str, Any]:
+    """The generator's state as dicts, lists, strings and numbers: it pickles, and goes through JSON unharmed."""
+    return _plain(_raw_state(random))
+
+
+def restore(random: NumpyRandom, state: Mapping[str, Any]) -> None:
+    """Puts a `snapshot` back into a generator of the same kind.
+
+    Raises:
+      ValueError: if the snapshot is of another kind of generator.
+    """
+    present = _raw_state(random)
+    if state.get("bit_generator") != present["bit_generator"]:
+        raise ValueError(
+            f"expected the random state of a {present['bit_generator']} generator, got one of "
+            f"{state.get('bit_generator')!r}; the environment's random generator has changed since it was saved"
+        )
+    raw = _like(present, state)
+    if isinstance(random, np.random.RandomState):
+        random.set_state(raw)
+    else:
+        random.bit_generator.state = raw
+
+
+def _raw_state(random: NumpyRandom) -> dict[str, Any]:
+    if isinstance(random, np.random.RandomState):
+        return dict(random.get_state(legacy=False))
+    return dict(random.bit_generator.state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _like(template: Any, value: Any) -> Any:
+    """`value` with arrays wherever `template` holds arrays."""
+    if isinstance(template, Mapping):
+        return {key: _like(item, value[key]) for key, item in template.items()}
+    return np.asarray(value, template.dtype) if isinstance(template, np.ndarray) else value

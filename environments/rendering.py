@@ -1,0 +1,142 @@
+"""Off-screen OpenGL: which kind this machine has, and loading it no sooner than a picture is wanted.
+
+dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and headless GLFW only fails at the
+first picture. So dm_control is imported with OpenGL switched off (`without_gl`), and switched on (`enable`) by the
+first picture, with a kind that a subprocess has tried before: a driver that crashes takes only that one along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+from environments.errors import RenderingUnavailableError
+
+VARIABLE = "MUJOCO_GL"
+_OFF = ("off", "disable", "disabled", "false", "0")
+_KINDS = ("egl", "osmesa")
+_PACKAGES = {"egl": "libegl1 libgl1 libgl1-mesa-dri", "osmesa": "libosmesa6 libgl1"}
+_SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
+_LOCK = threading.Lock()
+
+_PROBE = """
+import json
+from dm_control import _render
+from OpenGL import GL
+context = _render.Renderer(64, 64)
+with context.make_current() as call:
+    name = call.call(GL.glGetString, GL.GL_RENDERER)
+context.free()
+print(json.dumps(name.decode()))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Renderer:
+    """An OpenGL that draws here without a screen.
+
+    Attributes:
+      kind: 'egl', 'osmesa', or what the user has put into MUJOCO_GL.
+      name: what the driver calls itself, as in 'llvmpipe (LLVM 15.0.6, 256 bits)'.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def is_software(self) -> bool:
+        return any(word in self.name.lower() for word in _SOFTWARE)
+
+
+@contextlib.contextmanager
+def without_gl() -> Iterator[None]:
+    """Within this block dm_control and mujoco can be imported without loading OpenGL."""
+    with _LOCK:
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "disabled"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
+
+
+def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
+    """Tries one kind of OpenGL in a subprocess: the renderer, or one line that says why not."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env={**environment, VARIABLE: kind},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout:.0f} s"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode == 0 and lines:
+        return Renderer(kind, json.loads(lines[-1]))
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+@functools.cache
+def find() -> Renderer:
+    """The renderer to use: MUJOCO_GL where it is set, otherwise EGL, otherwise OSMesa.
+
+    Raises:
+      RenderingUnavailableError: if none works; names the Debian packages to install.
+    """
+    chosen = os.environ.get(VARIABLE, "").lower()
+    if chosen in _OFF and chosen:
+        raise RenderingUnavailableError(
+            f"expected an OpenGL to draw with, got {VARIABLE}={chosen}, which switches it off; unset {VARIABLE}"
+        )
+    kinds = (chosen,) if chosen else _KINDS
+    reasons = []
+    for kind in kinds:
+        answer = probe(kind)
+        if isinstance(answer, Renderer):
+            return answer
+        reasons.append(f"{kind}: {answer}")
+    raise RenderingUnavailableError(
+        f"expected an OpenGL library that draws without a screen, got none ({'; '.join(reasons)}); "
+        f"{install_hint(kinds)}"
+    )
+
+
+def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
+    """The command that installs the missing Debian packages."""
+    lines = [f"'apt-get install {_PACKAGES[kind]}'" for kind in kinds if kind in _PACKAGES]
+    return (
+        "install it with " + " or ".join(lines)
+        if lines
+        else f"unset {VARIABLE} to try EGL and OSMesa"
+    )
+
+
+def enable() -> Renderer:
+    """Loads OpenGL into this process and into dm_control, where that has not been done. Later calls are free.
+
+    Raises:
+      RenderingUnavailableError: if no OpenGL works here.
+    """
+    renderer = find()
+    with _LOCK:
+        # Child processes and Gymnasium's MuJoCo environments read it from here.
+        os.environ[VARIABLE] = renderer.kind
+        backend = importlib.import_module("dm_control._render")
+        if backend.BACKEND in _OFF:
+            # Its users look up `_render.Renderer` at every picture, so reading the variable again is enough.
+            importlib.reload(backend)
+    return renderer

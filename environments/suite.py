@@ -1,0 +1,99 @@
+"""The tasks of the dm_control suite."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from dm_env import specs
+
+from environments import flat, rendering
+
+# The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no lower bound.
+# An agent needs the first two, so they get the step limit of all other tasks and this action range.
+_STEPS_WHERE_UNLIMITED = 1000
+_RANGE_WHERE_UNLIMITED = 1.0
+_WITHOUT_REWARD_BOUNDS = ("lqr",)
+
+
+@functools.cache
+def _dm_control_suite() -> Any:
+    with rendering.without_gl():
+        from dm_control import suite
+    return suite
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """All tasks as 'domain:task', sorted."""
+    return tuple(sorted(f"{domain}:{task}" for domain, task in _dm_control_suite().ALL_TASKS))
+
+
+def domains() -> frozenset[str]:
+    return frozenset(name.partition(":")[0] for name in names())
+
+
+def make(domain: str, task: str, seed: int) -> flat.Environment:
+    """Loads a task. Its random numbers all come from one `RandomState(seed)`."""
+    random = np.random.RandomState(seed)
+    environment = _load(domain, task, random)
+    _defer_gl(environment.physics)
+    return flat.Environment(
+        environment,
+        action_spec=_limited(environment.action_spec()),
+        reward_spec=_reward_spec(domain),
+        random=flat.NumpyRandomness(random),
+        render=functools.partial(_render, environment.physics),
+    )
+
+
+def _load(domain: str, task: str, random: np.random.RandomState) -> Any:
+    suite = _dm_control_suite()
+    start = random.get_state(legacy=False)
+    environment = suite.load(domain, task, task_kwargs={"random": random})
+    if math.isfinite(environment._step_limit):
+        return environment
+    # Half a step less than the limit keeps rounding from adding a step.
+    limit = (_STEPS_WHERE_UNLIMITED - 0.5) * environment.control_timestep()
+    random.set_state(start)
+    return suite.load(domain, task, task_kwargs={"random": random, "time_limit": limit})
+
+
+def _limited(spec: specs.BoundedArray) -> specs.BoundedArray:
+    unlimited = np.abs(spec.maximum) >= flat.NO_LIMIT
+    return specs.BoundedArray(
+        spec.shape,
+        spec.dtype,
+        np.where(unlimited, -_RANGE_WHERE_UNLIMITED, spec.minimum),
+        np.where(unlimited, _RANGE_WHERE_UNLIMITED, spec.maximum),
+    )
+
+
+def _reward_spec(domain: str) -> specs.BoundedArray:
+    lowest = -np.inf if domain in _WITHOUT_REWARD_BOUNDS else 0.0
+    return specs.BoundedArray((), np.float32, lowest, 1.0)
+
+
+def _defer_gl(physics: Any) -> None:
+    """Keeps a task from making an OpenGL context before its first picture is asked for.
+
+    `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load OpenGL for
+    training from state. A context that is made later takes the terrain from the model, so nothing is lost.
+    """
+    parent = type(physics)
+
+    def contexts(self: Any) -> Any:
+        return parent.contexts.fget(self) if self.renders else None  # type: ignore[attr-defined]
+
+    body = {"renders": False, "contexts": property(contexts), "__module__": parent.__module__}
+    physics.__class__ = type(parent.__name__, (parent,), body)
+
+
+def _render(physics: Any, height: int, width: int, camera_id: int | str) -> np.ndarray:
+    rendering.enable()
+    physics.renders = True
+    if camera_id == 0 and physics.model.ncam == 0:
+        camera_id = -1  # The free camera, which every model has.
+    return physics.render(height=height, width=width, camera_id=camera_id)

@@ -1,0 +1,73 @@
+"""A Gymnasium environment of seven steps, with a nest of observations and lopsided action bounds."""
+
+import gymnasium
+import numpy as np
+
+
+class Seven(gymnasium.Env):
+    """Terminates at step 7 if `terminates`, otherwise is truncated there. Reward 1.5 a step.
+
+    Attributes:
+      actions: every action it was given.
+    """
+
+    def __init__(self, terminates: bool, render_mode: str | None = "rgb_array"):
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "noise": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64),
+                "clock": gymnasium.spaces.Box(0, 1, (), np.float32),
+            }
+        )
+        low, high = np.array([-2, 0], np.float32), np.array([2, 4], np.float32)
+        self.action_space = gymnasium.spaces.Box(low, high)
+        self.render_mode = render_mode
+        self.actions: list[np.ndarray] = []
+        self._terminates = terminates
+        self._time = 0
+
+    def _observe(self):
+        return {"clock": np.float32(self._time / 7), "noise": self.np_random.uniform(-1, 1, (2, 2))}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        self._time += 1
+        over = self._time == 7
+        return self._observe(), 1.5, over and self._terminates, over and not self._terminates, {}
+
+    def render(self):
+        return np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+
+
+def make(seed: int) -> Seven:
+    """Terminates for even seeds."""
+    return Seven(terminates=seed % 2 == 0)
+
+
+def make_wrapped(seed: int) -> gymnasium.Env:
+    """A time limit of three steps around it."""
+    return gymnasium.wrappers.TimeLimit(Seven(terminates=True), 3)
+
+
+def make_discrete(seed: int) -> gymnasium.Env:
+    environment = Seven(terminates=True)
+    environment.action_space = gymnasium.spaces.Discrete(3)
+    return environment
+
+
+def make_unbounded(seed: int) -> gymnasium.Env:
+    environment = Seven(terminates=True)
+    environment.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return environment
+
+
+def make_nothing(seed: int) -> object:
+    return object()
+
+
+def make_without_seed() -> gymnasium.Env:
+    return Seven(terminates=True)

@@ -1,0 +1,64 @@
+"""dm_env's own conformance tests, over every task, adapter and fake."""
+
+import functools
+import unittest
+
+import numpy as np
+import pytest
+from dm_env import test_utils
+
+import environments
+from environments import fakes
+from tests.environments import gymnasium_fake
+
+
+MAKERS = {
+    **{name: functools.partial(environments.make, name, 1) for name in environments.names()},
+    "chain": functools.partial(environments.make, "environments.fakes:chain", 1),
+    "truncated_chain": functools.partial(
+        environments.make, "environments.fakes:truncated_chain", 1
+    ),
+    "target": functools.partial(environments.make, "environments.fakes:target", 1),
+    "raw chain": fakes.Chain,
+    "gymnasium": lambda: environments.adapt(gymnasium_fake.make(1), seed=1),
+}
+
+
+@pytest.mark.parametrize(
+    "check", [n for n in dir(test_utils.EnvironmentTestMixin) if n.startswith("test_")]
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_follows_dm_env(name, check):
+    class Case(test_utils.EnvironmentTestMixin, unittest.TestCase):
+        def make_object_under_test(self):
+            return MAKERS[name]()
+
+    Case(check).debug()
+
+
+@pytest.mark.parametrize("name", environments.names())
+def test_form(name):
+    """The agents' form, the same random stream for the same seed, and rewards within their spec."""
+    first, second = environments.make(name, 3), environments.make(name, 3)
+    assert first.action_spec().dtype == np.float32
+    assert len(first.action_spec().shape) == 1
+    assert first.action_spec().minimum == -1 and first.action_spec().maximum == 1
+    spec = first.reward_spec()
+    assert spec.maximum == 1
+    assert spec.minimum == (-np.inf if name.startswith("lqr:") else 0)
+    random = np.random.RandomState(0)
+    kept = [first.reset()]
+    twin = second.reset()
+    for _ in range(5):
+        np.testing.assert_array_equal(kept[-1].observation, twin.observation)
+        assert kept[-1].reward == twin.reward
+        action = random.uniform(-1, 1, first.action_spec().shape).astype(np.float32)
+        kept.append(first.step(action))
+        twin = second.step(action)
+        assert isinstance(kept[-1].reward, np.float32) and isinstance(kept[-1].discount, np.float32)
+        assert spec.minimum <= kept[-1].reward <= 1
+    arrays = [timestep.observation for timestep in kept]
+    assert all(array.dtype == np.float32 and array.ndim == 1 for array in arrays)
+    assert len({array.ctypes.data for array in arrays}) == len(arrays)
+    fields = first.observation_fields
+    assert sum(where.stop - where.start for where in fields.values()) == arrays[0].size
