@@ -28,8 +28,8 @@ def make(name: str, seed: int) -> Environment:
     """Builds the environment called `name`; the same seed gives the same episodes.
 
     Args:
-      name: a suite task, `cartpole:swingup`, or a factory, `package.module:function`, which is called with
-        `seed=seed` and returns a `dm_env.Environment` or a `gymnasium.Env`.
+      name: a suite task, `cartpole:swingup`, or a factory, `package.module:function`, which is
+        called with `seed=seed` and returns a `dm_env.Environment` or a `gymnasium.Env`.
       seed: seeds everything random in the environment; at least 0 and below 2**32.
 
     Raises:
@@ -55,11 +55,12 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
 
     Args:
       environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.
-      seed: given to a `gymnasium.Env` at its first reset. A `dm_env.Environment` has no such hook: seed it when
-        you build it.
+      seed: given to a `gymnasium.Env` at its first reset. A `dm_env.Environment` has no such hook:
+        seed it when you build it.
 
     Raises:
-      EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of environment.
+      EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of
+        environment.
     """
     import dm_env
 

@@ -10,7 +10,7 @@ class EnvironmentNameError(EnvironmentUsageError):
 
 
 class EnvironmentSpecError(EnvironmentUsageError):
-    """The environment exists, but its actions or observations do not fit a continuous-control agent."""
+    """The environment's actions, observations or rewards do not fit continuous control."""
 
 
 class RenderingUnavailableError(RuntimeError):

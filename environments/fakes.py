@@ -13,9 +13,10 @@ from dm_env import specs
 class Chain(dm_env.Environment):
     """Episodes of fixed length with given rewards, whatever the actions.
 
-    At time t (0 at the reset) the observation is [t / length, last action]. The step that leads to time t has
-    reward `rewards[t - 1]`; the last one has discount `terminal_discount`: 0 is a termination, 1 a truncation.
-    The discounted return from the start is `sum(gamma**i * rewards[i])`.
+    At time t (0 at the reset) the observation is [t / length, last action]. The step that leads to
+    time t has reward `rewards[t - 1]`; the last one has discount `terminal_discount`: 0 is a
+    termination, 1 a truncation. The discounted return from the start is
+    `sum(gamma**i * rewards[i])`.
     """
 
     def __init__(self, rewards: Sequence[float] = (1.0,) * 10, terminal_discount: float = 0.0):
@@ -55,10 +56,10 @@ class Chain(dm_env.Environment):
 class Target(dm_env.Environment):
     """An episode asks `length` times for the number that it shows; learnable within seconds.
 
-    The observation is [target, share of the episode left]; the target is drawn anew at every step, uniformly from
-    [-1, 1]. The reward is `1 - |action - target| / 2`, in [0, 1]. The best return is `length`, that of a constant
-    action 0 is 0.75 * `length` in expectation, and that of random actions 2/3 * `length`. Episodes end by time
-    limit (discount 1).
+    The observation is [target, share of the episode left]; the target is drawn anew at every step,
+    uniformly from [-1, 1]. The reward is `1 - |action - target| / 2`, in [0, 1]. The best return is
+    `length`, that of a constant action 0 is 0.75 * `length` in expectation, and that of random
+    actions 2/3 * `length`. Episodes end by time limit (discount 1).
     """
 
     def __init__(self, seed: int = 0, length: int = 20):

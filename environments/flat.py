@@ -1,4 +1,4 @@
-"""The one form in which the agents see an environment: a float32 vector in, a float32 vector out."""
+"""The one form in which agents see an environment: a float32 vector in, a float32 vector out."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ Render = Callable[[int, int, int | str], np.ndarray]
 class Environment(dm_env.Environment):
     """A `dm_env.Environment` in the agents' form.
 
-    Observations are one float32 vector [n]: the arrays of the wrapped environment, each in C order, in the order
-    of its observation spec (for dm_control the order in which the task writes them; `observation_fields` names
-    them). Actions are float32 [m] in [-1, 1]; they are clipped to that range and mapped linearly to the real one.
-    Rewards and discounts are float32 scalars, None at the first step of an episode as dm_env has it. The last
-    step has discount 0 after a termination, and keeps the environment's (1) when the time was up.
+    Observations are one float32 vector [n]: the arrays of the wrapped environment, each in C order,
+    in the order of its observation spec (for dm_control the order in which the task writes them;
+    `observation_fields` names them). Actions are float32 [m] in [-1, 1]; they are clipped to that
+    range and mapped linearly to the real one. Rewards and discounts are float32 scalars, None at
+    the first step of an episode as dm_env has it. The last step has discount 0 after a termination,
+    and keeps the environment's (1) when the time was up.
 
     Every step returns a fresh observation array, so that callers may keep it.
     """
@@ -75,9 +76,10 @@ class Environment(dm_env.Environment):
         Args:
           environment: any environment with one bounded continuous action and a scalar reward.
           action_spec: the real action range, where the environment does not declare it.
-          reward_spec: bounds of the reward, where they are known better than the environment declares them.
-          random: reads and writes the random state; found by itself in environments that keep a NumPy generator
-            as `random_state`, `task.random`, `random` or `_random`.
+          reward_spec: bounds of the reward, where they are known better than the environment
+            declares them.
+          random: reads and writes the random state; found by itself in environments that keep a
+            NumPy generator as `random_state`, `task.random`, `random` or `_random`.
           render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3].
 
         Raises:
@@ -121,10 +123,10 @@ class Environment(dm_env.Environment):
 
     @property
     def random_state(self) -> Any:
-        """The random generator's state as plain data (JSON, pickle), or None where the environment shows none.
+        """The random generator's state as plain data (JSON, pickle); None where there is none.
 
-        Setting it makes the next episode start where the saved stream stood. It holds no simulator state: an
-        episode in progress is not saved.
+        Setting it makes the next episode start where the saved stream stood. It holds no simulator
+        state: an episode in progress is not saved.
         """
         return None if self._random is None else self._random.get()
 
@@ -134,14 +136,15 @@ class Environment(dm_env.Environment):
             self._random.set(state)
         elif state is not None:
             raise ValueError(
-                f"expected no random state for {type(self._environment).__qualname__}, which shows none, got one"
+                f"expected no random state for {type(self._environment).__qualname__}, which shows "
+                "none, got one"
             )
 
     def reset(self) -> dm_env.TimeStep:
         return self._convert(self._environment.reset())
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
-        """Takes a float32 [m] action in [-1, 1]; starts a new episode after a last step, ignoring the action."""
+        """Takes a float32 [m] action in [-1, 1]. After a last step it starts a new episode."""
         return self._convert(self._environment.step(self._real_action(action)))
 
     def _real_action(self, action: np.ndarray) -> np.ndarray:
@@ -185,7 +188,7 @@ class Environment(dm_env.Environment):
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
 
     def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
-        """A picture of the present state, uint8 [height, width, 3]. OpenGL is loaded by the first call.
+        """A picture of the present state, uint8 [height, width, 3]; the first one loads OpenGL.
 
         Raises:
           RenderingUnavailableError: if nothing on this machine draws without a screen.
@@ -193,7 +196,8 @@ class Environment(dm_env.Environment):
         """
         if self._render is None:
             raise EnvironmentSpecError(
-                f"expected an environment that renders, got {type(self._environment).__qualname__}, which cannot"
+                "expected an environment that renders, got "
+                f"{type(self._environment).__qualname__}, which cannot"
             )
         return self._render(height, width, camera_id)
 
@@ -211,8 +215,8 @@ def _observation_plan(spec: Any) -> tuple[list[_Field], int]:
             )
         if isinstance(array, specs.DiscreteArray):
             raise EnvironmentSpecError(
-                f"expected observations of real numbers, got a category in 0..{array.num_values - 1} at {path}; "
-                "encode it one-hot in the factory"
+                f"expected observations of real numbers, got a category in "
+                f"0..{array.num_values - 1} at {path}; encode it one-hot in the factory"
             )
         size = math.prod(array.shape)
         where = slice(start, start + size) if array.shape else start
@@ -248,7 +252,8 @@ def _check_action_spec(spec: Any) -> None:
     bounds = np.concatenate([spec.minimum.ravel(), spec.maximum.ravel()]).astype(np.float64)
     if not np.all(np.isfinite(bounds)) or np.any(np.abs(bounds) >= NO_LIMIT):
         raise EnvironmentSpecError(
-            f"{wanted}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; bound it in a factory"
+            f"{wanted}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
+            "bound it in a factory"
         )
 
 

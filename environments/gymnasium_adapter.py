@@ -28,8 +28,9 @@ def adapt(environment: gymnasium.Env, seed: int) -> flat.Environment:
 class GymnasiumEnvironment(dm_env.Environment):
     """Gymnasium's five return values as a `dm_env.TimeStep`.
 
-    A termination becomes a last step with discount 0; a truncation a last step with discount 1. Reward bounds are
-    taken from an attribute `reward_range`, which older environments have, where it is finite.
+    A termination becomes a last step with discount 0; a truncation a last step with discount 1.
+    Reward bounds are taken from an attribute `reward_range`, which older environments have, where
+    it is finite.
     """
 
     def __init__(self, environment: gymnasium.Env, seed: int):
@@ -69,7 +70,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         return specs.Array((), np.float64, name="reward")
 
     def get(self) -> dict[str, Any]:
-        """The random state: Gymnasium's generator, or the seed that the first reset has still to give it."""
+        """The state of Gymnasium's generator, or the seed that the first reset will give it."""
         if self._seed is not None:
             return {"seed": self._seed}
         return randomness.snapshot(self._environment.unwrapped.np_random)
@@ -106,7 +107,8 @@ def _render(
     del camera_id  # Gymnasium fixes the camera when the environment is made.
     if environment.render_mode != "rgb_array":
         raise EnvironmentSpecError(
-            f"expected an environment made with render_mode='rgb_array', got {environment.render_mode!r}"
+            "expected an environment made with render_mode='rgb_array', got "
+            f"{environment.render_mode!r}"
         )
     if hasattr(environment.unwrapped, "mujoco_renderer"):
         rendering.enable()

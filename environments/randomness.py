@@ -1,4 +1,4 @@
-"""Random generators as plain data, so that a resumed run goes on with the stream of the stopped one."""
+"""Random generators as plain data, so that a resumed run goes on with the stopped one's stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NumpyRandom = np.random.RandomState | np.random.Generator
 
 
 def snapshot(random: NumpyRandom) -> dict[str, Any]:
-    """The generator's state as dicts, lists, strings and numbers: it pickles, and goes through JSON unharmed."""
+    """The generator's state as dicts, lists, strings and numbers, which JSON leaves unharmed."""
     return _plain(_raw_state(random))
 
 
@@ -25,7 +25,8 @@ def restore(random: NumpyRandom, state: Mapping[str, Any]) -> None:
     if state.get("bit_generator") != present["bit_generator"]:
         raise ValueError(
             f"expected the random state of a {present['bit_generator']} generator, got one of "
-            f"{state.get('bit_generator')!r}; the environment's random generator has changed since it was saved"
+            f"{state.get('bit_generator')!r}; the environment's generator has changed since it was "
+            "saved"
         )
     raw = _like(present, state)
     if isinstance(random, np.random.RandomState):

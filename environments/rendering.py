@@ -1,8 +1,9 @@
-"""Off-screen OpenGL: which kind this machine has, and loading it no sooner than a picture is wanted.
+"""Off-screen OpenGL: which kind this machine has, loaded no sooner than a picture is wanted.
 
-dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and headless GLFW only fails at the
-first picture. So dm_control is imported with OpenGL switched off (`without_gl`), and switched on (`enable`) by the
-first picture, with a kind that a subprocess has tried before: a driver that crashes takes only that one along.
+dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and headless GLFW
+only fails at the first picture. So dm_control is imported with OpenGL switched off (`without_gl`),
+and switched on (`enable`) by the first picture, with a kind that a subprocess has tried before: a
+driver that crashes takes only that one along.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ def find() -> Renderer:
       RenderingUnavailableError: if none works; names the Debian packages to install.
     """
     chosen = os.environ.get(VARIABLE, "").lower()
-    if chosen in _OFF and chosen:
+    if chosen in _OFF:
         raise RenderingUnavailableError(
-            f"expected an OpenGL to draw with, got {VARIABLE}={chosen}, which switches it off; unset {VARIABLE}"
+            f"expected an OpenGL to draw with, got {VARIABLE}={chosen}, which switches it off; "
+            f"unset {VARIABLE}"
         )
     kinds = (chosen,) if chosen else _KINDS
     reasons = []
@@ -126,7 +128,7 @@ def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
 
 
 def enable() -> Renderer:
-    """Loads OpenGL into this process and into dm_control, where that has not been done. Later calls are free.
+    """Loads OpenGL into this process and into dm_control. Later calls are free.
 
     Raises:
       RenderingUnavailableError: if no OpenGL works here.
@@ -137,6 +139,7 @@ def enable() -> Renderer:
         os.environ[VARIABLE] = renderer.kind
         backend = importlib.import_module("dm_control._render")
         if backend.BACKEND in _OFF:
-            # Its users look up `_render.Renderer` at every picture, so reading the variable again is enough.
+            # Its users look up `_render.Renderer` at every picture, so reading the variable again
+            # is enough.
             importlib.reload(backend)
     return renderer

@@ -11,8 +11,9 @@ from dm_env import specs
 
 from environments import flat, rendering
 
-# The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no lower bound.
-# An agent needs the first two, so they get the step limit of all other tasks and this action range.
+# The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
+# lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
+# action range.
 _STEPS_WHERE_UNLIMITED = 1000
 _RANGE_WHERE_UNLIMITED = 1.0
 _WITHOUT_REWARD_BOUNDS = ("lqr",)
@@ -79,8 +80,9 @@ def _reward_spec(domain: str) -> specs.BoundedArray:
 def _defer_gl(physics: Any) -> None:
     """Keeps a task from making an OpenGL context before its first picture is asked for.
 
-    `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load OpenGL for
-    training from state. A context that is made later takes the terrain from the model, so nothing is lost.
+    `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load
+    OpenGL for training from state. A context that is made later takes the terrain from the model,
+    so nothing is lost.
     """
     parent = type(physics)
 

@@ -1,4 +1,5 @@
-"""A Gymnasium environment of seven steps, with a nest of observations and lopsided action bounds."""
+"""A Gymnasium environment of seven steps, with a nest of observations and lopsided action
+bounds."""
 
 import gymnasium
 import numpy as np

@@ -358,6 +358,7 @@ for name in ("cartpole:swingup", "quadruped:escape"):
         environment.step(np.zeros(environment.action_spec().shape, np.float32))
 libraries = open("/proc/self/maps").read()
 print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium") if n in sys.modules],
-      [n for n in ("libGL", "libEGL", "libOSMesa", "libglfw") if n in libraries], os.environ.get("MUJOCO_GL"))
+      [n for n in ("libGL", "libEGL", "libOSMesa", "libglfw") if n in libraries],
+      os.environ.get("MUJOCO_GL"))
 """
     assert _fresh_process(code).splitlines()[-1] == "[] [] None"

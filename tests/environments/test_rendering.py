@@ -53,7 +53,7 @@ def test_the_users_choice_is_kept(fresh):
 
 def test_nothing_works(fresh):
     _answers(fresh, {})
-    message = r"got none \(egl: not here; osmesa: not here\); install it with 'apt-get install libegl1 .*libosmesa6"
+    message = r"got none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
     with pytest.raises(RenderingUnavailableError, match=message):
         rendering.find()
 
@@ -100,7 +100,8 @@ def test_pictures(renderer):
 
 
 def test_terrain_is_drawn_anew(renderer):
-    """quadruped:escape makes no OpenGL context at its first reset, and uploads its terrain at later ones."""
+    """quadruped:escape makes no OpenGL context at its first reset, and uploads its terrain at later
+    ones."""
     environment = environments.make("quadruped:escape", seed=0)
     environment.reset()
     first = environment.render(48, 64)
