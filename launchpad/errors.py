@@ -1,0 +1,134 @@
+"""Errors that a Launchpad program raises."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+import traceback
+
+
+class LaunchpadError(RuntimeError):
+    """Base class of the errors of this package."""
+
+
+class ProgramStoppedError(LaunchpadError):
+    """A wait was given up because the program is stopping."""
+
+
+class CourierError(LaunchpadError):
+    """Base class of the errors of remote calls."""
+
+
+class CourierUnavailableError(CourierError):
+    """The server could not be reached, or went away during the call."""
+
+
+class CourierDeadlineError(CourierError, TimeoutError):
+    """The call took longer than its deadline."""
+
+
+class CourierAuthenticationError(CourierError):
+    """The server belongs to another program: it does not accept this program's token."""
+
+
+class RemoteError(CourierError):
+    """A server-side exception that could not be rebuilt in the client; the message holds its text."""
+
+
+class RemoteTraceback(Exception):
+    """Cause of a re-raised server-side exception: prints the traceback of the server."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\nTraceback of the server:\n{self.text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExceptionRecord:
+    """An exception in a form that crosses process borders whatever it holds.
+
+    Attributes:
+      type_name: Qualified name of the exception's class.
+      message: `str()` of the exception.
+      traceback_text: The formatted traceback, with causes.
+      module: Module of the exception's class.
+      pickled: The exception itself, or None where it does not pickle.
+      is_collateral: True if it says that a peer, not this code, went away.
+    """
+
+    type_name: str
+    message: str
+    traceback_text: str
+    module: str = "builtins"
+    pickled: bytes | None = None
+    is_collateral: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> ExceptionRecord:
+        """Records `error`; never raises."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else ""
+        try:
+            message = str(error)
+        except Exception:  # A broken __str__ must not hide the failure itself.
+            message = "<the exception's __str__ failed>"
+        try:
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)  # Exceptions with own __init__ often dump and do not load.
+        except Exception:
+            pickled = None
+        return cls(
+            type_name=name or f"{kind.__module__}.{kind.__qualname__}",
+            message=message,
+            traceback_text="".join(traceback.format_exception(error)),
+            module=kind.__module__,
+            pickled=pickled,
+            is_collateral=isinstance(
+                error, (CourierUnavailableError, CourierAuthenticationError, ProgramStoppedError)
+            ),
+        )
+
+    def rebuild(self) -> BaseException | None:
+        """Returns the exception, or None where that is impossible.
+
+        Only classes whose top-level package is imported here already are rebuilt: naming an error
+        of TensorFlow must not import TensorFlow into a process that does not use it.
+        """
+        if self.pickled is None or self.module.partition(".")[0] not in sys.modules:
+            return None
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+class NodeFailedError(LaunchpadError):
+    """A node failed, and the program was stopped because of it.
+
+    Attributes:
+      label: Group of the node that failed first.
+      index: Its index in the group.
+      exception_type: Name of the original exception's class, or "ProcessDied".
+      message: Message of the original exception.
+      traceback_text: Traceback of the original exception as text; empty for a process that died.
+    """
+
+    def __init__(self, label: str, index: int, record: ExceptionRecord):
+        self.label = label
+        self.index = index
+        self.exception_type = record.type_name
+        self.message = record.message
+        self.traceback_text = record.traceback_text
+        self._record = record
+        text = f"node {label}/{index} failed: {record.type_name}: {record.message}"
+        if record.traceback_text:
+            text = f"{record.traceback_text.rstrip()}\n{text}"
+        super().__init__(text)
+
+    def __reduce__(self):
+        return type(self), (self.label, self.index, self._record)

@@ -1,0 +1,38 @@
+"""The absl flags of Launchpad."""
+
+from __future__ import annotations
+
+import sys
+
+from absl import flags
+
+from launchpad import context
+
+FLAGS = flags.FLAGS
+
+LAUNCH_TYPE = flags.DEFINE_enum(
+    "lp_launch_type",
+    context.LaunchType.LOCAL_MULTI_THREADING.value,
+    [t.value for t in context.LaunchType],
+    "How to launch a program when lp.launch() is not told.",
+    allow_override=True,
+)
+TERMINATION_NOTICE_SECS = flags.DEFINE_integer(
+    "lp_termination_notice_secs",
+    10,
+    "Seconds that nodes have between the request to stop and being killed; 0 kills at once, a "
+    "negative number never.",
+    allow_override=True,
+)
+
+
+def parse_if_needed() -> None:
+    """Parses the command line's known flags, for programs that don't use absl's app.run()."""
+    if not FLAGS.is_parsed():
+        FLAGS(sys.argv, known_only=True)
+
+
+def termination_notice_secs() -> int:
+    """Returns the flag's value, or its default where no flags are parsed."""
+    holder = FLAGS["lp_termination_notice_secs"]
+    return holder.value if FLAGS.is_parsed() else holder.default

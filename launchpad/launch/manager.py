@@ -1,0 +1,158 @@
+"""What `launch` returns: a running program."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any
+
+from launchpad.launch import supervisor as lp_supervisor
+from launchpad.nodes import base
+from launchpad.nodes import dereference
+
+# The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
+_POLL_SECS = 0.2
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class ProgramManager:
+    """A launched program.
+
+    manager = lp.launch(program, "local_mp")
+    while not manager.wait(timeout=1.0):
+        print(manager.resolve(counter).get_counts())
+    """
+
+    def __init__(self, supervisor: lp_supervisor.Supervisor, is_test: bool):
+        """Wraps a started supervisor; a test launch is stopped, not awaited, at exit."""
+        self.is_test = is_test
+        self._supervisor = supervisor
+        self._old_handlers: dict[int, Any] = {}
+
+    @property
+    def signal_number(self) -> int | None:
+        """SIGINT or SIGTERM if one of them ended the program, else None."""
+        return self._supervisor.signal_number
+
+    @property
+    def is_done(self) -> bool:
+        """True once every node has ended."""
+        return self._supervisor.done.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the program.
+
+        It ends when it was stopped and all nodes have ended, or when every node with something to
+        do of its own has done it, in which case the servers are stopped here.
+
+        Args:
+          timeout: Seconds to wait; None for as long as it takes.
+
+        Returns:
+          True if the program has ended, False if it goes on.
+
+        Raises:
+          NodeFailedError: a node failed; all nodes have ended.
+          KeyboardInterrupt: Ctrl-C was pressed twice.
+        """
+        self._supervisor.post_awaited()
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._supervisor.done.wait(
+                max(0.0, min(_POLL_SECS, deadline - time.monotonic()))
+            ):
+                if time.monotonic() >= deadline:
+                    return False
+        except KeyboardInterrupt:  # Signals are not ours in a test launch, or off the main thread.
+            self.stop()
+            self._supervisor.done.wait()
+            raise
+        self._restore_signals()
+        if self._supervisor.failure is not None:
+            raise self._supervisor.failure
+        if self._supervisor.was_killed and self.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
+        return True
+
+    join = wait
+
+    def stop(self) -> None:
+        """Asks the program to stop; returns at once."""
+        self._supervisor.post_stop()
+
+    def stop_and_wait(self) -> None:
+        """Stops the program and waits for its end.
+
+        Raises:
+          NodeFailedError: a node failed.
+        """
+        self.stop()
+        self.wait()
+
+    def kill(self) -> None:
+        """Kills all nodes at once."""
+        self._supervisor.post_kill()
+
+    def resolve(self, handle: base.Handle[Any]) -> Any:
+        """Returns the client of `handle`, for use in the launching process."""
+        return dereference.maybe_dereference(handle)
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of every node, by "label/index"; empty for threads."""
+        return self._supervisor.processes()
+
+    def take_signals(self) -> None:
+        """Makes SIGINT and SIGTERM stop the program; does nothing off the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _HANDLED_SIGNALS:
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._supervisor.post_signal(number)
+
+    def _restore_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        while self._old_handlers:
+            number, handler = self._old_handlers.popitem()
+            # Somebody may have put a handler of their own over ours.
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+
+
+_unfinished: list[ProgramManager] = []
+_is_hooked = False
+
+
+def await_at_exit(manager: ProgramManager) -> None:
+    """Makes the end of the main script wait for the program, as `lp.launch(p)` alone should."""
+    global _is_hooked
+    _unfinished[:] = [m for m in _unfinished if not m.is_done]
+    _unfinished.append(manager)
+    if not _is_hooked:
+        _is_hooked = True
+        # Before the standard library forbids new threads at exit; atexit would be too late.
+        threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
+
+
+def _wait_for_all() -> None:
+    for manager in list(_unfinished):
+        if manager.is_done:
+            continue
+        try:
+            if manager.is_test:
+                manager.stop()
+            manager.wait()
+        except BaseException:
+            # Nobody is left to raise to; and the exit status must tell.
+            traceback.print_exc()
+            sys.stdout.flush()
+            atexit._run_exitfuncs()
+            os._exit(1)

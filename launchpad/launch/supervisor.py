@@ -1,0 +1,341 @@
+"""Watches the nodes of a program, and ends it in the right order.
+
+One thread owns all state and reads events from a queue, so nothing here needs a lock, and a signal
+handler can post an event safely. The end of a program has these phases:
+
+    stop      every node's stop event is set; nodes leave `run()`, servers go on serving
+    release   when no node is in `run()` any more, or at 70 % of the notice: servers close
+    kill      what is left after the notice is killed (threads are abandoned)
+    last      stores such as Reverb are released when all others have ended
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base
+
+logger = logging.getLogger("launchpad")
+
+# Part of the notice after which servers close although a node is still in its run().
+_RELEASE_PART = 0.7
+# A killed node gets this long to be gone, in seconds; then it is given up.
+_KILL_SECS = 1.0
+# Stores get at least this long to end after their release, in seconds.
+_LAST_SECS = 2.0
+# Failures this close to the first, in seconds, compete for being the root of all.
+_ROOT_WINDOW_SECS = 1.0
+
+
+class Worker(Protocol):
+    """One running incarnation of a node. The methods return at once and never raise."""
+
+    def start(self) -> None: ...
+    def notify_stop(self) -> None: ...
+    def release(self) -> None: ...
+    def kill(self) -> None: ...
+    def send_address(self, key: str, address: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclasses.dataclass
+class Member:
+    """A node of the program and what is known of it."""
+
+    label: str
+    index: int
+    node: base.Node
+    launch_config: Any = None
+    worker: Worker | None = None
+    state: str = lp_runtime.STARTING
+    was_active: bool = False
+    is_abandoned: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}/{self.index}"
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_abandoned or self.state == lp_runtime.ENDED
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    member: Member
+    record: errors.ExceptionRecord
+    time: float
+
+
+class Supervisor:
+    """Runs the workers of one program until they have all ended.
+
+    Attributes:
+      done: Set when every node is gone.
+      failure: The root failure once `done` is set, or None.
+      signal_number: Signal that ended the program, or None.
+      was_killed: True if the nodes were killed on request.
+      launcher: Runtime of the launching process, told of the stop too.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        make_worker: Callable[[Member, Supervisor], Worker],
+        book: lp_runtime.AddressBook,
+        termination_notice_secs: float,
+    ):
+        """Prepares; `start()` starts the nodes.
+
+        Args:
+          members: The nodes.
+          make_worker: Makes a new incarnation of a node.
+          book: Where published addresses go.
+          termination_notice_secs: Seconds from stop to kill; 0 kills at once, negative never.
+        """
+        self.done = threading.Event()
+        self.failure: errors.NodeFailedError | None = None
+        self.signal_number: int | None = None
+        self.was_killed = False
+        self._members = list(members)
+        self._make_worker = make_worker
+        self._book = book
+        self.launcher: lp_runtime.NodeRuntime | None = None
+        self._notice = (
+            float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
+        )
+        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._failures: list[_Failure] = []
+        self._is_awaited = False
+        self._stop_at: float | None = None
+        self._kill_at: float | None = None
+        self._is_released = False
+        self._last_at: float | None = None
+        self._last_kill_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- events: callable from any thread, and from signal handlers -----------------------------
+
+    def post_state(self, worker: Worker, state: str) -> None:
+        self._events.put((self._on_state, worker, state))
+
+    def post_publish(self, key: str, address: str) -> None:
+        self._events.put((self._on_publish, key, address))
+
+    def post_failure(self, worker: Worker, record: errors.ExceptionRecord) -> None:
+        self._events.put((self._on_failure, worker, record))
+
+    def post_ended(self, worker: Worker, record: errors.ExceptionRecord | None) -> None:
+        """Tells that the worker is gone; `record` says why, where that was not normal."""
+        self._events.put((self._on_ended, worker, record))
+
+    def post_stop(self) -> None:
+        self._events.put((self._on_stop,))
+
+    def post_signal(self, number: int) -> None:
+        self._events.put((self._on_signal, number))
+
+    def post_awaited(self) -> None:
+        """Tells that somebody waits for the end: a program with nothing left to do may end."""
+        self._events.put((self._on_awaited,))
+
+    def post_kill(self) -> None:
+        self._events.put((self._on_kill,))
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of every live node that is a process, by name."""
+        pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for member in self._members:
+                self._start(member)
+            while not all(member.is_gone for member in self._members):
+                try:
+                    handler, *details = self._events.get(timeout=0.1)
+                except queue.Empty:
+                    pass
+                else:
+                    handler(*details)
+                self._advance(time.monotonic())
+        except BaseException as error:  # A bug here must not leave nodes running.
+            logger.exception("the supervisor failed")
+            self._failures.append(
+                _Failure(self._members[0], errors.ExceptionRecord.of(error), time.monotonic())
+            )
+            for member in self._members:
+                if member.worker is not None:
+                    member.worker.kill()
+        finally:
+            self._finish()
+
+    def _start(self, member: Member) -> None:
+        member.state = lp_runtime.STARTING
+        member.worker = self._make_worker(member, self)
+        member.worker.start()
+
+    def _finish(self) -> None:
+        for member in self._members:
+            if member.worker is not None:
+                member.worker.close()
+        if self.launcher is not None:
+            self.launcher.notify_stop()
+            self.launcher.close()
+            lp_runtime.remove_launcher_runtime(self.launcher)
+        self.failure = self._root_failure()
+        self.done.set()
+
+    def _member_of(self, worker: Worker) -> Member | None:
+        """Returns the worker's node, or None if the worker was replaced since."""
+        return next((m for m in self._members if m.worker is worker), None)
+
+    def _on_state(self, worker: Worker, state: str) -> None:
+        member = self._member_of(worker)
+        if member is not None and not member.is_gone:
+            member.state = state
+            member.was_active |= state == lp_runtime.RUNNING
+
+    def _on_publish(self, key: str, address: str) -> None:
+        self._book.publish(key, address)
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.send_address(key, address)
+
+    def _on_failure(self, worker: Worker, record: errors.ExceptionRecord) -> None:
+        member = self._member_of(worker)
+        if member is None:
+            return
+        # Once servers are closed, calls of others fail as a matter of course.
+        if not self._is_released:
+            self._failures.append(_Failure(member, record, time.monotonic()))
+        else:
+            logger.debug("%s failed while stopping: %s", member.name, record.message)
+        self._begin_stop()
+
+    def _on_ended(self, worker: Worker, record: errors.ExceptionRecord | None) -> None:
+        member = self._member_of(worker)
+        if member is None or member.is_gone:
+            return
+        if record is not None and self._kill_at is None:
+            self._on_failure(worker, record)
+        member.state = lp_runtime.ENDED
+
+    def _on_stop(self) -> None:
+        self._begin_stop()
+
+    def _on_awaited(self) -> None:
+        self._is_awaited = True
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self.signal_number is not None:
+            logger.warning("%s again: killing all nodes", name)
+            self._on_kill()
+            return
+        self.signal_number = number
+        again = " (Ctrl-C again kills at once)" if number == signal.SIGINT else ""
+        logger.warning("%s: stopping%s", name, again)
+        self._begin_stop()
+
+    def _on_kill(self) -> None:
+        self.was_killed = True
+        self._begin_stop()
+        self._kill(self._members)
+        for member in self._members:
+            member.is_abandoned = True
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _begin_stop(self) -> None:
+        if self._stop_at is not None:
+            return
+        self._stop_at = time.monotonic()
+        if self.launcher is not None:
+            threading.Thread(target=self.launcher.notify_stop, daemon=True).start()
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.notify_stop()
+
+    def _advance(self, now: float) -> None:
+        """Goes on to the next phase of the end where it is time."""
+        if self._stop_at is None:
+            states = [m.state for m in self._members]
+            if self._is_awaited and all(s in lp_runtime.PASSIVE for s in states):
+                if any(m.was_active for m in self._members):
+                    self._begin_stop()
+            return
+        first = [m for m in self._members if not m.node.stops_last]
+        last = [m for m in self._members if m.node.stops_last]
+        if not self._is_released and (
+            all(m.state in lp_runtime.PASSIVE for m in first)
+            or now >= self._stop_at + _RELEASE_PART * self._notice
+        ):
+            self._is_released = True
+            for member in first:
+                if not member.is_gone and member.worker is not None:
+                    member.worker.release()
+        if self._kill_at is None and now >= self._stop_at + self._notice:
+            self._kill_at = now
+            self._kill(first)
+        if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
+            self._abandon(first)
+        if all(m.is_gone for m in first):
+            self._end_last(last, now)
+
+    def _end_last(self, last: Sequence[Member], now: float) -> None:
+        assert self._stop_at is not None
+        if self._last_at is None:
+            self._last_at = now
+            for member in last:
+                if not member.is_gone and member.worker is not None:
+                    member.worker.release()
+        deadline = max(self._last_at + _LAST_SECS, self._stop_at + self._notice)
+        if self._last_kill_at is None and now >= deadline:
+            self._last_kill_at = now
+            self._kill(last)
+        if self._last_kill_at is not None and now >= self._last_kill_at + _KILL_SECS:
+            self._abandon(last)
+
+    def _kill(self, members: Sequence[Member]) -> None:
+        self._kill_at = self._kill_at or time.monotonic()
+        for member in members:
+            if not member.is_gone and member.worker is not None:
+                logger.warning("%s did not end within %g s", member.name, self._notice)
+                member.worker.kill()
+
+    def _abandon(self, members: Sequence[Member]) -> None:
+        left = [m for m in members if not m.is_gone]
+        if left:
+            logger.warning("left behind: %s", ", ".join(m.name for m in left))
+        for member in left:
+            member.is_abandoned = True
+
+    def _root_failure(self) -> errors.NodeFailedError | None:
+        """Picks the failure that the others followed from.
+
+        A peer that lost its connection often reports before the death of the process at the other
+        end is known, so among failures close in time one with a cause of its own wins.
+        """
+        if not self._failures:
+            return None
+        start = self._failures[0].time + _ROOT_WINDOW_SECS
+        close = [f for f in self._failures if f.time <= start]
+        root = next((f for f in close if not f.record.is_collateral), close[0])
+        error = errors.NodeFailedError(root.member.label, root.member.index, root.record)
+        error.__cause__ = root.record.rebuild()
+        return error

@@ -1,0 +1,115 @@
+"""A node that serves the methods of a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from launchpad import address as lp_address
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base
+from launchpad.nodes.python import node as python
+from launchpad.rpc import client as rpc_client
+from launchpad.rpc import server as rpc_server
+
+WorkerType = TypeVar("WorkerType")
+CourierClient = rpc_client.CourierClient
+
+COURIER_PORT_NAME = "courier"
+
+
+class CourierHandle(base.Handle[CourierClient]):
+    """Handle of a CourierNode; becomes a CourierClient in the node that gets it."""
+
+    def __init__(self, address: lp_address.Address, **kwargs: Any):
+        self._address = address
+        self._kwargs = kwargs
+
+    def set_client_kwargs(self, **kwargs: Any) -> None:
+        """Sets the arguments of the CourierClient, such as `call_timeout`."""
+        self._kwargs = kwargs
+
+    def dereference(self) -> CourierClient:
+        return CourierClient(self._address, **self._kwargs)
+
+
+class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerType]):
+    """Constructs an object in the node and serves its public methods and `__call__`.
+
+    `run()` is called once the object is served. The node serves until the program stops and all
+    nodes have left their `run()`, so methods can still be called while others clean up.
+
+    An object with a `set_courier_server()` method gets the server and starts and stops it itself.
+    """
+
+    def __init__(
+        self,
+        constructor: Callable[..., WorkerType],
+        *args: Any,
+        courier_kwargs: Mapping[str, Any] | None = None,
+        courier_client_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        """Describes the node; nothing is constructed yet.
+
+        Args:
+          constructor: Makes the object, in the node.
+          *args: Arguments of the constructor; handles among them become clients.
+          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`.
+          courier_client_kwargs: Arguments of the clients: see CourierClient.
+          **kwargs: Keyword arguments of the constructor.
+        """
+        super().__init__(constructor, *args, **kwargs)
+        self._courier_kwargs = dict(courier_kwargs or {})
+        self._client_kwargs = dict(courier_client_kwargs or {})
+        self._address = lp_address.Address(COURIER_PORT_NAME)
+        self.allocate_address(self._address)
+
+    @property
+    def courier_address(self) -> lp_address.Address:
+        return self._address
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Replaces the constructor's arguments: for nodes that need each other's handles."""
+        self._args = args
+        self._kwargs = kwargs
+        self._collect_input_handles()
+
+    def create_handle(self) -> CourierHandle:
+        return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
+
+    def execute(self) -> None:
+        runtime = lp_runtime.require_current()
+        instance = self.construct_instance()
+        server = self._make_server(runtime, instance)
+        takes_server = getattr(instance, "set_courier_server", None)
+        try:
+            if takes_server is not None:
+                takes_server(server)
+            else:
+                server.start()
+            runtime.publish(self._address.key, server.address)
+            try:
+                self.run_instance(instance)
+            except SystemExit as request:
+                # The program stops, or run() ended itself: either way go on serving the others.
+                if request.code not in (None, 0) and not runtime.stop_event.is_set():
+                    raise
+            runtime.set_state(lp_runtime.SERVING)
+            runtime.release_event.wait()
+        finally:
+            if takes_server is None:
+                server.stop()
+
+    def _make_server(self, runtime: lp_runtime.NodeRuntime, instance: Any) -> rpc_server.Server:
+        kwargs = dict(self._courier_kwargs)
+        # A restarted node goes back to its old port, where it is still free.
+        before = runtime.book.get(self._address.key)
+        if before is not None:
+            kwargs.setdefault("port", lp_address.get_port_from_address(before))
+        server = rpc_server.Server(
+            runtime.info.token, host=runtime.info.host, runtime=runtime, **kwargs
+        )
+        for name, method in rpc_server.public_methods(instance).items():
+            server.bind(name, method)
+        return server

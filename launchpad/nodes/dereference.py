@@ -1,0 +1,93 @@
+"""Arguments that become real objects only inside the node that uses them."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Dereferenceable(abc.ABC, Generic[T]):
+    """Something that stands for an object until it is dereferenced."""
+
+    @abc.abstractmethod
+    def dereference(self) -> T:
+        """Returns the object."""
+
+
+class Deferred(Dereferenceable[T]):
+    """Delays `constructor(*args, **kwargs)` until the node starts: for what does not pickle."""
+
+    def __init__(self, constructor: Callable[..., T], *args: Any, **kwargs: Any):
+        self._constructor = constructor
+        self._args = args
+        self._kwargs = kwargs
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._args, self._kwargs
+
+    def dereference(self) -> T:
+        args, kwargs = dereference_tree((self._args, self._kwargs))
+        return self._constructor(*args, **kwargs)
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Applies `function` to the leaves of dicts, lists, tuples, dataclasses and partials.
+
+    A container in which nothing changes is returned as it is, not as a copy, so that objects keep
+    their identity where nodes are threads of one process.
+    """
+    return _map(function, tree, ())
+
+
+def _map(function: Callable[[Any], Any], tree: Any, parents: tuple[int, ...]) -> Any:
+    if id(tree) in parents:  # A structure that holds itself.
+        return tree
+    recurse = functools.partial(_map, function, parents=(*parents, id(tree)))
+    if isinstance(tree, dict):
+        changed = _changes(recurse, tree.items())
+        if changed:
+            tree = copy.copy(tree)
+            tree.update(changed)
+        return tree
+    if isinstance(tree, (list, tuple)):
+        changed = _changes(recurse, enumerate(tree))
+        if not changed:
+            return tree
+        items = [changed.get(i, item) for i, item in enumerate(tree)]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = (f.name for f in dataclasses.fields(tree) if hasattr(tree, f.name))
+        changed = _changes(recurse, ((name, getattr(tree, name)) for name in names))
+        if changed:
+            tree = copy.copy(tree)
+            for name, value in changed.items():
+                object.__setattr__(tree, name, value)  # Works for frozen ones too.
+        return tree
+    if type(tree) is functools.partial:
+        args, kwargs = recurse(tree.args), recurse(tree.keywords)
+        if args is tree.args and kwargs is tree.keywords:
+            return tree
+        return functools.partial(tree.func, *args, **kwargs)
+    return function(tree)
+
+
+def _changes(recurse: Callable[[Any], Any], items: Any) -> dict[Any, Any]:
+    mapped = ((key, value, recurse(value)) for key, value in items)
+    return {key: new for key, old, new in mapped if new is not old}
+
+
+def maybe_dereference(value: Any) -> Any:
+    """Dereferences a handle; returns anything else as it is."""
+    return value.dereference() if isinstance(value, Dereferenceable) else value
+
+
+def dereference_tree(tree: Any) -> Any:
+    """Replaces every handle and `Deferred` in `tree` by what it stands for."""
+    return map_tree(maybe_dereference, tree)

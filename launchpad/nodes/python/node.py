@@ -1,0 +1,97 @@
+"""Nodes that run a Python function or a Python object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base
+from launchpad.nodes import dereference
+
+logger = logging.getLogger("launchpad")
+
+HandleType = TypeVar("HandleType", bound=base.Handle)
+ReturnType = TypeVar("ReturnType")
+WorkerType = TypeVar("WorkerType")
+
+
+class _NoHandle(base.Handle[Any]):
+    """Handle of a node that serves nothing."""
+
+    def dereference(self) -> Any:
+        raise NotImplementedError("a PyNode serves nothing: its handle can't be used by a node")
+
+
+class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
+    """Runs `function(*args, **kwargs)` once. Handles among the arguments become clients."""
+
+    def __init__(self, function: Callable[..., ReturnType], *args: Any, **kwargs: Any):
+        super().__init__()
+        self._function = function
+        self._func_args = args
+        self._func_kwargs = kwargs
+        self._input_handles = base.extract_handles((args, kwargs))
+
+    def create_handle(self) -> Any:
+        return self._track_handle(_NoHandle())
+
+    @property
+    def function(self) -> Callable[[], ReturnType]:
+        """The node as a callable without arguments."""
+        return self.execute
+
+    def execute(self) -> ReturnType:
+        args, kwargs = dereference.dereference_tree((self._func_args, self._func_kwargs))
+        _set_state(lp_runtime.RUNNING)
+        return self._function(*args, **kwargs)
+
+
+class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
+    """Constructs an object in the node and calls its `run()`, if it has one."""
+
+    def __init__(self, constructor: Callable[..., WorkerType], *args: Any, **kwargs: Any):
+        super().__init__(constructor)
+        self._constructor = constructor
+        self._args = args
+        self._kwargs = kwargs
+        self._should_run = True
+        self._collect_input_handles()
+
+    def _collect_input_handles(self) -> None:
+        self._input_handles = base.extract_handles((self._args, self._kwargs))
+
+    def disable_run(self) -> None:
+        """The object is constructed, but its `run()` is not called."""
+        self._should_run = False
+
+    def enable_run(self) -> None:
+        """Undoes `disable_run()`."""
+        self._should_run = True
+
+    def construct_instance(self) -> WorkerType:
+        """Constructs the object with its arguments dereferenced."""
+        args, kwargs = dereference.dereference_tree((self._args, self._kwargs))
+        return self._constructor(*args, **kwargs)
+
+    def run_instance(self, instance: WorkerType) -> bool:
+        """Calls `instance.run()`; returns False if there is none or it is disabled."""
+        run = getattr(instance, "run", None) if self._should_run else None
+        if run is None:
+            return False
+        _set_state(lp_runtime.RUNNING)
+        run()
+        return True
+
+    def execute(self) -> None:
+        instance = self.construct_instance()
+        if not self.run_instance(instance):
+            logger.warning("%s has no run(), or it is disabled", type(instance).__name__)
+
+
+def _set_state(state: str) -> None:
+    # A node may also be executed by hand in a test, with no program around it.
+    runtime = lp_runtime.current()
+    if runtime is not None:
+        runtime.set_state(state)

@@ -1,0 +1,90 @@
+"""A program: nodes in labelled groups."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from launchpad.nodes import base
+
+
+class Program:
+    """A distributed program: nodes in labelled groups, joined by the handles they are given.
+
+    program = lp.Program("example")
+    with program.group("replay"):
+        replay = program.add_node(lp.ReverbNode(make_tables))
+    with program.group("actor"):
+        for _ in range(4):
+            program.add_node(lp.CourierNode(Actor, replay))
+    lp.launch(program).wait()
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._groups: dict[str, list[base.Node]] = {}
+        self._current_group: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def groups(self) -> dict[str, list[base.Node]]:
+        """Nodes by label, in the order they were added."""
+        return self._groups
+
+    @contextlib.contextmanager
+    def group(self, label: str) -> Iterator[None]:
+        """Puts the nodes added in this block into group `label`.
+
+        Raises:
+          ValueError: the label is empty, or another group is open.
+        """
+        if not label:
+            raise ValueError("Label should not be empty.")
+        if self._current_group:
+            raise ValueError("group() cannot be nested.")
+        self._current_group = label
+        try:
+            yield
+        finally:
+            self._current_group = None
+
+    def add_node(self, node: base.Node, label: str | None = None) -> Any:
+        """Adds `node` and returns a handle to it, to be passed to other nodes.
+
+        Args:
+          node: The node; one node may be added once.
+          label: Its group; needed outside a `group()` block.
+
+        Raises:
+          ValueError: no label, another label than the open group's, or a node added twice.
+        """
+        if self._current_group:
+            if label and label != self._current_group:
+                raise ValueError(
+                    "The given label does not match the current group: "
+                    f"{label} vs {self._current_group}."
+                )
+            label = self._current_group
+        if not label:
+            raise ValueError("Label should not be empty.")
+        if any(node is known for known in self.get_all_nodes()):
+            raise ValueError(f"this {type(node).__name__} is in the program already")
+        self._groups.setdefault(label, []).append(node)
+        return node.create_handle()
+
+    def get_all_nodes(self) -> list[base.Node]:
+        return list(itertools.chain.from_iterable(self._groups.values()))
+
+
+def make_program(*nodes: base.Node, name: str = "launchpad") -> Program:
+    """Returns a program of `nodes`, each in a group named "node"."""
+    program = Program(name)
+    with program.group("node"):
+        for node in nodes:
+            program.add_node(node)
+    return program

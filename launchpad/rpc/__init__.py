@@ -1,0 +1,1 @@
+"""Remote calls: gRPC carrying pickles, for the programs of one user."""

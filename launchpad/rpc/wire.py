@@ -1,0 +1,80 @@
+"""How calls and results look on the wire.
+
+A message is a small header, a pickle (protocol 5), and the large buffers of the pickled arrays,
+which are copied once into the message and once out of it, and never through the pickle. Arrays
+arrive writable.
+
+    header   token (32 bytes) or status (1 byte), method name, sizes of the buffers
+    pickle   the arguments or the result, without the large buffers
+    buffers  one after the other
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import cloudpickle
+
+TOKEN_BYTES = 32
+# Below this many bytes an array travels inside the pickle: a buffer of its own costs more.
+_LARGE_BUFFER_BYTES = 16 * 1024
+
+OK, RAISED = b"\0", b"\1"
+
+_COUNTS = struct.Struct("<HI")  # Length of the method name, number of buffers.
+_SIZE = struct.Struct("<Q")
+
+
+def encode(prefix: bytes, method: bytes, value: Any) -> bytes:
+    """Returns the message of `value`, after `prefix` (a token or a status)."""
+    buffers: list[memoryview] = []
+    payload = _dumps(value, buffers)
+    parts: list[Any] = [prefix, _COUNTS.pack(len(method), len(buffers)), method]
+    parts.extend(_SIZE.pack(len(buffer)) for buffer in buffers)
+    parts.append(_SIZE.pack(len(payload)))
+    parts.append(payload)
+    parts.extend(buffers)
+    return b"".join(parts)
+
+
+def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # Not contiguous.
+            return True
+        if raw.nbytes < _LARGE_BUFFER_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        payload = pickle.dumps(value, protocol=5, buffer_callback=keep_inside)
+        # What lives in the main script can't be imported by name in another process.
+        if b"__main__" not in payload:
+            return payload
+    except (pickle.PicklingError, AttributeError, TypeError):
+        pass  # A lambda or a local class: cloudpickle ships it by value.
+    buffers.clear()
+    return cloudpickle.dumps(value, protocol=5, buffer_callback=keep_inside)
+
+
+def decode(message: bytes, prefix_bytes: int) -> tuple[str, Any]:
+    """Returns (method name, value) of a message whose prefix has been checked already."""
+    view = memoryview(message)
+    method_size, num_buffers = _COUNTS.unpack_from(view, prefix_bytes)
+    offset = prefix_bytes + _COUNTS.size
+    method = bytes(view[offset : offset + method_size]).decode()
+    offset += method_size
+    sizes = [_SIZE.unpack_from(view, offset + i * _SIZE.size)[0] for i in range(num_buffers + 1)]
+    offset += _SIZE.size * (num_buffers + 1)
+    payload = view[offset : offset + sizes[-1]]
+    offset += sizes[-1]
+    buffers = []
+    for size in sizes[:-1]:
+        # A copy, because views of a bytes object would be read-only arrays.
+        buffers.append(bytearray(view[offset : offset + size]))
+        offset += size
+    return method, pickle.loads(payload, buffers=buffers)

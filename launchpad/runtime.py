@@ -1,0 +1,302 @@
+"""What a running node knows: its name, its stop event, and where the other nodes are.
+
+Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
+and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
+process, then the program launched last from this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launchpad import context as lp_context
+from launchpad import errors
+
+logger = logging.getLogger("launchpad")
+
+# A wait that lasts tells its reason this often, in seconds.
+WAIT_MESSAGE_SECS = 10.0
+
+
+class AddressBook:
+    """Addresses published so far, by address key. Thread-safe."""
+
+    def __init__(self, entries: Mapping[str, str] | None = None):
+        self._entries: dict[str, str] = dict(entries or {})
+        self._changed = threading.Condition()
+
+    def publish(self, key: str, address: str) -> None:
+        with self._changed:
+            self._entries[key] = address
+            self._changed.notify_all()
+
+    def get(self, key: str) -> str | None:
+        with self._changed:
+            return self._entries.get(key)
+
+    def snapshot(self) -> dict[str, str]:
+        with self._changed:
+            return dict(self._entries)
+
+    def wait_for(self, key: str, timeout: float) -> str | None:
+        """Returns the address, or None if it is not published within `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._entries, timeout)
+            return self._entries.get(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramInfo:
+    """What all nodes of one launched program share.
+
+    Attributes:
+      program_id: Unique per launch.
+      token: Secret that every remote call must show.
+      launch_type: How the program was launched.
+      host: IP address that servers bind to and are reached at.
+      owners: Address key -> "label/index" of the node that owns it, for messages.
+    """
+
+    program_id: str
+    token: bytes
+    launch_type: lp_context.LaunchType
+    host: str
+    owners: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Callbacks:
+    """How a runtime reaches its engine.
+
+    Attributes:
+      publish: (address key, address): tell all nodes.
+      set_state: (state): tell the supervisor what the node does.
+      request_stop: () -> None: ask for the end of the whole program.
+      interrupt: () -> None: raise SystemExit in the node's main thread.
+    """
+
+    publish: Callable[[str, str], None]
+    set_state: Callable[[str], None]
+    request_stop: Callable[[], None]
+    interrupt: Callable[[], None]
+
+
+# States of a node, in order. A node in PASSIVE states does nothing on its own account.
+STARTING, RUNNING, SERVING, FINISHED, ENDED = "starting", "running", "serving", "finished", "ended"
+PASSIVE = (SERVING, FINISHED, ENDED)
+
+
+class NodeRuntime:
+    """One node's view of its program.
+
+    Attributes:
+      stop_event: Set when the program stops: leave `run()`.
+      release_event: Set when nobody needs this node's server any more: stop serving.
+      was_interrupted: True once SystemExit was raised in the node's main thread.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        index: int,
+        info: ProgramInfo,
+        book: AddressBook,
+        callbacks: Callbacks,
+        launch_config: Any = None,
+    ):
+        self.label = label
+        self.index = index
+        self.info = info
+        self.book = book
+        self.stop_event = threading.Event()
+        self.release_event = threading.Event()
+        self.owned_keys: frozenset[str] = frozenset()
+        self.launch_context = lp_context.LaunchContext(info.launch_type, launch_config, self.stop)
+        self._callbacks = callbacks
+        self._state = STARTING
+        self.was_interrupted = False
+        self._is_stop_aware = False
+        self._called_stop = False
+        self._handlers: list[Callable[[], Any]] = []
+        self._lock = threading.RLock()
+        self._placeholders: list[socket.socket] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}/{self.index}"
+
+    def set_state(self, state: str) -> None:
+        """Records what the node does now, and tells the supervisor."""
+        self._state = state
+        self._callbacks.set_state(state)
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    def mark_stop_aware(self) -> None:
+        """Notes that the node's code looks after stopping itself, so it is not interrupted."""
+        self._is_stop_aware = True
+
+    def stop(self, mark_as_completed: bool = False) -> None:
+        """Asks for the end of the whole program; returns at once."""
+        del mark_as_completed  # Upstream's argument; it means nothing outside its cluster.
+        self._called_stop = True
+        self._callbacks.request_stop()
+
+    def add_stop_handler(self, handler: Callable[[], Any]) -> None:
+        """Calls `handler` when the program stops; at once if it is stopping already."""
+        self.mark_stop_aware()
+        with self._lock:
+            if not self.stop_event.is_set():
+                self._handlers.append(handler)
+                return
+        handler()
+
+    def remove_stop_handler(self, handler: Callable[[], Any]) -> None:
+        with self._lock:
+            if handler in self._handlers:
+                self._handlers.remove(handler)
+
+    def notify_stop(self) -> None:
+        """Called by the engine once when the program stops. Runs the stop handlers."""
+        with self._lock:
+            if self.stop_event.is_set():
+                return
+            handlers = list(self._handlers)
+            self.stop_event.set()
+        for handler in handlers:
+            try:
+                handler()
+            except Exception:
+                logger.exception("%s: a stop handler failed", self.name)
+        if self._is_stop_aware or self._state in PASSIVE:
+            return
+        if not self._called_stop:
+            self.interrupt()
+            return
+        # The node that asked for the end gets a moment to leave by itself.
+        timer = threading.Timer(1.0, self.interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def interrupt(self) -> None:
+        """Raises SystemExit in the node's main thread, unless it only serves by now."""
+        if self._state not in PASSIVE:
+            self.was_interrupted = True
+            self._callbacks.interrupt()
+
+    # -- addresses --------------------------------------------------------------------------------
+
+    def publish(self, key: str, address: str) -> None:
+        """Tells all nodes of the program that `key` is at `address` ("host:port")."""
+        self.book.publish(key, address)
+        self._callbacks.publish(key, address)
+
+    def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
+        """Returns the address of `key`, waiting until its owner has published it.
+
+        The owner itself never waits: it gets a free port, which is published at once.
+
+        Raises:
+          ProgramStoppedError: the program is stopping and the address is not known.
+          TimeoutError: `timeout` seconds have passed.
+        """
+        if key in self.owned_keys and self.book.get(key) is None:
+            address = f"{self.info.host}:{self.reserve_port()}"
+            self.publish(key, address)
+            return address
+        started = told = time.monotonic()
+        while True:
+            found = self.book.wait_for(key, 0.2)
+            if found is not None:
+                return found
+            now = time.monotonic()
+            owner = self.info.owners.get(key, "a node outside this program")
+            if self.stop_event.is_set():
+                raise errors.ProgramStoppedError(
+                    f"{self.name}: gave up waiting for {owner}: the program is stopping"
+                )
+            if timeout is not None and now - started > timeout:
+                raise TimeoutError(
+                    f"{self.name}: {owner} has published no address in {timeout:g} s"
+                )
+            if now - told > WAIT_MESSAGE_SECS:
+                told = now
+                logger.warning(
+                    "%s: waiting for the address of %s%s (%.0f s)",
+                    self.name,
+                    owner,
+                    f" ({name})" if name else "",
+                    now - started,
+                )
+
+    def reserve_port(self) -> int:
+        """Returns a port that no other bind-to-zero of this host gets while this node lives.
+
+        The port is held by a bound socket that does not listen: a server that sets SO_REUSEADDR
+        (gRPC, Reverb and TensorFlow do) can still bind it and listen.
+        """
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((self.info.host, 0))
+        self._placeholders.append(holder)
+        return holder.getsockname()[1]
+
+    def close(self) -> None:
+        """Gives reserved ports back."""
+        while self._placeholders:
+            self._placeholders.pop().close()
+
+
+_thread = threading.local()
+_process_runtime: NodeRuntime | None = None
+_launcher_runtimes: list[NodeRuntime] = []
+
+
+def current() -> NodeRuntime | None:
+    """Returns the runtime of the calling code, or None outside a program."""
+    found = getattr(_thread, "runtime", None) or _process_runtime
+    if found is None and _launcher_runtimes:
+        found = _launcher_runtimes[-1]
+    return found
+
+
+def require_current() -> NodeRuntime:
+    """Returns the runtime of the calling code.
+
+    Raises:
+      RuntimeError: outside a running program.
+    """
+    found = current()
+    if found is None:
+        raise RuntimeError(
+            "no Launchpad program runs here: call this from a node, or after lp.launch()"
+        )
+    return found
+
+
+def set_thread_runtime(runtime: NodeRuntime | None) -> NodeRuntime | None:
+    """Makes `runtime` the current one of this thread; returns what was set before."""
+    previous = getattr(_thread, "runtime", None)
+    _thread.runtime = runtime
+    return previous
+
+
+def set_process_runtime(runtime: NodeRuntime | None) -> None:
+    """Makes `runtime` the current one of all threads of this process."""
+    global _process_runtime
+    _process_runtime = runtime
+
+
+def add_launcher_runtime(runtime: NodeRuntime) -> None:
+    _launcher_runtimes.append(runtime)
+
+
+def remove_launcher_runtime(runtime: NodeRuntime) -> None:
+    if runtime in _launcher_runtimes:
+        _launcher_runtimes.remove(runtime)

@@ -1,0 +1,14 @@
+"""Stops the running program."""
+
+from __future__ import annotations
+
+from launchpad import runtime as lp_runtime
+
+
+def stop(mark_as_completed: bool = False) -> None:
+    """Asks for the end of the whole program, from any of its nodes; returns at once.
+
+    Raises:
+      RuntimeError: outside a running program.
+    """
+    lp_runtime.require_current().stop(mark_as_completed)
