@@ -20,41 +20,76 @@ else:
         "'launchpad'. Remove it: pip uninstall dm-launchpad"
     )
 
-from launchpad import context
-from launchpad import flags
-from launchpad.address import AbstractAddressBuilder
-from launchpad.address import Address
-from launchpad.address import SimpleLocalAddressBuilder
-from launchpad.address import get_port_from_address
-from launchpad.context import LaunchType
-from launchpad.context import is_local_launch
-from launchpad.context import is_local_launch_or_test
-from launchpad.errors import CourierAuthenticationError
-from launchpad.errors import CourierDeadlineError
-from launchpad.errors import CourierError
-from launchpad.errors import CourierUnavailableError
-from launchpad.errors import NodeFailedError
-from launchpad.errors import ProgramStoppedError
-from launchpad.errors import RemoteError
+from launchpad import context, flags
+from launchpad.address import (
+    AbstractAddressBuilder,
+    Address,
+    SimpleLocalAddressBuilder,
+    get_port_from_address,
+)
+from launchpad.context import LaunchType, is_local_launch, is_local_launch_or_test
+from launchpad.errors import (
+    CourierAuthenticationError,
+    CourierDeadlineError,
+    CourierError,
+    CourierUnavailableError,
+    NodeFailedError,
+    ProgramStoppedError,
+    RemoteError,
+)
 from launchpad.flags import LAUNCH_TYPE
 from launchpad.launch.launch import launch
 from launchpad.launch.manager import ProgramManager
-from launchpad.launch.worker_manager import register_stop_handler
-from launchpad.launch.worker_manager import stop_event
-from launchpad.launch.worker_manager import unregister_stop_handler
-from launchpad.launch.worker_manager import wait_for_stop
-from launchpad.nodes.courier.node import CourierClient
-from launchpad.nodes.courier.node import CourierHandle
-from launchpad.nodes.courier.node import CourierNode
+from launchpad.launch.worker_manager import (
+    register_stop_handler,
+    stop_event,
+    unregister_stop_handler,
+    wait_for_stop,
+)
+from launchpad.nodes.courier.node import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
 from launchpad.nodes.python.local_multi_processing import PythonProcess
-from launchpad.nodes.python.node import PyClassNode
-from launchpad.nodes.python.node import PyNode
-from launchpad.nodes.reverb.node import ReverbHandle
-from launchpad.nodes.reverb.node import ReverbNode
-from launchpad.program import Program
-from launchpad.program import make_program
+from launchpad.nodes.python.node import PyClassNode, PyNode
+from launchpad.nodes.reverb.node import ReverbHandle, ReverbNode
+from launchpad.program import Program, make_program
 from launchpad.program_stopper.program_stopper import make_program_stopper
 from launchpad.stop_program.stop import stop
 
-__all__ = [name for name in dir() if not name.startswith("_") and name != "annotations"]
+__all__ = [
+    "LAUNCH_TYPE",
+    "AbstractAddressBuilder",
+    "Address",
+    "CourierAuthenticationError",
+    "CourierClient",
+    "CourierDeadlineError",
+    "CourierError",
+    "CourierHandle",
+    "CourierNode",
+    "CourierUnavailableError",
+    "Deferred",
+    "LaunchType",
+    "NodeFailedError",
+    "Program",
+    "ProgramManager",
+    "ProgramStoppedError",
+    "PyClassNode",
+    "PyNode",
+    "PythonProcess",
+    "RemoteError",
+    "ReverbHandle",
+    "ReverbNode",
+    "SimpleLocalAddressBuilder",
+    "context",
+    "flags",
+    "get_port_from_address",
+    "is_local_launch",
+    "is_local_launch_or_test",
+    "launch",
+    "make_program",
+    "make_program_stopper",
+    "register_stop_handler",
+    "stop",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+]

@@ -33,10 +33,10 @@ class CourierAuthenticationError(CourierError):
 
 
 class RemoteError(CourierError):
-    """A server-side exception that could not be rebuilt in the client; the message holds its text."""
+    """A server-side exception that could not be rebuilt in the client."""
 
 
-class RemoteTraceback(Exception):
+class RemoteTraceback(Exception):  # noqa: N818 - a note, never raised by itself.
     """Cause of a re-raised server-side exception: prints the traceback of the server."""
 
     def __init__(self, text: str):

@@ -35,4 +35,4 @@ def parse_if_needed() -> None:
 def termination_notice_secs() -> int:
     """Returns the flag's value, or its default where no flags are parsed."""
     holder = FLAGS["lp_termination_notice_secs"]
-    return holder.value if FLAGS.is_parsed() else holder.default
+    return int(holder.value if FLAGS.is_parsed() else holder.default)  # type: ignore[arg-type]

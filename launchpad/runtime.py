@@ -81,10 +81,10 @@ class Callbacks:
       interrupt: () -> None: raise SystemExit in the node's main thread.
     """
 
-    publish: Callable[[str, str], None]
-    set_state: Callable[[str], None]
-    request_stop: Callable[[], None]
-    interrupt: Callable[[], None]
+    publish: Callable[[str, str], object]
+    set_state: Callable[[str], object]
+    request_stop: Callable[[], object]
+    interrupt: Callable[[], object]
 
 
 # States of a node, in order. A node in PASSIVE states does nothing on its own account.

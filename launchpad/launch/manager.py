@@ -13,8 +13,7 @@ from types import FrameType
 from typing import Any
 
 from launchpad.launch import supervisor as lp_supervisor
-from launchpad.nodes import base
-from launchpad.nodes import dereference
+from launchpad.nodes import base, dereference
 
 # The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
 _POLL_SECS = 0.2

@@ -274,10 +274,10 @@ class Supervisor:
     def _advance(self, now: float) -> None:
         """Goes on to the next phase of the end where it is time."""
         if self._stop_at is None:
-            states = [m.state for m in self._members]
-            if self._is_awaited and all(s in lp_runtime.PASSIVE for s in states):
-                if any(m.was_active for m in self._members):
-                    self._begin_stop()
+            is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
+            # A program of servers alone waits for lp.stop().
+            if self._is_awaited and is_idle and any(m.was_active for m in self._members):
+                self._begin_stop()
             return
         first = [m for m in self._members if not m.node.stops_last]
         last = [m for m in self._members if m.node.stops_last]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import threading
@@ -246,7 +247,8 @@ class _FuturesClient:
         return self._submit("__call__", args, kwargs)
 
     def _submit(self, method: str, args: Any, kwargs: Any) -> futures.Future[Any]:
-        client, result = self._client, futures.Future()
+        client = self._client
+        result: futures.Future[Any] = futures.Future()
         link = client._link
         if link is None or link.is_local:
             # Connecting blocks, and so does a call within this process.
@@ -347,16 +349,13 @@ def _raise(error: BaseException) -> Any:
 
 
 def _settle(result: futures.Future[Any], compute: Callable[[], Any]) -> None:
-    try:
-        value = compute()
-    except BaseException as error:  # The future carries it to whoever waits.
-        outcome: Callable[[], None] = lambda error=error: result.set_exception(error)  # noqa: E731
-    else:
-        outcome = lambda: result.set_result(value)  # noqa: E731
-    try:
-        outcome()
-    except futures.InvalidStateError:
-        pass  # Cancelled by its owner meanwhile.
+    with contextlib.suppress(futures.InvalidStateError):  # Cancelled by its owner meanwhile.
+        try:
+            value = compute()
+        except BaseException as error:  # The future carries it to whoever waits.
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
 
 def _in_thread(result: futures.Future[Any], client: CourierClient, method: str, args, kwargs):

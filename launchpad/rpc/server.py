@@ -13,8 +13,7 @@ import grpc
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.rpc import threads
-from launchpad.rpc import wire
+from launchpad.rpc import threads, wire
 
 logger = logging.getLogger("launchpad")
 

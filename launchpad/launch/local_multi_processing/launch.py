@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -153,10 +154,8 @@ class ProcessWorker:
     def kill(self) -> None:
         if self._process is None or self._process.returncode is not None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # What it started itself goes too.
-        except ProcessLookupError:
-            pass
 
     def close(self) -> None:
         for pump in self._pumps:

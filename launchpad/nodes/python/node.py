@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from launchpad import runtime as lp_runtime
-from launchpad.nodes import base
-from launchpad.nodes import dereference
+from launchpad.nodes import base, dereference
 
 logger = logging.getLogger("launchpad")
 
@@ -52,7 +51,7 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
     """Constructs an object in the node and calls its `run()`, if it has one."""
 
     def __init__(self, constructor: Callable[..., WorkerType], *args: Any, **kwargs: Any):
-        super().__init__(constructor)
+        super().__init__(self.execute)
         self._constructor = constructor
         self._args = args
         self._kwargs = kwargs

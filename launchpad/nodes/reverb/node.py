@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         Raises:
           ValueError: `checkpoint_time_delta_minutes` is not positive.
         """
-        super().__init__(priority_tables_fn)
+        super().__init__(self.execute)
         if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
             raise ValueError("checkpoint_time_delta_minutes must be positive, or None")
         self._priority_tables_fn = priority_tables_fn
@@ -112,10 +113,8 @@ def foreign_listeners(port: int) -> int:
     """Returns how many sockets of other processes listen on TCP `port` of this host."""
     own = set()
     for descriptor in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # Closed meanwhile, as the directory's own one is.
             own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:
-            pass  # Closed meanwhile, as the directory's own descriptor is.
     listeners = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
