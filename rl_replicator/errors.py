@@ -1,0 +1,21 @@
+"""Errors that a user can act on."""
+
+
+class UsageError(ValueError):
+    """Bad input: shown as one line by the command line, which then exits with status 2."""
+
+
+class ConfigError(UsageError):
+    """A setting that cannot be used. The text says what was expected, what came, what to do."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint that cannot be written, or cannot be trusted when read."""
+
+
+class StepCancelled(Exception):
+    """A step met the mark that `cancel()` left in its input. Every earlier step is complete."""
+
+
+class EndOfData(Exception):
+    """A finite dataset has no element left for the step."""

@@ -1,0 +1,181 @@
+"""The directory of a run: its config, where its files are, and whether it may be continued.
+
+RUN_DIR/config.json      what was asked for; `identity` is what may not change on resume
+RUN_DIR/metrics/*.csv    one table per group of figures
+RUN_DIR/tensorboard/     the same for TensorBoard
+RUN_DIR/checkpoints/     the newest checkpoints
+RUN_DIR/return.png, evaluation.mp4
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_replicator.errors import UsageError
+
+_CONFIG = "config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """A run's directory.
+
+    Attributes:
+      path: where it is.
+    """
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go."""
+        return self.path / "checkpoints"
+
+    @property
+    def plot(self) -> Path:
+        """The figure of the returns."""
+        return self.path / "return.png"
+
+    @property
+    def video(self) -> Path:
+        """The film of an evaluation episode."""
+        return self.path / "evaluation.mp4"
+
+    def config(self) -> dict[str, Any]:
+        """What `create` wrote.
+
+        Raises:
+          UsageError: if this is not the directory of a run.
+        """
+        path = self.path / _CONFIG
+        try:
+            config = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise UsageError(
+                f"expected the directory of a run, but there is no {path}; 'rl-replicator train' "
+                "makes one"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"expected a run's settings in {path}, got {error}") from None
+        if not isinstance(config, dict) or "identity" not in config:
+            raise UsageError(f"expected a run's settings in {path}, got another kind of file")
+        return config
+
+    def create(
+        self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> bool:
+        """Makes the directory, or checks that it holds the same run.
+
+        Args:
+          trainable: name of what is trained.
+          identity: settings that make it this run and no other, as plain data.
+          options: all settings, for the reader.
+
+        Returns:
+          Whether the run was there already.
+
+        Raises:
+          UsageError: if another run is there, or the directory cannot be written. Nothing is
+            changed then.
+        """
+        identity = json.loads(json.dumps({"trainable": trainable, **identity}))
+        exists = (self.path / _CONFIG).exists()
+        if exists:
+            _check_same(self.path, self.config()["identity"], identity)
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(
+                f"expected an empty or new directory, or that of a run, got {self.path} with other "
+                "files in it; choose another --run-dir"
+            )
+        config = {"trainable": trainable, "identity": identity, "options": options}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            new = self.path / (_CONFIG + ".new")
+            new.write_text(json.dumps(config, indent=2) + "\n")
+            os.replace(new, self.path / _CONFIG)
+        except OSError as error:
+            raise UsageError(f"cannot write to the run directory {self.path}: {error}") from None
+        return exists
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps a second process from training in the same directory.
+
+        Raises:
+          UsageError: if one already does.
+        """
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"another process trains in {self.path}; wait for it, or choose another "
+                    "--run-dir"
+                ) from None
+            yield
+
+
+def _check_same(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    differences = [
+        f"{name} was {old!r} and is now {new!r}"
+        for name, old, new in _differences("", there, wanted)
+    ]
+    if differences:
+        raise UsageError(
+            f"{path} holds a run with other settings ({'; '.join(differences)}); use its settings "
+            "or another --run-dir"
+        )
+
+
+def _differences(
+    prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _differences(f"{prefix}{key}.", a, b)
+        elif a != b:
+            yield f"{prefix}{key}", a, b
+
+
+def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
+    """A frozen config dataclass, as `dataclasses.asdict` and JSON have left it.
+
+    Args:
+      kind: the dataclass; fields may be dataclasses and tuples in turn.
+      plain: what `RunDirectory.config` gave for it.
+
+    Returns:
+      An instance of `kind`.
+
+    Raises:
+      UsageError: if the file has a setting that `kind` does not have (another version wrote it).
+    """
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(plain) - set(hints))
+    if unknown:
+        raise UsageError(
+            f"expected the settings of {kind.__name__}, got unknown ones ({', '.join(unknown)}); "
+            "use the version of rl-replicator that made the run"
+        )
+    values = {}
+    for name, value in plain.items():
+        if dataclasses.is_dataclass(hints[name]):
+            value = from_plain(hints[name], value)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def runs(root: Path) -> list[RunDirectory]:
+    """The runs directly under `root`, the newest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if (path / _CONFIG).is_file()]
+    found.sort(key=lambda path: (path / _CONFIG).stat().st_mtime, reverse=True)
+    return [RunDirectory(path) for path in found]

@@ -1,0 +1,66 @@
+"""Knows which variables belong to a replicator, and finds those that do not."""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from rl_replicator import errors
+
+
+class Registry:
+    """The variables that were created inside a replicator's scope.
+
+    A variable that was made outside has one copy for all replicas: each of them would assign it,
+    and TensorFlow says nothing. So a step that touches one is refused when it is built.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, weakref.ref] = {}
+        self.num_created = 0
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what is created inside the context."""
+
+        def creator(next_creator, **kwargs):
+            variable = next_creator(**kwargs)
+            self.num_created += 1
+            for component in getattr(variable, "values", None) or (variable,):
+                self._owners[id(component.handle)] = weakref.ref(component)
+            return variable
+
+        with tf.variable_creator_scope(creator):
+            yield
+
+    def check(self, function: tf.types.experimental.ConcreteFunction) -> None:
+        """Refuses a traced step that touches a variable from outside.
+
+        Raises:
+          ConfigError: names the first such variable.
+        """
+        for handle, _ in function.graph.captures:
+            if handle.dtype != tf.resource or not _is_variable(handle):
+                continue
+            owner = self._owners.get(id(handle))
+            if owner is None or owner() is None:
+                raise errors.ConfigError(
+                    f"expected every variable of the step to be created in replicator.scope(), "
+                    f"found {_name(function, handle)} from outside; create it inside "
+                    "`with replicator.scope():`"
+                )
+
+
+def _is_variable(handle: tf.Tensor) -> bool:
+    data = getattr(handle, "_handle_data", None)
+    return data is not None and data.is_set and len(data.shape_and_type) == 1
+
+
+def _name(function: tf.types.experimental.ConcreteFunction, handle: tf.Tensor) -> str:
+    for variable in function.graph.variables:
+        if variable.handle is handle:
+            return f"{variable.name!r} {variable.shape}"
+    data = handle._handle_data.shape_and_type[0]
+    shape = tf.TensorShape(data.shape)
+    return f"a variable of shape {shape} and type {tf.as_dtype(data.dtype).name}"
