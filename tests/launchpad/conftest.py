@@ -1,0 +1,42 @@
+"""Fixtures of the Launchpad tests."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+import launchpad as lp
+
+# Every engine passes the conformance tests.
+ENGINES = (lp.LaunchType.TEST_MULTI_THREADING, lp.LaunchType.TEST_MULTI_PROCESSING)
+
+
+@pytest.fixture(params=ENGINES, ids=lambda t: t.value)
+def engine(request) -> lp.LaunchType:
+    return request.param
+
+
+def node_processes() -> list[psutil.Process]:
+    """Returns the node processes that descend from this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "launchpad.launch.process_entry" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue  # Ended meanwhile.
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    yield
+    deadline = time.monotonic() + 3
+    while (left := node_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in left:
+        process.kill()
+    assert not left, f"processes left behind: {left}"
+    assert lp.runtime.current() is None, "a program is still running"

@@ -1,0 +1,238 @@
+"""Nodes that the tests launch; a module of its own, so that processes can import them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import threading
+import time
+from typing import Any, NamedTuple
+
+import launchpad as lp
+
+
+class Recorder:
+    """Keeps what other nodes tell it, also in a file that outlives the program."""
+
+    def __init__(self, path: pathlib.Path | None = None):
+        self._path = path
+        self._lock = threading.Lock()
+        self._entries: list[Any] = []
+
+    def add(self, entry: Any) -> int:
+        with self._lock:
+            self._entries.append(entry)
+            if self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(f"{entry}\n")
+            return len(self._entries)
+
+    def entries(self) -> list[Any]:
+        with self._lock:
+            return list(self._entries)
+
+    def _private(self) -> None:
+        raise AssertionError("a private method was served")
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    recorder: Any
+    name: str
+
+
+class Producer:
+    """Serves numbers; has no run()."""
+
+    def __init__(self, factor: int):
+        self._factor = factor
+
+    def produce(self, number: int) -> int:
+        return self._factor * number
+
+    def __call__(self, text: str) -> str:
+        return text * self._factor
+
+
+class Consumer:
+    """Asks all producers, and stops the program."""
+
+    def __init__(self, producers: list[Any]):
+        self._producers = producers
+
+    def run(self) -> list[Any]:
+        sums = []
+        for number in range(3):
+            calls = [p.futures.produce(number) for p in self._producers]
+            sums.append(sum(c.result(timeout=20) for c in calls))
+        texts = [p("ab") for p in self._producers]
+        lp.stop()
+        return [*sums, texts]
+
+
+def record_tree(tree: dict[str, Any]) -> None:
+    """Calls the recorder that is found at every place of a nested argument."""
+    tree["list"][0].add("list")
+    tree["tuple"][1]["deep"].add("tuple")
+    assert isinstance(tree["pair"], Pair)
+    tree["pair"].second.add("namedtuple")
+    tree["config"].recorder.add(tree["config"].name)
+    assert tree["plain"] == {"a": [1, 2]}
+
+
+class Failing:
+    """Raises in its constructor or in run(), once the others run."""
+
+    def __init__(self, where: str, recorder: Any):
+        self._where = where
+        while not recorder.entries():
+            time.sleep(0.02)
+        if where == "constructor":
+            raise ValueError("no such weather")
+
+    def run(self) -> None:
+        if self._where == "signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("no such weather")
+
+
+class Unpicklable(Exception):
+    """An exception that dumps and does not load."""
+
+    def __init__(self, one: int, two: int):
+        super().__init__(f"{one} and {two}")
+
+
+def raise_unpicklable() -> None:
+    raise Unpicklable(1, 2)
+
+
+def work_until_interrupted(recorder: Any) -> None:
+    """Knows nothing of stopping, as the loops of many agents do."""
+    while True:
+        recorder.add("step")
+        time.sleep(0.05)
+
+
+def leave_on_stop(recorder: Any) -> None:
+    """Waits for the stop, and still reaches the recorder then."""
+    recorder.add("waiting")
+    assert lp.wait_for_stop(30)
+    time.sleep(0.3)
+    recorder.add("left")
+
+
+def stop_handlers(recorder: Any) -> None:
+    """Registers two handlers and takes one back."""
+    called = threading.Event()
+    recorder.add("ready")
+
+    def unwanted() -> None:
+        recorder.add("unwanted")
+
+    def wanted() -> None:
+        recorder.add("handler")
+        called.set()
+
+    lp.register_stop_handler(wanted)
+    lp.register_stop_handler(unwanted)
+    lp.unregister_stop_handler(unwanted)
+    lp.stop()
+    assert called.wait(10)
+    assert lp.stop_event().is_set()
+
+
+def ignore_stop(recorder: Any) -> None:
+    """Promises to look at the stop event, and does not."""
+    lp.stop_event()
+    recorder.add("deaf")
+    while True:
+        try:
+            time.sleep(0.05)
+        except SystemExit:
+            pass
+
+
+def read_environment(name: str, recorder: Any) -> None:
+    recorder.add((os.environ.get(name), os.environ.get("PYTHONPATH")))
+
+
+def print_lines() -> None:
+    print("first line\nsecond line")
+    os.write(2, b"unfinished")
+
+
+def serve_port(address: lp.Address, recorder: Any) -> None:
+    """Serves a port that the engine reserved."""
+    import socket
+
+    port = lp.get_port_from_address(address.resolve())
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        connection, _ = server.accept()
+        with connection:
+            recorder.add(connection.recv(5))
+
+
+def use_port(address: lp.Address) -> None:
+    import socket
+
+    host, _, port = address.resolve().rpartition(":")
+    for _ in range(200):
+        with socket.socket() as client:
+            if client.connect_ex((host, int(port))) == 0:
+                client.sendall(b"hello")
+                return
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+class Service:
+    """What the tests of remote calls need."""
+
+    def __init__(self) -> None:
+        self.value = 7  # Not a method: not served.
+        self._released = threading.Event()
+
+    @property
+    def costly(self) -> Any:
+        raise AssertionError("a property was computed to serve the object")
+
+    def echo(self, *args: Any, **kwargs: Any) -> Any:
+        return (args, kwargs)
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def fail(self, text: str) -> None:
+        raise KeyError(text)
+
+    def fail_unpicklable(self) -> None:
+        raise Unpicklable(1, 2)
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+    def block(self, seconds: float) -> bool:
+        return self._released.wait(seconds)
+
+    def release(self) -> None:
+        self._released.set()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def recorder_program(path: pathlib.Path | None = None) -> tuple[lp.Program, Any]:
+    """Returns a program with a recorder in it, and the recorder's handle."""
+    program = lp.Program("test")
+    return program, program.add_node(lp.CourierNode(Recorder, path), label="recorder")

@@ -1,0 +1,164 @@
+"""What every engine does: the same programs, the same results."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+import launchpad as lp
+from tests.launchpad import programs
+
+
+def test_producers_and_consumer(engine):
+    program = lp.Program("test")
+    with program.group("producer"):
+        producers = [program.add_node(lp.CourierNode(programs.Producer, f)) for f in (1, 10, 100)]
+    node = lp.CourierNode(programs.Consumer, producers)
+    node.disable_run()
+    program.add_node(node, label="consumer")
+    manager = lp.launch(program, engine)
+    # The launching process calls the nodes too: here it runs the consumer by hand.
+    results = node.create_handle().dereference().run()
+    assert results == [0, 111, 222, ["ab", "ab" * 10, "ab" * 100]]
+    assert manager.wait() is True
+    assert manager.is_done
+
+
+def test_run_is_called_and_the_program_ends_when_all_have_run(engine):
+    program, recorder = programs.recorder_program()
+    tree = {
+        "list": [recorder],
+        "tuple": (1, {"deep": recorder}),
+        "pair": programs.Pair(0, recorder),
+        "config": programs.Config(recorder, name="dataclass"),
+        "plain": {"a": [1, 2]},
+    }
+    program.add_node(lp.PyNode(programs.record_tree, tree), label="tree")
+    manager = lp.launch(program, engine)
+    client = manager.resolve(recorder)
+    deadline = time.monotonic() + 30
+    while len(client.entries()) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # The recorder serves on, until somebody waits for the program.
+    assert client.entries() == ["list", "tuple", "namedtuple", "dataclass"]
+    assert manager.wait(timeout=20)
+
+
+@pytest.mark.parametrize("where", ["constructor", "run"])
+def test_a_failure_ends_the_program_and_names_its_root(engine, where):
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.work_until_interrupted, recorder), label="worker")
+    with program.group("failing"):
+        program.add_node(lp.PyNode(programs.leave_on_stop, recorder))
+        program.add_node(lp.CourierNode(programs.Failing, where, recorder))
+    manager = lp.launch(program, engine)
+    with pytest.raises(lp.NodeFailedError) as caught:
+        manager.wait(timeout=30)
+    error = caught.value
+    assert (error.label, error.index) == ("failing", 1)
+    assert (error.exception_type, error.message) == ("ValueError", "no such weather")
+    assert isinstance(error.__cause__, ValueError)
+    assert 'raise ValueError("no such weather")' in error.traceback_text
+    assert str(error).endswith("node failing/1 failed: ValueError: no such weather")
+
+
+def test_a_failure_that_does_not_pickle_is_told_in_text(engine):
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(programs.raise_unpicklable), label="odd")
+    with pytest.raises(lp.NodeFailedError, match="1 and 2") as caught:
+        lp.launch(program, engine).wait(timeout=30)
+    assert caught.value.exception_type == "tests.launchpad.programs.Unpicklable"
+    assert caught.value.__cause__ is None
+
+
+def test_stop_reaches_nodes_that_wait_and_nodes_that_do_not_look(engine, tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    program.add_node(lp.PyNode(programs.leave_on_stop, recorder), label="aware")
+    program.add_node(lp.PyNode(programs.work_until_interrupted, recorder), label="loop")
+    manager = lp.launch(program, engine, termination_notice_secs=5)
+    client = manager.resolve(recorder)
+    deadline = time.monotonic() + 30
+    while not {"waiting", "step"} <= set(client.entries()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stopped = time.monotonic()
+    manager.stop()
+    assert manager.wait(timeout=20)
+    # The recorder served until all had left.
+    assert (tmp_path / "entries").read_text().endswith("left\n")
+    assert time.monotonic() - stopped < 4
+
+
+def test_stop_handlers_run(engine, tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    program.add_node(lp.PyNode(programs.stop_handlers, recorder), label="handlers")
+    assert lp.launch(program, engine).wait(timeout=20)
+    assert (tmp_path / "entries").read_text() == "ready\nhandler\n"
+
+
+def test_a_node_that_does_not_stop_is_given_up(engine):
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.ignore_stop, recorder), label="deaf")
+    manager = lp.launch(program, engine, termination_notice_secs=1)
+    while not manager.resolve(recorder).entries():
+        time.sleep(0.02)
+    stopped = time.monotonic()
+    manager.stop()
+    assert manager.wait(timeout=20)
+    assert 1 <= time.monotonic() - stopped < 5
+
+
+def test_an_address_reserves_a_port_for_its_owner(engine):
+    program, recorder = programs.recorder_program()
+    address = lp.Address("demo")
+    server = lp.PyNode(programs.serve_port, address, recorder)
+    address.assign(server)
+    program.add_node(server, label="server")
+    program.add_node(lp.PyNode(programs.use_port, address), label="client")
+    manager = lp.launch(program, engine)
+    client = manager.resolve(recorder)
+    deadline = time.monotonic() + 30
+    while not client.entries() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert client.entries() == [b"hello"]
+    assert manager.wait(timeout=20)
+
+
+def test_two_programs_side_by_side(engine):
+    managers, clients = [], []
+    for _ in range(2):
+        program, recorder = programs.recorder_program()
+        program.add_node(lp.PyNode(programs.leave_on_stop, recorder), label="node")
+        managers.append(lp.launch(program, engine))
+        clients.append(managers[-1].resolve(recorder))
+    clients[0].add("only here")
+    assert "only here" in clients[0].entries()
+    assert "only here" not in clients[1].entries()
+    for manager in managers:
+        manager.stop()
+    assert all(manager.wait(timeout=20) for manager in managers)
+
+
+def test_wait_gives_up_in_time_and_says_so(engine):
+    program, _ = programs.recorder_program()
+    manager = lp.launch(program, engine)
+    started = time.monotonic()
+    assert manager.wait(timeout=0.3) is False
+    assert 0.3 <= time.monotonic() - started < 2
+    manager.stop()
+    assert manager.wait(timeout=20)
+
+
+def test_importing_launchpad_is_light():
+    # In a fresh interpreter: this one may hold TensorFlow because of other tests.
+    import subprocess
+
+    code = (
+        "import sys, launchpad\n"
+        "print(sorted({'tensorflow', 'reverb', 'ray', 'numpy'} & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "[]"
