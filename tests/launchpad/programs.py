@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -103,7 +104,7 @@ class Failing:
         raise ValueError("no such weather")
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     """An exception that dumps and does not load."""
 
     def __init__(self, one: int, two: int):
@@ -111,7 +112,7 @@ class Unpicklable(Exception):
 
 
 def raise_unpicklable() -> None:
-    raise Unpicklable(1, 2)
+    raise UnpicklableError(1, 2)
 
 
 def work_until_interrupted(recorder: Any) -> None:
@@ -154,10 +155,8 @@ def ignore_stop(recorder: Any) -> None:
     lp.stop_event()
     recorder.add("deaf")
     while True:
-        try:
+        with contextlib.suppress(SystemExit):
             time.sleep(0.05)
-        except SystemExit:
-            pass
 
 
 def read_environment(name: str, recorder: Any) -> None:
@@ -217,7 +216,7 @@ class Service:
         raise KeyError(text)
 
     def fail_unpicklable(self) -> None:
-        raise Unpicklable(1, 2)
+        raise UnpicklableError(1, 2)
 
     def leave(self) -> None:
         raise SystemExit(3)

@@ -69,7 +69,7 @@ def test_a_failure_that_does_not_pickle_is_told_in_text(engine):
     program.add_node(lp.PyNode(programs.raise_unpicklable), label="odd")
     with pytest.raises(lp.NodeFailedError, match="1 and 2") as caught:
         lp.launch(program, engine).wait(timeout=30)
-    assert caught.value.exception_type == "tests.launchpad.programs.Unpicklable"
+    assert caught.value.exception_type == "tests.launchpad.programs.UnpicklableError"
     assert caught.value.__cause__ is None
 
 

@@ -1,0 +1,66 @@
+"""A program launched from a main script: `python launcher.py ENGINE SCENARIO FILE`.
+
+The tests run it as a child, to send it real signals. Its nodes live in `__main__` on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+
+import launchpad as lp
+
+
+class Note:
+    """A class of the main script, sent from node to node."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+
+class Writer:
+    """Appends notes to a file."""
+
+    def __init__(self, path: str):
+        self._path = pathlib.Path(path)
+
+    def write(self, note: Note) -> Note:
+        with self._path.open("a") as file:
+            file.write(note.text + "\n")
+        return note
+
+
+def work(writer, index: int, scenario: str) -> None:
+    writer.write(Note(f"started {os.getpid()}"))
+    if scenario == "short":
+        return
+    if scenario == "fail":
+        raise ValueError(f"worker {index} is broken")
+    if scenario == "deaf":
+        lp.stop_event()
+        while True:
+            try:
+                time.sleep(0.1)
+            except SystemExit:
+                continue
+    lp.wait_for_stop()
+    if scenario == "save":
+        time.sleep(0.5)
+        assert writer.write(Note("saved")).text == "saved"
+
+
+def main() -> None:
+    engine, scenario, path = sys.argv[1:]
+    program = lp.Program("main")
+    writer = program.add_node(lp.CourierNode(Writer, path), label="writer")
+    with program.group("worker"):
+        for index in range(2):
+            program.add_node(lp.PyNode(work, writer, index, scenario))
+    lp.launch(program, engine, termination_notice_secs=30 if scenario == "deaf" else 10)
+    # No wait(): the end of the script waits.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The launching process: signals, its own death, environment and output of its nodes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import launchpad as lp
+from tests.launchpad import programs
+
+_SCRIPT = pathlib.Path(__file__).with_name("launcher.py")
+_ROOT = _SCRIPT.parents[2]
+
+
+class _Launcher:
+    """A child that launches the program of launcher.py."""
+
+    def __init__(self, engine: str, scenario: str, path: pathlib.Path):
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, str(_SCRIPT), engine, scenario, str(path)],
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd="/",
+        )
+
+    def lines(self) -> list[str]:
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+    def wait_for_start(self) -> list[psutil.Process]:
+        """Waits until both workers have written; returns the node processes."""
+        deadline = time.monotonic() + 30
+        while sum(line.startswith("started") for line in self.lines()) < 2:
+            assert time.monotonic() < deadline and self.process.poll() is None
+            time.sleep(0.02)
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self, timeout: float) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def launch_script(tmp_path):
+    launchers = []
+
+    def start(engine: str, scenario: str) -> _Launcher:
+        launchers.append(_Launcher(engine, scenario, tmp_path / "notes"))
+        return launchers[-1]
+
+    yield start
+    for launcher in launchers:
+        if launcher.process.poll() is None:
+            launcher.process.kill()
+            launcher.process.wait()
+
+
+def _all_gone(processes: list[psutil.Process], timeout: float) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    return not alive
+
+
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_the_end_of_the_script_waits_for_the_program(launch_script, engine):
+    launcher = launch_script(engine, "short")
+    status, output = launcher.finish(timeout=30)
+    assert (status, output) == (0, "")
+    assert len(launcher.lines()) == 2
+
+
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine):
+    launcher = launch_script(engine, "fail")
+    status, output = launcher.finish(timeout=30)
+    assert status == 1
+    assert output.rstrip().splitlines()[-1].endswith("is broken")
+    assert 'raise ValueError(f"worker {index} is broken")' in output
+    assert "node worker/" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
+    launcher = launch_script(engine, "save")
+    nodes = launcher.wait_for_start()
+    assert len(nodes) == (3 if engine == "local_mp" else 0)
+    launcher.process.send_signal(number)
+    status, output = launcher.finish(timeout=10)
+    assert status == 0
+    assert output.startswith(f"{number.name}: stopping")
+    assert launcher.lines()[2:] == ["saved", "saved"]
+    assert _all_gone(nodes, timeout=1)
+
+
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
+    launcher = launch_script(engine, "deaf")
+    nodes = launcher.wait_for_start()
+    launcher.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert launcher.process.poll() is None
+    launcher.process.send_signal(signal.SIGINT)
+    status, output = launcher.finish(timeout=5)
+    assert status == 1 and "KeyboardInterrupt" in output
+    assert _all_gone(nodes, timeout=1)
+
+
+def test_no_node_outlives_a_killed_launcher(launch_script):
+    launcher = launch_script("local_mp", "deaf")
+    nodes = launcher.wait_for_start()
+    assert len(nodes) == 3
+    launcher.process.kill()
+    assert _all_gone(nodes, timeout=10)
+
+
+def test_a_killed_node_ends_the_program(launch_script):
+    launcher = launch_script("local_mp", "save")
+    nodes = launcher.wait_for_start()
+    victim = psutil.Process(int(launcher.lines()[0].split()[1]))
+    victim.kill()
+    status, output = launcher.finish(timeout=15)
+    assert status == 1
+    assert "ProcessDied: the process was killed by SIGKILL" in output.splitlines()[-1]
+    assert "saved" in launcher.lines()
+    assert _all_gone(nodes, timeout=1)
+
+
+def test_environment_and_output_of_processes(tmp_path, capfd):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    with program.group("reader"):
+        program.add_node(lp.PyNode(programs.read_environment, "DEMO", recorder))
+    with program.group("printer"):
+        program.add_node(lp.PyNode(programs.print_lines))
+    resources = {"reader": lp.PythonProcess(env={"DEMO": 3})}
+    lp.launch(program, "test_mp", local_resources=resources).wait(timeout=30)
+    expected = ("3", os.environ.get("PYTHONPATH"))
+    assert (tmp_path / "entries").read_text() == f"{expected}\n"
+    out, err = capfd.readouterr()
+    assert out == "[printer/0] first line\n[printer/0] second line\n"
+    assert err == "[printer/0] unfinished\n"
+
+
+def test_launch_refuses_what_it_can_not_do():
+    program, _ = programs.recorder_program()
+    with pytest.raises(ValueError, match=r"local_resources names \['wrong'\].*\['recorder'\]"):
+        lp.launch(program, "test_mp", local_resources={"wrong": lp.PythonProcess()})
+    with pytest.raises(ValueError, match="vertex_ai.*use one of"):
+        lp.launch(program, "vertex_ai")
+    with pytest.raises(ValueError, match="no nodes"):
+        lp.launch(lp.Program("empty"), "test_mt")
+    import threading
+
+    program.add_node(lp.PyNode(print, threading.Lock()), label="locked")
+    with pytest.raises(TypeError, match=r"node locked/0 can't be sent.*lp\.Deferred"):
+        lp.launch(program, "test_mp")

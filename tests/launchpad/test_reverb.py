@@ -1,0 +1,66 @@
+"""A program with a real Reverb table. These are the only tests that import TensorFlow."""
+
+from __future__ import annotations
+
+import socket
+
+import launchpad as lp
+from launchpad.nodes.reverb import node as reverb_node
+from tests.launchpad import programs
+
+
+def _tables():
+    import reverb
+
+    return [
+        reverb.Table(
+            "queue",
+            sampler=reverb.selectors.Fifo(),
+            remover=reverb.selectors.Fifo(),
+            max_size=100,
+            rate_limiter=reverb.rate_limiters.MinSize(1),
+        )
+    ]
+
+
+def _write_until_the_end(client, recorder) -> None:
+    for number in range(5):
+        client.insert([float(number)], {"queue": 1.0})
+    sample = next(iter(client.sample("queue", 1)))
+    recorder.add(float(sample[0].data[0]))
+    assert lp.wait_for_stop(30)
+    # The table outlives the stop until its writers have left.
+    client.insert([5.0], {"queue": 1.0})
+    recorder.add(client.server_info()["queue"].current_size)
+
+
+def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    replay = program.add_node(lp.ReverbNode(_tables), label="replay")
+    program.add_node(lp.PyNode(_write_until_the_end, replay, recorder), label="writer")
+    manager = lp.launch(program, engine)
+    client = manager.resolve(recorder)
+    while not client.entries():
+        assert not manager.wait(timeout=0.1)
+    manager.stop()
+    assert manager.wait(timeout=20)
+    assert (tmp_path / "entries").read_text() == "0.0\n6\n"
+
+
+def test_listeners_of_other_processes_are_seen():
+    import subprocess
+    import sys
+
+    code = (
+        "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child, socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        assert reverb_node.foreign_listeners(int(child.stdout.readline())) == 1
+        assert reverb_node.foreign_listeners(own.getsockname()[1]) == 0
+        child.stdin.close()
