@@ -5,16 +5,29 @@
     replicator = rr.make("multi_device:2")          # or "single_device"
     with replicator.scope():                        # every variable of the step is created here
         model = ...
-        optimizer = replicator.wrap_optimizer(snt.optimizers.Adam(1e-3))
-    inputs = replicator.make_inputs(input_fn)       # input_fn(rr.InputContext) -> Dataset | callable
+        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-3))
+    inputs = replicator.make_inputs(input_fn)       # (rr.InputContext) -> Dataset | callable
     step = replicator.replicate(step_fn, inputs, steps_per_call=10)
     outputs = step()                                # leaves have shape [10, ...], one per replica
     replicator.reduce("mean", outputs["loss"])      # NumPy [10]
     replicator.gather(outputs["priorities"])        # NumPy [num_replicas, 10, B]
     step.cancel()                                   # from any thread: one call raises StepCancelled
 
-Inside `step_fn`, replicas talk through `rr.collectives` only. `rr.checkpoints.Checkpointer` saves
-and restores, `rr.metrics.MetricWriter` writes curves. Errors a user can act on are `rr.UsageError`.
+    replicator.build_optimizer(optimizer, params)   # its slots, now: needed before a restore
+
+Inside `step_fn`, replicas talk through `rr.collectives` only.
+
+    from rl_replicator import checkpoints, metrics, parts
+
+    checkpointer = checkpoints.Checkpointer(directory, keep=2)
+    state = {"learner": parts.TrackablePart(model=model, optimizer=optimizer),
+             "counters": parts.JsonPart(get, set)}   # or any object with save and restore(folder)
+    if checkpointer.latest(): checkpointer.restore(state)
+    checkpointer.save(step_number, state)
+    writer = metrics.MetricWriter(run_dir, resume_step=None)
+    writer.write("learner", environment_steps, {"loss": 0.1})
+
+Errors that a user can act on are `rr.UsageError`, one line each.
 
 Importing this package does not import TensorFlow; the first use of a name that needs it does.
 """
@@ -41,9 +54,9 @@ _LAZY = {
     "make": "backends",
     "split_cpu": "devices",
 }
-_MODULES = ("checkpoints", "collectives", "metrics", "optimizers")
+_MODULES = ("checkpoints", "collectives", "metrics", "optimizers", "parts")
 
-__all__ = [  # noqa: PLE0604 - the lazy names exist through __getattr__
+__all__ = [
     "CheckpointError",
     "ConfigError",
     "EndOfData",

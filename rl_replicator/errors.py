@@ -13,9 +13,9 @@ class CheckpointError(UsageError):
     """A checkpoint that cannot be written, or cannot be trusted when read."""
 
 
-class StepCancelled(Exception):
+class StepCancelled(Exception):  # noqa: N818 - an event, not a mistake
     """A step met the mark that `cancel()` left in its input. Every earlier step is complete."""
 
 
-class EndOfData(Exception):
+class EndOfData(Exception):  # noqa: N818 - likewise
     """A finite dataset has no element left for the step."""

@@ -6,6 +6,7 @@ takes them from there. The queue is what makes an input stoppable: a dataset tha
 queue for the step to find. The step that finds it fails before it has touched a variable.
 """
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -171,10 +172,8 @@ class DatasetInputs(Inputs):
 
     def _mark(self, status: int) -> None:
         empty = [tf.zeros([0], s.dtype) for s in self._specs * self._num_replicas]
-        try:
+        with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
             self._queue.enqueue([status, *empty])
-        except tf.errors.CancelledError:
-            pass  # The input was closed in the meantime.
 
     def cancel(self) -> None:
         # In a thread of its own, because a full queue takes the mark only as the steps go on.

@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,11 +43,12 @@ class Replicator(abc.ABC):
         with self.strategy.scope(), self.registry.recording():
             yield
 
-    def wrap_optimizer(self, optimizer: Any) -> Any:
+    def wrap_optimizer(self, optimizer: Any, max_global_norm: float | None = None) -> Any:
         """Makes `optimizer.apply` average the gradients over the replicas first.
 
         Args:
           optimizer: a Sonnet optimizer, created in `scope()`.
+          max_global_norm: clips the averaged gradients of one `apply` to this global norm.
 
         Returns:
           The same object, changed in place; so checkpoints do not depend on the replicator.
@@ -55,7 +56,15 @@ class Replicator(abc.ABC):
         Raises:
           ConfigError: not a Sonnet optimizer, or wrapped before.
         """
-        return gradients.wrap(optimizer, self.num_replicas)
+        return gradients.wrap(optimizer, self.num_replicas, max_global_norm)
+
+    def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
+        """Creates the optimizer's slots now, and not in its first `apply`.
+
+        A checkpoint can only be restored into variables that exist.
+        """
+        with self.scope():
+            gradients.build(optimizer, parameters)
 
     def make_inputs(self, input_fn: inputs_lib.InputFn) -> inputs_lib.Inputs:
         """Calls `input_fn(InputContext)`, whose result feeds all replicas of this process.

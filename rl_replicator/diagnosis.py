@@ -1,0 +1,182 @@
+"""Whether this machine and what is installed on it fit together."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NamedTuple
+
+import psutil
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+
+_DISTRIBUTION = "rl-replicator"
+_PYTHON = (3, 11)
+# Why a version that is not the pinned one breaks, where that is known: (package, versions, reason).
+_KNOWN_BREAKS = (
+    ("mujoco", ">=4", "dm-control 1.0.50 fails with it ('MjModel' has no 'flex_vertedge')"),
+    ("numpy", ">=2", "TensorFlow 2.15 was built for NumPy 1"),
+    ("protobuf", ">=5", "TensorFlow 2.15 fails to import with it"),
+    ("tensorflow", ">=2.16", "dm-reverb 0.14 was built for TensorFlow 2.15"),
+    ("tensorflow-probability", ">=0.24", "it wants a newer TensorFlow than 2.15"),
+    ("keras", ">=3", "TensorFlow 2.15 works with Keras 2"),
+    ("dm-acme", ">=0.3", "it brings dm-launchpad"),
+)
+_LITTLE_MEMORY, _LITTLE_DISK = 4e9, 5e9
+
+
+class Finding(NamedTuple):
+    """One line of the diagnosis: a verdict (OK, NOTE or WRONG), and what to do where not OK."""
+
+    verdict: str
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, the quick ones first. Imports TensorFlow, and tries OpenGL in a subprocess."""
+    yield _python()
+    yield from _packages()
+    yield from _machine()
+    yield from _tensorflow()
+    yield _renderer()
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] == _PYTHON:
+        return Finding(OK, "Python", version)
+    return Finding(WRONG, "Python", version, "use 3.11, for which dm-reverb 0.14 is built")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    """Every direct dependency against what the project declares, and known bad neighbours."""
+    required = _requirements()
+    if not required:
+        yield Finding(
+            WRONG, _DISTRIBUTION, "not installed", "'pip install --no-deps -e .' in its directory"
+        )
+    for requirement in required:
+        yield _package(requirement)
+    declared = {requirement.name.lower() for requirement in required}
+    for name in {name for name, _, _ in _KNOWN_BREAKS} - declared:
+        version = _installed(name)
+        if version and (reasons := _breaks(name, version)):
+            yield Finding(WRONG, name, "; ".join([version, *reasons]), f"pip uninstall {name}")
+    if (version := _installed("dm-launchpad")) is not None:
+        yield Finding(
+            WRONG,
+            "dm-launchpad",
+            f"{version}; its package 'launchpad' hides the one of this project",
+            "pip uninstall dm-launchpad",
+        )
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        lines = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+    requirements = []
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            requirements.append(requirement)
+    return requirements
+
+
+def _package(requirement: Requirement) -> Finding:
+    name, version = requirement.name, _installed(requirement.name)
+    install = f"pip install '{name}{requirement.specifier}'"
+    if version is None:
+        return Finding(WRONG, name, "not installed", install)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(OK, name, version)
+    tested = f"{version}, tested with {requirement.specifier}"
+    return Finding(WRONG, name, "; ".join([tested, *_breaks(name, version)]), install)
+
+
+def _breaks(name: str, version: str) -> list[str]:
+    """What is known to break with this version."""
+    return [
+        reason
+        for known, versions, reason in _KNOWN_BREAKS
+        if known == name and SpecifierSet(versions).contains(version, prereleases=True)
+    ]
+
+
+def _machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(OK, "processor cores", str(cores))
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    if memory.available < _LITTLE_MEMORY:
+        yield Finding(NOTE, "memory", text, "a smaller replay (--agent.replay.*) needs less")
+    else:
+        yield Finding(OK, "memory", text)
+    free = shutil.disk_usage(".").free
+    text = f"{free / 1e9:.1f} GB free here"
+    if free < _LITTLE_DISK:
+        yield Finding(NOTE, "disk", text, "checkpoints hold the replay; give --run-dir elsewhere")
+    else:
+        yield Finding(OK, "disk", text)
+
+
+def _tensorflow() -> Iterator[Finding]:
+    """Devices, and whether TensorFlow's fast CPU kernels are on."""
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        yield Finding(
+            WRONG,
+            "oneDNN",
+            "switched off by TF_ENABLE_ONEDNN_OPTS=0; bfloat16 is then 11 times slower",
+            "unset TF_ENABLE_ONEDNN_OPTS",
+        )
+    try:
+        tf = importlib.import_module("tensorflow")
+    except Exception as error:  # A mismatch of binaries can raise anything.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        yield Finding(WRONG, "TensorFlow", f"cannot be imported: {lines[0]}", "see the lines above")
+        return
+    devices = [device.name.split(":", 1)[1] for device in tf.config.list_physical_devices()]
+    yield Finding(OK, "TensorFlow devices", ", ".join(devices))
+    has_gpu = any(name.startswith("GPU") for name in devices)
+    if shutil.which("nvidia-smi") and not has_gpu:
+        yield Finding(
+            NOTE,
+            "GPU",
+            "this machine has an NVIDIA driver, but TensorFlow sees no GPU",
+            "pip install 'rl-replicator[cuda]'",
+        )
+    if not tf.sysconfig.get_build_info().get("is_cuda_build") and has_gpu:
+        yield Finding(NOTE, "GPU", "this TensorFlow is built without CUDA")
+
+
+def _renderer() -> Finding:
+    """Missing OpenGL is a note: training from state needs none."""
+    # By name, because this package stands below `environments` and must load without it.
+    try:
+        rendering = importlib.import_module("environments.rendering")
+        renderer = rendering.find()
+    except Exception as error:
+        text = re.sub(r"\s+", " ", str(error))
+        return Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")
+    kind = "software" if renderer.is_software else "hardware"
+    return Finding(OK, "renderer", f"{renderer.name} ({renderer.kind}, {kind})")
