@@ -87,7 +87,7 @@ def _defer_gl(physics: Any) -> None:
     parent = type(physics)
 
     def contexts(self: Any) -> Any:
-        return parent.contexts.fget(self) if self.renders else None  # type: ignore[attr-defined]
+        return parent.contexts.fget(self) if self.renders else None
 
     body = {"renders": False, "contexts": property(contexts), "__module__": parent.__module__}
     physics.__class__ = type(parent.__name__, (parent,), body)

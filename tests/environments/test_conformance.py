@@ -11,7 +11,6 @@ import environments
 from environments import fakes
 from tests.environments import gymnasium_fake
 
-
 MAKERS = {
     **{name: functools.partial(environments.make, name, 1) for name in environments.names()},
     "chain": functools.partial(environments.make, "environments.fakes:chain", 1),

@@ -254,7 +254,7 @@ def test_gymnasium_pictures_have_the_wanted_size():
     np.testing.assert_array_equal(frame[::2, ::2], np.arange(24).reshape(2, 4, 3))
     silent = environments.adapt(gymnasium_fake.Seven(True, render_mode=None))
     with pytest.raises(
-        environments.EnvironmentSpecError, match="expected .*render_mode='rgb_array', got None"
+        environments.EnvironmentSpecError, match=r"expected .*rgb_array.*, got None"
     ):
         silent.render()
 
@@ -290,7 +290,7 @@ def test_unknown_names(name, message):
     [
         (
             "make_discrete",
-            r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Discrete",
+            r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Disc",
         ),
         (
             "make_unbounded",
@@ -342,7 +342,8 @@ def _fresh_process(code):
 def test_importing_loads_nothing_heavy():
     code = """
 import sys, environments
-print([name for name in ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium") if name in sys.modules])
+heavy = ("tensorflow", "dm_control", "mujoco", "OpenGL", "gymnasium")
+print([name for name in heavy if name in sys.modules])
 """
     assert _fresh_process(code) == "[]"
 

@@ -53,7 +53,9 @@ def test_the_users_choice_is_kept(fresh):
 
 def test_nothing_works(fresh):
     _answers(fresh, {})
-    message = r"got none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
+    message = (
+        r"got none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
+    )
     with pytest.raises(RenderingUnavailableError, match=message):
         rendering.find()
 

@@ -1,0 +1,132 @@
+"""Command-line options from a dataclass, with one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import tyro
+
+from rl_replicator.errors import UsageError
+
+Options = TypeVar("Options")
+
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
+# Wider than any message, so that none is broken into lines.
+_UNBROKEN = "2000"
+
+
+def parse(kind: type[Options], command: str, args: Sequence[str]) -> Options:
+    """Reads `args` into a dataclass. `--help` prints the options and exits.
+
+    Args:
+      kind: the dataclass. A nested one becomes `--field.name`.
+      command: as the user typed it, such as 'rl-replicator train d4pg'.
+      args: the words after it.
+
+    Raises:
+      UsageError: if an option is unknown, missing or of the wrong type, or if the dataclass
+        refuses a value. The text is one line.
+    """
+    if "-h" in args or "--help" in args:
+        return tyro.cli(kind, prog=command, args=args)
+    printed = io.StringIO()
+    try:
+        with _unbroken_lines(), contextlib.redirect_stderr(printed):
+            return tyro.cli(kind, prog=command, args=args)
+    except SystemExit:
+        pass
+    raise UsageError(_message(printed.getvalue(), _declared(kind, command), command, args))
+
+
+def _declared(kind: type, command: str) -> dict[str, str]:
+    """The options that `kind` has, and the type of each, read from its help."""
+    printed = io.StringIO()
+    with (
+        contextlib.suppress(SystemExit),
+        _unbroken_lines(),
+        contextlib.redirect_stdout(printed),
+    ):
+        tyro.cli(kind, prog=command, args=["--help"])
+    declared = {"--help": ""}
+    for line in _text_lines(printed.getvalue()):
+        first = re.match(r"(?:-\w, )?(--[\w.-]+)(?:, (--[\w.-]+))?(?: ([^\s(]\S*))?", line)
+        if first:
+            name, opposite, value = first.groups()
+            declared[name] = value or ""
+            if opposite:
+                declared[opposite] = ""
+    return declared
+
+
+def _message(box: str, declared: dict[str, str], command: str, args: Sequence[str]) -> str:
+    """One line from tyro's box of several."""
+    see = f"'{command} --help' lists the options"
+    for arg in args:
+        name = arg.partition("=")[0].replace("_", "-")
+        if arg.startswith("--") and name not in declared:
+            near = difflib.get_close_matches(name, declared, n=1) or _same_ending(name, declared)
+            hint = f"did you mean {near[0]}?" if near else see
+            return f"expected an option of '{command}', got {arg.partition('=')[0]!r}; {hint}"
+    lines = _text_lines(box)
+    text = " ".join(lines[1:2])
+    if unknown := re.match(r"Unrecognized options: (\S+)", text):
+        return f"expected only options after '{command}', got {unknown[1].rstrip(',')!r}; {see}"
+    if text.startswith("Missing from"):
+        return f"expected {lines[2]}, got nothing; {see}"
+    if missing := re.match(r"Missing value for argument '(\S+)'", text):
+        value = declared.get(missing[1]) or "a value"
+        return f"expected {_KINDS.get(value, value)} after {missing[1]}, got nothing; {see}"
+    if wrong := re.match(r"Error parsing (--\S+): ", text):
+        name = wrong[1]
+        value = declared.get(name, "a value")
+        return f"expected {_KINDS.get(value, value)} for {name}, got {_given(name, args)}; {see}"
+    # The dataclass itself has refused a value, and has said why.
+    return re.sub(r"^Error parsing [\w.-]+: ", "", text) or f"expected other options; {see}"
+
+
+def _same_ending(name: str, declared: dict[str, str]) -> list[str]:
+    """`--agent.learning-rate` for `--learning-rate`."""
+    return [option for option in declared if option.endswith("." + name[2:])][:1]
+
+
+def _given(name: str, args: Sequence[str]) -> str:
+    """The words that the user has put after the option `name`."""
+    words: list[str] = []
+    for index, arg in enumerate(args):
+        key, equals, value = arg.partition("=")
+        if key.replace("_", "-") == name:
+            words = [value] if equals else []
+            for word in args[index + 1 :]:
+                if equals or word.startswith("--"):
+                    break
+                words.append(word)
+    return repr(" ".join(words))
+
+
+def _text_lines(box: str) -> list[str]:
+    """The lines of a printed box, without its frame."""
+    bare = "".join(
+        " " if 0x2500 <= ord(char) <= 0x257F else char
+        for char in re.sub(r"\x1b\[[0-9;]*m", "", unicodedata.normalize("NFC", box))
+    )
+    return [line.strip() for line in bare.splitlines() if line.strip()]
+
+
+@contextlib.contextmanager
+def _unbroken_lines() -> Iterator[None]:
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = _UNBROKEN
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before

@@ -1,0 +1,23 @@
+"""`rl-replicator train NAME [options]`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rl_replicator.cli import options, trainables
+from rl_replicator.errors import UsageError
+
+
+def run(args: Sequence[str]) -> int:
+    """Trains what the first word names; its own dataclass says which options follow."""
+    known = trainables.names()
+    if not args:
+        raise UsageError(
+            f"expected something to train ({', '.join(known) or 'none is registered'}), got nothing"
+        )
+    if args[0] in ("-h", "--help"):
+        print(f"usage: rl-replicator train {{{','.join(known)}}} [options]\n")
+        print("'rl-replicator train NAME --help' lists the options of NAME.")
+        return 0
+    trainable = trainables.load(args[0])
+    chosen: Any = options.parse(trainable.Options, f"rl-replicator train {args[0]}", args[1:])
+    return trainable.train(chosen) or 0

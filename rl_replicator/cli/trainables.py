@@ -1,0 +1,66 @@
+"""What can be trained: objects that other packages register under an entry point group."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_replicator.errors import UsageError
+from rl_replicator.run_directory import RunDirectory
+
+GROUP = "rl_replicator.trainables"
+
+
+class Trainable(Protocol):
+    """One thing that `rl-replicator train` trains.
+
+    Attributes:
+      Options: frozen dataclass of its options.
+    """
+
+    Options: type
+
+    def train(self, options: Any) -> int | None:
+        """Trains, and returns the exit status (None is 0)."""
+
+    def evaluate(self, run_dir: Path, episodes: int, seed: int) -> int | None:
+        """Evaluates the newest checkpoint of a run and prints what came out."""
+
+    def video(self, run_dir: Path, output: Path | None, seed: int) -> int | None:
+        """Films an episode with the newest checkpoint of a run and prints the file's path."""
+
+
+def names() -> list[str]:
+    """The registered names, sorted. Imports none of them."""
+    return sorted(metadata.entry_points(group=GROUP).names)
+
+
+def load(name: str) -> Trainable:
+    """Imports what is registered as `name`.
+
+    Raises:
+      UsageError: if nothing is.
+    """
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if not known:
+            hint = "; the project is not installed: 'pip install --no-deps -e .' registers them"
+        raise UsageError(
+            f"expected something to train ({', '.join(known) or 'none is registered'}), "
+            f"got {name!r}{hint}"
+        )
+    (entry,) = metadata.entry_points(group=GROUP, name=name)
+    return entry.load()
+
+
+def of_run(run_dir: Path) -> Trainable:
+    """What the run in `run_dir` trains.
+
+    Raises:
+      UsageError: if it is not the directory of a run.
+    """
+    return load(str(RunDirectory(run_dir).config().get("trainable")))

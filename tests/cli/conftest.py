@@ -1,0 +1,48 @@
+"""The command line in processes of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def distribution(tmp_path):
+    """Makes installed distributions out of nothing: `distribution(name, version, entry_points)`."""
+    site = tmp_path / "site"
+
+    def make(name, version, entry_points=""):
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+    make.site = site
+    return make
+
+
+@pytest.fixture
+def command(tmp_path, distribution):
+    """Runs `rl-replicator WORDS` in an empty directory, with the tests' own thing to train."""
+    group = "[rl_replicator.trainables]\nfake = tests.cli.trainable_fake:fake\n"
+    distribution("tests-of-rl-replicator", "1.0", group)
+
+    def run(*words, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "rl_replicator.cli.main", *map(str, words)],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(distribution.site), str(ROOT)]),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return run

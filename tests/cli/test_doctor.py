@@ -1,0 +1,137 @@
+"""What fits and what does not."""
+
+from importlib import metadata
+
+import pytest
+
+from rl_replicator import diagnosis
+
+PINS = [
+    "mujoco==3.17.0",
+    "numpy<2,>=1.26",
+    "protobuf<5,>=4.25",
+    "dm-control==1.0.50",
+    'ruff; extra == "dev"',
+]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Versions that seem to be installed; starts with a set that fits."""
+    versions = {
+        "mujoco": "3.17.0",
+        "numpy": "1.26.4",
+        "protobuf": "4.25.9",
+        "dm-control": "1.0.50",
+    }
+
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: PINS)
+    return versions
+
+
+def _wrong():
+    return [finding for finding in diagnosis._packages() if finding.verdict == diagnosis.WRONG]
+
+
+def test_the_pinned_set_fits(installed):
+    findings = list(diagnosis._packages())
+    assert {finding.verdict for finding in findings} == {diagnosis.OK}
+    assert [finding.subject for finding in findings] == list(installed)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "text", "advice"),
+    [
+        ("mujoco", "4.0.0", "dm-control 1.0.50 fails with it", "pip install 'mujoco==3.17.0'"),
+        ("mujoco", "3.16.0", "3.16.0, tested with ==3.17.0", "pip install 'mujoco==3.17.0'"),
+        ("numpy", "2.1.0", "built for NumPy 1", "pip install 'numpy<2,>=1.26'"),
+        ("protobuf", "5.29.1", "TensorFlow 2.15 fails", "pip install 'protobuf<5,>=4.25'"),
+        ("dm-launchpad", "0.5.2", "hides the one of this project", "pip uninstall dm-launchpad"),
+        ("tensorflow-probability", "0.25.0", "a newer TensorFlow", "pip uninstall tensorflow-pro"),
+        ("keras", "3.1.0", "works with Keras 2", "pip uninstall keras"),
+    ],
+)
+def test_pairs_that_do_not_fit(installed, name, version, text, advice):
+    installed[name] = version
+    (finding,) = _wrong()
+    assert finding.subject == name
+    assert text in finding.text and version in finding.text
+    assert finding.advice.startswith(advice)
+
+
+def test_a_missing_package(installed):
+    del installed["mujoco"]
+    (finding,) = _wrong()
+    assert finding.text == "not installed"
+    assert finding.advice == "pip install 'mujoco==3.17.0'"
+
+
+def test_not_installed_itself(installed, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    (finding,) = _wrong()
+    assert finding.subject == "rl-replicator"
+
+
+def test_onednn_switched_off(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    first = next(diagnosis._tensorflow())
+    assert first.verdict == diagnosis.WRONG
+    assert first.advice == "unset TF_ENABLE_ONEDNN_OPTS"
+
+
+def test_a_renderer_that_is_missing_is_no_error(monkeypatch):
+    from environments import rendering
+    from environments.errors import RenderingUnavailableError
+
+    def find():
+        raise RenderingUnavailableError("none; 'apt-get install libegl1'")
+
+    monkeypatch.setattr(rendering, "find", find)
+    finding = diagnosis._renderer()
+    assert finding.verdict == diagnosis.NOTE and "libegl1" in finding.text
+
+
+def test_status_when_something_does_not_fit(command, distribution):
+    distribution("dm-launchpad", "0.5.2")
+    done = command("doctor")
+    assert done.returncode == 1, done.stderr
+    assert "WRONG dm-launchpad: 0.5.2" in done.stdout
+    assert "pip uninstall dm-launchpad" in done.stdout
+    assert "ok    Python: 3.11" in done.stdout
+    assert "TensorFlow devices: CPU:0" in done.stdout
+    assert done.stderr == ""
+
+
+def test_status_when_all_fits(monkeypatch, capsys):
+    from rl_replicator.cli import doctor
+
+    good = diagnosis.Finding(diagnosis.OK, "Python", "3.11.2")
+    note = diagnosis.Finding(diagnosis.NOTE, "disk", "3 GB free", "make room")
+    bad = diagnosis.Finding(diagnosis.WRONG, "numpy", "2.0", "pip install numpy")
+    monkeypatch.setattr(diagnosis, "examine", lambda: iter([good, note]))
+    assert doctor.run([]) == 0
+    printed = capsys.readouterr().out
+    assert printed == "ok    Python: 3.11.2\nnote  disk: 3 GB free; make room\n\nAll fits.\n"
+    monkeypatch.setattr(diagnosis, "examine", lambda: iter([good, bad, bad]))
+    assert doctor.run([]) == 1
+    assert "WRONG numpy: 2.0; pip install numpy" in capsys.readouterr().out
+
+
+def test_tensorflow_that_cannot_be_imported(monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+
+    def broken(name):
+        raise ImportError("libtensorflow: undefined symbol\nmore")
+
+    monkeypatch.setattr(diagnosis.importlib, "import_module", broken)
+    (finding,) = diagnosis._tensorflow()
+    assert finding.text == "cannot be imported: libtensorflow: undefined symbol"

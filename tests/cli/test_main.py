@@ -1,0 +1,176 @@
+"""Dispatch, options, and how errors look."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rl_replicator.cli import main
+
+
+def _refused(done):
+    """The one line of a run that ended because of bad input."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    prefix = "rl-replicator: error: "
+    assert line.startswith(prefix)
+    return line.removeprefix(prefix)
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_help_names_every_command(command, words):
+    done = command(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in main.COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_help_loads_nothing_heavy():
+    code = """
+import sys
+from rl_replicator.cli import main
+main.main(["--help"])
+heavy = ("tensorflow", "numpy", "tyro", "environments", "dm_control", "agents", "launchpad")
+print([name for name in heavy if name in sys.modules])
+"""
+    start = time.process_time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.process_time() - start < 1
+
+
+def test_processor_time_of_help(command):
+    code = "import resource,sys; from rl_replicator.cli.main import main; main(['--help']); " + (
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout.splitlines()[-1]) < 0.5
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "video", "plot", "envs", "doctor"])
+def test_every_command_explains_itself(command, name):
+    done = command(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: rl-replicator {name}")
+
+
+def test_unknown_command(command):
+    line = _refused(command("trian", "fake"))
+    assert line == (
+        "expected a command (train, eval, video, plot, envs, doctor), got 'trian'; did you mean "
+        "'train'? 'rl-replicator --help' explains them"
+    )
+
+
+FAKE = ("train", "fake")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((*FAKE, "--env", "x", "--stpes", "3"), "got '--stpes'; did you mean --steps?"),
+        ((*FAKE, "--stpes=3"), "got '--stpes'; did you mean --steps?"),
+        (
+            (*FAKE, "--env", "x", "--agent.leraning-rate", "1"),
+            "got '--agent.leraning-rate'; did you mean --agent.learning-rate?",
+        ),
+        (
+            (*FAKE, "--env", "x", "--learning-rate", "1"),
+            "expected an option of 'rl-replicator train fake', got '--learning-rate'; "
+            "did you mean --agent.learning-rate?",
+        ),
+        (
+            (*FAKE, "--env", "x", "--quux"),
+            "got '--quux'; 'rl-replicator train fake --help' lists the options",
+        ),
+        (
+            (*FAKE, "--env", "x", "--steps", "abc"),
+            "expected a whole number for --steps, got 'abc';",
+        ),
+        ((*FAKE, "--env", "x", "--steps=1.5"), "expected a whole number for --steps, got '1.5';"),
+        ((*FAKE, "--env", "x", "--steps"), "expected a whole number after --steps, got nothing;"),
+        (
+            (*FAKE, "--env", "x", "--agent.learning_rate", "fast"),
+            "expected a number for --agent.learning-rate, got 'fast';",
+        ),
+        ((*FAKE, "--env", "x", "--agent.layers", "8", "z"), "for --agent.layers, got '8 z';"),
+        (
+            (*FAKE, "--env", "x", "--agent.learning-rate", "-1"),
+            "--agent.learning-rate: expected more than 0, got -1.0",
+        ),
+        (FAKE, "expected --env STR, got nothing;"),
+        (
+            (*FAKE, "--env", "x", "y"),
+            "expected only options after 'rl-replicator train fake', got 'y'",
+        ),
+        (("train",), "expected something to train ("),
+        (("train", "fkae"), "got 'fkae'; did you mean 'fake'?"),
+        (
+            (*FAKE, "--env", "cartpole:swinup"),
+            "got 'cartpole:swinup'; did you mean cartpole:swingup",
+        ),
+        ((*FAKE, "--env", "wrapped"), "got 'cartpole:swinup'; did you mean cartpole:swingup"),
+        (("eval",), "expected RUN_DIR, got nothing;"),
+        (
+            ("eval", "nowhere"),
+            "expected the directory of a run, but there is no nowhere/config.json",
+        ),
+        (("eval", "nowhere", "--episodes", "0"), "--episodes: expected at least 1, got 0"),
+        (("video", "nowhere"), "expected the directory of a run"),
+        (("plot",), "expected at least one RUN_DIR, got none"),
+        (("plot", "nowhere"), "expected the directory of a run"),
+        (("plot", "nowhere", "--output", "a.jpg"), "--output: expected a name that ends in .png"),
+        (("envs", "--all"), "expected an option of 'rl-replicator envs', got '--all'"),
+    ],
+)
+def test_bad_input_is_one_line(command, words, line):
+    assert line in _refused(command(*words))
+
+
+def test_train_eval_video(command, tmp_path):
+    done = command(*FAKE, "--env", "cartpole:swingup", "--resume", "--agent.layers", 5, 6)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "trained cartpole:swingup 10 True Net(learning_rate=0.0001, layers=(5, 6))\n"
+    )
+    done = command("eval", "run", "--episodes", 4)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "evaluated run 4 1000\n", "")
+    done = command("video", tmp_path / "run", "--output", "a.gif", "--seed", 7)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "filmed run a.gif 7\n", "")
+
+
+def test_exit_status_of_training_is_kept(command):
+    assert command(*FAKE, "--env", "status").returncode == 3
+
+
+def test_other_failures_show_their_traceback(command):
+    done = command(*FAKE, "--env", "crash")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and "RuntimeError: something broke" in done.stderr
+
+
+def test_interrupt_is_quiet(command):
+    done = command(*FAKE, "--env", "interrupt")
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_envs(command):
+    done = command("envs")
+    assert done.returncode == 0
+    names = done.stdout.splitlines()
+    assert "cartpole:swingup" in names and "quadruped:escape" in names
+    assert len(names) == len(set(names)) >= 50
+    assert names == sorted(names)
+    assert "package.module:function" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_tensorflow_is_told_to_be_quiet(monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
+    main.quiet_libraries()
+    import os
+
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert os.environ["GRPC_VERBOSITY"] == "DEBUG"

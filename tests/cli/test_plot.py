@@ -1,0 +1,80 @@
+"""Curves and the figure."""
+
+import csv
+import json
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from rl_replicator import plots
+from rl_replicator.errors import UsageError
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, rows, seed=1, **identity):
+        run = tmp_path / name
+        (run / "metrics").mkdir(parents=True)
+        identity = {"trainable": "d4pg", "env": "cartpole:swingup", "seed": seed, **identity}
+        (run / "config.json").write_text(
+            json.dumps({"trainable": "d4pg", "identity": identity, "options": {}})
+        )
+        with open(run / "metrics" / "evaluator.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["environment_steps", "wall_time", "episode_return"])
+            writer.writerows([step, step / 10, value] for step, value in rows)
+        return run
+
+    return make
+
+
+def test_seeds_become_one_curve(make_run):
+    one = make_run("a", [(0, 0), (100, 100), (200, 400)], seed=1)
+    two = make_run("b", [(0, 10), (50, 60), (150, 260)], seed=2)
+    (curve,) = plots.curves([one, two])
+    assert curve.seeds == 2
+    np.testing.assert_array_equal(curve.steps, [0, 50, 100, 150])
+    np.testing.assert_array_equal(curve.returns, [[0, 50, 100, 250], [10, 60, 160, 260]])
+
+
+def test_other_settings_become_other_curves(make_run):
+    one = make_run("a", [(0, 0), (100, 100)], agent={"n_step": 5})
+    two = make_run("b", [(0, 0), (100, 50)], agent={"n_step": 1})
+    first, second = plots.curves([one, two])
+    assert (first.seeds, second.seeds) == (1, 1)
+    assert plots._labels([first.settings, second.settings]) == ["agent.n_step=5", "agent.n_step=1"]
+    assert plots._title([first.settings, second.settings]) == "d4pg on cartpole:swingup"
+
+
+def test_a_step_evaluated_again_after_a_resume_counts_once(make_run):
+    (curve,) = plots.curves([make_run("a", [(0, 1), (100, 7), (50, 4), (100, 9)])])
+    np.testing.assert_array_equal(curve.steps, [0, 50, 100])
+    np.testing.assert_array_equal(curve.returns, [[1, 4, 9]])
+
+
+def test_a_run_without_evaluations(make_run):
+    with pytest.raises(UsageError, match=r"expected evaluations in .*, got none yet"):
+        plots.curves([make_run("a", [])])
+
+
+def _colours(path):
+    """Pixels of the picture that are neither grey, black nor white."""
+    pixels = imageio.imread(path)[..., :3].astype(int)
+    return int(np.sum(pixels.max(-1) - pixels.min(-1) > 60)), pixels.shape
+
+
+def test_command_draws(command, make_run, tmp_path):
+    rows = [(step, step / 2) for step in range(0, 1001, 100)]
+    single = make_run("a", rows)
+    done = command("plot", single)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{single / 'return.png'}\n"
+    line, shape = _colours(single / "return.png")
+    assert shape == (600, 960, 3)
+    assert line > 500
+    other = make_run("b", [(step, value * 0.4) for step, value in rows], seed=2)
+    done = command("plot", single, other, "--output", "deep/both.png")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "deep/both.png\n", "")
+    band, _ = _colours(tmp_path / "deep" / "both.png")
+    assert band > 300

@@ -1,0 +1,76 @@
+"""Something to train that takes no time, registered by the tests' own distribution."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import environments
+from rl_replicator.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Net:
+    """The network."""
+
+    learning_rate: float = 1e-4
+    """Step size."""
+    layers: tuple[int, ...] = (64, 64)
+    """Hidden layers."""
+
+    def __post_init__(self):
+        if self.learning_rate <= 0:
+            raise ConfigError(
+                f"--agent.learning-rate: expected more than 0, got {self.learning_rate}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeOptions:
+    """Trains nothing."""
+
+    env: str
+    """The task."""
+    run_dir: Path = Path("run")
+    """Where to."""
+    steps: int = 10
+    """How long."""
+    resume: bool = False
+    """Go on."""
+    agent: Net = Net()
+    """Hyper-parameters."""
+
+
+class Fake:
+    """Follows `rl_replicator.cli.trainables.Trainable`."""
+
+    Options = FakeOptions
+
+    def train(self, options):
+        if options.env == "crash":
+            raise RuntimeError("something broke")
+        if options.env == "wrapped":
+            try:
+                environments.make("cartpole:swinup", seed=0)
+            except ValueError as error:
+                raise RuntimeError("the actor failed") from error
+        if options.env == "interrupt":
+            raise KeyboardInterrupt
+        if options.env == "status":
+            return 3
+        environments.make(options.env, seed=0)
+        options.run_dir.mkdir()
+        identity = {"trainable": "fake"}
+        (options.run_dir / "config.json").write_text(
+            json.dumps({"trainable": "fake", "identity": identity})
+        )
+        print(f"trained {options.env} {options.steps} {options.resume} {options.agent}")
+        return None
+
+    def evaluate(self, run_dir, episodes, seed):
+        print(f"evaluated {run_dir.name} {episodes} {seed}")
+
+    def video(self, run_dir, output, seed):
+        print(f"filmed {run_dir.name} {output} {seed}")
+
+
+fake = Fake()
