@@ -1,0 +1,81 @@
+"""Every hyper-parameter of D4PG, once."""
+
+import dataclasses
+
+from agents.replay.config import ReplayConfig
+from rl_replicator.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class D4PGConfig:
+    """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
+
+    Every default is the paper's or that of its published implementations, unless its line says
+    otherwise.
+    """
+
+    policy_layers: tuple[int, ...] = (256, 256)
+    """Units of the policy's hidden layers."""
+    critic_layers: tuple[int, ...] = (256, 256)
+    """Units of the critic's hidden layers."""
+    num_atoms: int = 51
+    """Atoms of the return distribution."""
+    value_min: float | None = None
+    """Lowest atom. Default: from the environment's lowest reward and the discount."""
+    value_max: float | None = None
+    """Highest atom. Default: from the environment's highest reward and the discount."""
+
+    discount: float = 0.99
+    """gamma. Applied by the adder and nowhere else."""
+    n_step: int = 5
+    """Steps of reward in a return before it bootstraps."""
+    exploration_sigma: float = 0.3
+    """Standard deviation of the actors' Gaussian noise; actions span [-1, 1]."""
+
+    global_batch_size: int = 256
+    """Transitions of one learner step, over all replicas."""
+    policy_learning_rate: float = 3e-4
+    """Adam's step size for the policy. The paper uses 1e-4."""
+    critic_learning_rate: float = 3e-4
+    """Adam's step size for the critic. The paper uses 1e-4."""
+    target_update_period: int = 100
+    """Learner steps between copies of the online networks to the target networks."""
+    max_action_gradient_norm: float | None = 1.0
+    """Largest norm of one example's dQ/da. None: no clipping."""
+    max_gradient_norm: float | None = 40.0
+    """Largest global norm of a network's gradient. None: no clipping."""
+    steps_per_call: int = 16
+    """Learner steps inside one compiled call."""
+
+    replay: ReplayConfig = ReplayConfig()
+    """The replay table."""
+
+    def __post_init__(self) -> None:
+        for name in ("policy_layers", "critic_layers"):
+            sizes = getattr(self, name)
+            if not sizes or any(size < 1 for size in sizes):
+                _fail(name, "one or more positive layer sizes", sizes)
+        for name in ("n_step", "global_batch_size", "target_update_period", "steps_per_call"):
+            if getattr(self, name) < 1:
+                _fail(name, "a whole number of at least 1", getattr(self, name))
+        for name in ("policy_learning_rate", "critic_learning_rate"):
+            if not 0 < getattr(self, name) < 1:
+                _fail(name, "a number between 0 and 1", getattr(self, name))
+        for name in ("max_action_gradient_norm", "max_gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                _fail(name, "a positive number or None", value)
+        if self.num_atoms < 2:
+            _fail("num_atoms", "at least 2", self.num_atoms)
+        if not 0 <= self.discount < 1:
+            _fail("discount", "a number in [0, 1)", self.discount)
+        if self.exploration_sigma < 0:
+            _fail("exploration_sigma", "a number of at least 0", self.exploration_sigma)
+        if self.value_min is not None and self.value_max is not None:
+            if self.value_min >= self.value_max:
+                _fail("value_min", f"less than value_max ({self.value_max})", self.value_min)
+
+
+def _fail(name: str, expected: str, received: object) -> None:
+    option = name.replace("_", "-")
+    raise ConfigError(f"--agent.{option}: expected {expected}, got {received}")

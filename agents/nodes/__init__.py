@@ -1,0 +1,1 @@
+"""The nodes of a run: counter, actor, learner, evaluator (the replay node is Launchpad's)."""

@@ -1,0 +1,94 @@
+"""The actor node: one environment, one exploring policy, as many steps as the counter grants."""
+
+import time
+from typing import Any
+
+import numpy as np
+import reverb
+
+import environments
+import launchpad as lp
+from agents.agent import Agent, VariableSource
+from agents.environment_loop import interact
+from agents.nodes.counter import Counter, Episode
+from agents.waiting import Stopped, Waiting
+
+
+class ActorNode:
+    """Explores until the run has taken all its steps."""
+
+    def __init__(
+        self,
+        index: int,
+        agent: Agent,
+        environment_name: str,
+        seed: int,
+        replay: reverb.Client,
+        source: VariableSource,
+        counter: Counter,
+    ):
+        """Makes the environment and the acting policy, here in the node.
+
+        Args:
+          index: of this actor, from 0.
+          agent: factories.
+          environment_name: see `environments.make`.
+          seed: of the run; each actor derives its own streams from it.
+          replay: client of the table.
+          source: of the weights.
+          counter: of the run.
+        """
+        self._index = index
+        self._counter = counter
+        environment_seed, noise_seed = np.random.SeedSequence([seed, index]).generate_state(2)
+        self._environment = environments.make(environment_name, seed=int(environment_seed))
+        self._noise = np.random.default_rng(int(noise_seed))
+        self._set_random_state(counter.random_state(index))
+        waiting = Waiting(
+            f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
+        )
+        self._adder = agent.make_adder(replay, waiting.tick)
+        self._actor = agent.make_actor(source, self._adder, self._noise)
+
+    def run(self) -> None:
+        """Acts until there are no more steps to take or the program stops."""
+        try:
+            self._act()
+            self._adder.flush()
+        except Stopped:
+            pass
+        finally:
+            self._adder.close()
+
+    def _act(self) -> None:
+        granted, done, episodes = 0, 0, []
+        episode_return, length = 0.0, 0
+        started, waited = time.monotonic(), 0.0
+        for timestep in interact(self._environment, self._actor):
+            if not timestep.first():
+                episode_return += float(timestep.reward)
+                length += 1
+                done += 1
+            if timestep.last():
+                episodes.append(Episode(episode_return, length, self._random_state()))
+                episode_return, length = 0.0, 0
+            if done >= granted:
+                now, blocked = time.monotonic(), self._adder.seconds_waited
+                share = (blocked - waited) / max(now - started, 1e-6)
+                granted = self._counter.lease(self._index, done, min(share, 1.0), episodes)
+                if granted == 0 or lp.stop_event().is_set():
+                    return
+                done, episodes, started, waited = 0, [], now, blocked
+
+    def _random_state(self) -> dict[str, Any]:
+        return {
+            "environment": self._environment.random_state,
+            "noise": self._noise.bit_generator.state,
+        }
+
+    def _set_random_state(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self._noise.bit_generator.state = state["noise"]
+            if state["environment"] is not None:
+                self._environment.random_state = state["environment"]
+

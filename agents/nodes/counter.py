@@ -1,0 +1,225 @@
+"""The counter: how far the run is, who is waiting, and the only writer of its metrics."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_replicator.metrics import MetricWriter
+
+# Environment steps that an actor may take before it asks again.
+_LEASE = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run stands. Rates are per second, since the last `Progress`-independent second.
+
+    Attributes:
+      environment_steps: taken by all actors since the beginning of the run.
+      total_steps: environment steps of the whole run.
+      learner_steps: done since the beginning of the run.
+      episodes: finished by all actors since the beginning of the run.
+      episode_return: of the newest finished training episode; None before the first.
+      evaluation_return: mean of the newest evaluation; None before the first.
+      evaluation_step: environment steps at that evaluation.
+      actor_waiting: share of their time that the actors wait for the replay, 0 to 1.
+      learner_waiting: share of its time that the learner waits for rows, 0 to 1.
+      learner_done: whether the learner has saved its last checkpoint.
+      finished: whether the last evaluation is recorded too.
+    """
+
+    environment_steps: int
+    total_steps: int
+    learner_steps: int
+    episodes: int
+    episode_return: float | None
+    evaluation_return: float | None
+    evaluation_step: int
+    actor_waiting: float
+    learner_waiting: float
+    learner_done: bool
+    finished: bool
+
+    @property
+    def steps_done(self) -> bool:
+        """Whether the actors have taken all steps of the run."""
+        return self.environment_steps >= self.total_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """A finished training episode.
+
+    Attributes:
+      episode_return: undiscounted sum of rewards.
+      length: environment steps.
+      random_state: the actor's random streams at its end, as plain data, for a checkpoint.
+    """
+
+    episode_return: float
+    length: int
+    random_state: Any
+
+
+class Counter:
+    """Hands out environment steps, collects what nodes report, and writes the metrics.
+
+    Steps are leased, so that a run of N steps takes exactly N, however many actors share them.
+    """
+
+    def __init__(self, run_dir: Path, total_steps: int, restored: Mapping[str, Any] | None):
+        """Opens the metrics.
+
+        Args:
+          run_dir: the run's directory.
+          total_steps: environment steps of the whole run.
+          restored: what `snapshot` gave before the run was stopped; None for a new run.
+        """
+        state = restored or {}
+        self._lock = threading.Lock()
+        self._total_steps = total_steps
+        self._environment_steps = int(state.get("environment_steps", 0))
+        self._episodes = int(state.get("episodes", 0))
+        self._random_states: dict[str, Any] = dict(state.get("random_states", {}))
+        self._wall_time = float(state.get("wall_time", 0.0))
+        self._evaluation = state.get("evaluation") or {"return": None, "step": 0}
+        self._learner_steps = int(state.get("learner_steps", 0))
+        self._granted = self._environment_steps
+        self._leases: dict[int, int] = {}
+        self._waiting = {"actor": 0.0, "learner": 0.0}
+        self._episode_return: float | None = None
+        self._learner_done = False
+        self._finished = False
+        self._started = time.monotonic()
+        self._writer = MetricWriter(
+            run_dir, resume_step=self._environment_steps if restored else None
+        )
+
+    def lease(
+        self, actor: int, done: int, waiting: float, episodes: list[Episode]
+    ) -> int:
+        """Takes an actor's report and grants it its next steps.
+
+        Args:
+          actor: its index.
+          done: steps it took of its last lease.
+          waiting: share of that time that it waited for the replay.
+          episodes: those it finished since.
+
+        Returns:
+          Steps that it may take now; 0 when the run has no more.
+        """
+        with self._lock:
+            self._environment_steps += done
+            # What the actor did not use (it may have been restarted) can be granted again.
+            self._granted -= self._leases.pop(actor, done) - done
+            self._waiting["actor"] += 0.1 * (waiting - self._waiting["actor"])
+            for episode in episodes:
+                self._episodes += 1
+                self._episode_return = episode.episode_return
+                self._random_states[str(actor)] = episode.random_state
+                self._write(
+                    "actor",
+                    {
+                        "episode_return": episode.episode_return,
+                        "episode_length": episode.length,
+                        "actor": actor,
+                        "episodes": self._episodes,
+                    },
+                )
+            steps = min(_LEASE, self._total_steps - self._granted)
+            if steps > 0:
+                self._granted += steps
+                self._leases[actor] = steps
+            return max(steps, 0)
+
+    def random_state(self, actor: int) -> Any:
+        """The actor's random streams at its last finished episode; None if it has none yet."""
+        with self._lock:
+            return self._random_states.get(str(actor))
+
+    def report_learner(self, steps: int, waiting: float, metrics: Mapping[str, float]) -> Progress:
+        """Takes the learner's report.
+
+        Args:
+          steps: learner steps since the beginning of the run.
+          waiting: share of its time that it waited for rows.
+          metrics: its figures.
+
+        Returns:
+          Where the run stands.
+        """
+        with self._lock:
+            self._learner_steps = steps
+            self._waiting["learner"] += 0.3 * (waiting - self._waiting["learner"])
+            if metrics:
+                self._write("learner", {"learner_steps": steps, **metrics})
+        return self.progress()
+
+    def learner_done(self) -> None:
+        """The learner has trained on all steps and saved its last checkpoint."""
+        with self._lock:
+            self._learner_done = True
+
+    def record_evaluation(self, environment_steps: int, returns: list[float], last: bool) -> None:
+        """Takes an evaluation.
+
+        Args:
+          environment_steps: at the start of the evaluation.
+          returns: of its episodes.
+          last: whether this is the evaluation of the trained agent, after which the run is over.
+        """
+        with self._lock:
+            mean = sum(returns) / len(returns)
+            self._evaluation = {"return": mean, "step": environment_steps}
+            self._write(
+                "evaluator",
+                {
+                    "episode_return": mean,
+                    "episode_return_min": min(returns),
+                    "episode_return_max": max(returns),
+                    "episodes": len(returns),
+                    "learner_steps": self._learner_steps,
+                },
+                step=environment_steps,
+            )
+            self._finished = self._finished or last
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint must hold of the run's progress, as plain data."""
+        with self._lock:
+            return {
+                "environment_steps": self._environment_steps,
+                "learner_steps": self._learner_steps,
+                "episodes": self._episodes,
+                "random_states": dict(self._random_states),
+                "evaluation": dict(self._evaluation),
+                "wall_time": self._seconds(),
+            }
+
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        with self._lock:
+            return Progress(
+                environment_steps=self._environment_steps,
+                total_steps=self._total_steps,
+                learner_steps=self._learner_steps,
+                episodes=self._episodes,
+                episode_return=self._episode_return,
+                evaluation_return=self._evaluation["return"],
+                evaluation_step=self._evaluation["step"],
+                actor_waiting=self._waiting["actor"],
+                learner_waiting=self._waiting["learner"],
+                learner_done=self._learner_done,
+                finished=self._finished,
+            )
+
+    def _seconds(self) -> float:
+        return self._wall_time + time.monotonic() - self._started
+
+    def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
+        step = self._environment_steps if step is None else step
+        self._writer.write(group, step, {"run_seconds": self._seconds(), **values})

@@ -1,0 +1,64 @@
+"""The evaluator node: judges the policy without noise, and ends the run with a last judgement."""
+
+import environments
+import launchpad as lp
+from agents.agent import Agent, VariableSource
+from agents.environment_loop import episode_return
+from agents.evaluation import EvaluationSchedule, evaluation_seed
+from agents.nodes.counter import Counter
+
+_SECONDS_BETWEEN_LOOKS = 0.25
+
+
+class EvaluatorNode:
+    """Evaluates as the run proceeds; stops the program after the last evaluation."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        environment_name: str,
+        seed: int,
+        schedule: EvaluationSchedule,
+        source: VariableSource,
+        counter: Counter,
+    ):
+        """Makes the judged policy, here in the node.
+
+        Args:
+          agent: factories.
+          environment_name: see `environments.make`.
+          seed: of the run.
+          schedule: when to evaluate.
+          source: of the weights.
+          counter: of the run.
+        """
+        self._environment_name = environment_name
+        self._seed = seed
+        self._schedule = schedule
+        self._counter = counter
+        self._actor = agent.make_evaluator(source)
+
+    def run(self) -> None:
+        """Evaluates every so many environment steps, and once more when the learner is done."""
+        progress = self._counter.progress()
+        due = progress.evaluation_step + self._schedule.every
+        while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
+            progress = self._counter.progress()
+            if progress.learner_done:
+                self._evaluate(progress.total_steps, self._schedule.last_episodes, last=True)
+                lp.stop()
+                return
+            if progress.environment_steps >= due and not progress.steps_done:
+                self._evaluate(progress.environment_steps, self._schedule.episodes, last=False)
+                due = (progress.environment_steps // self._schedule.every + 1) * self._schedule.every
+
+    def _evaluate(self, environment_steps: int, episodes: int, last: bool) -> None:
+        self._actor.update(wait=True)
+        seed = evaluation_seed(self._seed, environment_steps)
+        environment = environments.make(self._environment_name, seed=seed)
+        returns = []
+        for _ in range(episodes):
+            returns.append(episode_return(environment, self._actor))
+            if lp.stop_event().is_set():
+                return
+        self._counter.record_evaluation(environment_steps, returns, last)

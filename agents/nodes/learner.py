@@ -1,0 +1,170 @@
+"""The learner node: trains while there are rows, serves weights, writes the checkpoints."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import reverb
+import tensorflow as tf
+
+import launchpad as lp
+import rl_replicator as rr
+from agents.agent import Agent, Learner
+from agents.nodes.counter import Counter
+from agents.replay.checkpoint import ReplayPart
+from agents.replay.table import TABLE
+from agents.variables import WeightsPart
+from agents.waiting import Stopped, Waiting
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.parts import JsonPart, TrackablePart
+
+_SECONDS_BETWEEN_REPORTS = 1.0
+# How long a step may go on waiting for rows once no more will come.
+_SECONDS_TO_STARVE = 1.5
+
+
+class LearnerNode:
+    """Runs a learner until the actors have taken all steps of the run."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        replicas: str,
+        seed: int,
+        total_steps: int,
+        replay: reverb.Client,
+        counter: Counter,
+        checkpoints: Path,
+        checkpoint_seconds: float,
+    ):
+        """Builds the learner, here in the node, and restores it where a checkpoint is there.
+
+        Args:
+          agent: factories.
+          replicas: of the replicator, see `rl_replicator.make`.
+          seed: of the run.
+          total_steps: environment steps of the run.
+          replay: client of the table.
+          counter: of the run.
+          checkpoints: folder of the run's checkpoints.
+          checkpoint_seconds: time between two of them.
+        """
+        tf.random.set_seed(seed)
+        self._replay = replay
+        self._counter = counter
+        self._checkpoint_seconds = checkpoint_seconds
+        self._learner: Learner = agent.make_learner(
+            rr.make(replicas), replay.server_address, total_steps
+        )
+        self._checkpointer = Checkpointer(checkpoints)
+        if self._checkpointer.latest() is not None:
+            self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
+            self._learner.restored()
+        self._saved_at_step = -1
+        self._save_at = 0.0
+        self._no_more_rows = threading.Event()
+        self._run_over = threading.Event()
+
+    def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """The weights after the last call of the learner, by path."""
+        return self._learner.get_variables(names)
+
+    def run(self) -> None:
+        """Trains, and saves now and then; the last checkpoint is of the trained learner."""
+        reporter = threading.Thread(target=self._report, name="learner-report", daemon=True)
+        reporter.start()
+        try:
+            self._train()
+            self._save()
+            if not lp.stop_event().is_set():
+                self._counter.learner_done()
+                lp.wait_for_stop()
+        finally:
+            self._run_over.set()
+            reporter.join()
+            self._learner.close()
+
+    def _train(self) -> None:
+        self._save_at = time.monotonic() + self._checkpoint_seconds
+        try:
+            self._wait_for_first_rows()
+            while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
+                self._learner.step()
+                if time.monotonic() >= self._save_at:
+                    self._save()
+        except (Stopped, rr.StepCancelled):
+            pass  # Nobody feeds the table any more.
+
+    def _wait_for_first_rows(self) -> None:
+        """Waits where it can be interrupted, until the table lets itself be sampled."""
+        started = time.monotonic()
+        waiting = Waiting("the learner", self._missing_rows)
+        while not self._no_more_rows.is_set():
+            info = self._table_info()
+            if info.current_size >= info.rate_limiter_info.min_size_to_sample:
+                return
+            waiting.tick(time.monotonic() - started)
+            time.sleep(0.05)
+
+    def _table_info(self):
+        return self._replay.server_info()[TABLE]
+
+    def _missing_rows(self) -> str:
+        info = self._table_info()
+        limiter = info.rate_limiter_info
+        return (
+            f"rows: the table holds {info.current_size}, sampling starts at "
+            f"{limiter.min_size_to_sample}; {limiter.sample_stats.completed} sampled of "
+            f"{limiter.insert_stats.completed} inserted (allowed: {limiter.samples_per_insert:g} "
+            "samples per insert); the actors are behind"
+        )
+
+    def _report(self) -> None:
+        """Every second: figures to the counter, and an eye on a learner that gets no rows."""
+        waiting = Waiting("the learner", self._missing_rows)
+        last_steps, last_change = -1, time.monotonic()
+        last_wait = self._sampler_seconds_waited()
+        while not self._run_over.wait(_SECONDS_BETWEEN_REPORTS):
+            steps, now = self._learner.num_steps, time.monotonic()
+            moved = steps != last_steps
+            if moved:
+                last_steps, last_change = steps, now
+            wait = self._sampler_seconds_waited()
+            share = min((wait - last_wait) / _SECONDS_BETWEEN_REPORTS, 1.0)
+            last_wait = wait
+            metrics = self._learner.metrics() if moved else {}
+            progress = self._counter.report_learner(steps, share, metrics)
+            if progress.steps_done:
+                self._no_more_rows.set()
+            if progress.steps_done or lp.stop_event().is_set():
+                if now - last_change > _SECONDS_TO_STARVE:
+                    self._learner.cancel()
+            elif steps > 0:
+                waiting.tick(now - last_change)
+
+    def _sampler_seconds_waited(self) -> float:
+        stats = self._table_info().rate_limiter_info.sample_stats
+        return stats.completed_wait_time.ToTimedelta().total_seconds()
+
+    def _save(self) -> None:
+        """One checkpoint of everything: replay, learner, counters, random streams."""
+        steps = self._learner.num_steps
+        if steps == self._saved_at_step:
+            return
+        started = time.monotonic()
+        progress = self._counter.snapshot()
+        self._checkpointer.save(
+            steps,
+            {
+                "learner": TrackablePart(**self._learner.trackables()),
+                "weights": WeightsPart(self._learner.get_variables(self._learner.published)),
+                "replay": ReplayPart(self._replay),
+                "progress": JsonPart(lambda: progress, lambda _: None),
+            },
+        )
+        self._saved_at_step = steps
+        # A large table takes seconds to write: saving is to cost a twentieth of the time at most.
+        taken = time.monotonic() - started
+        self._save_at = time.monotonic() + max(self._checkpoint_seconds, 20.0 * taken)

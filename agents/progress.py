@@ -1,0 +1,105 @@
+"""The live line of a run."""
+
+import collections
+import sys
+import time
+from typing import TextIO
+
+from agents.nodes.counter import Progress
+
+# Rates are taken over the last seconds, not since the start.
+_RATE_WINDOW_SECONDS = 15.0
+_SECONDS_BETWEEN_LINES = 10.0
+# Shares of time below this are noise: nobody is waiting.
+_WAITING_THRESHOLD = 0.05
+
+
+class ProgressLine:
+    """Draws one line over and over on a terminal; elsewhere prints it every ten seconds."""
+
+    def __init__(self, stream: TextIO = sys.stderr):
+        """Args:
+        stream: where to draw.
+        """
+        self._stream = stream
+        self._live = stream.isatty()
+        self._history: collections.deque[tuple[float, Progress]] = collections.deque()
+        self._next_line = 0.0
+        self._width = 0
+
+    def show(self, progress: Progress) -> None:
+        """Draws the newest state of the run."""
+        now = time.monotonic()
+        self._history.append((now, progress))
+        while len(self._history) > 2 and now - self._history[0][0] > _RATE_WINDOW_SECONDS:
+            self._history.popleft()
+        if not self._live and now < self._next_line:
+            return
+        self._next_line = now + _SECONDS_BETWEEN_LINES
+        text = describe(progress, *self._rates())
+        if self._live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the last state standing."""
+        if self._live and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _rates(self) -> tuple[float, float]:
+        (then, first), (now, last) = self._history[0], self._history[-1]
+        seconds = max(now - then, 1e-6)
+        return (
+            (last.environment_steps - first.environment_steps) / seconds,
+            (last.learner_steps - first.learner_steps) / seconds,
+        )
+
+
+def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
+    """One line: how far, how good, how fast, and what holds it up.
+
+    Args:
+      progress: of the run.
+      actor_rate: environment steps per second.
+      learner_rate: learner steps per second.
+
+    Returns:
+      The text, without an end of line.
+    """
+    done, total = progress.environment_steps, progress.total_steps
+    left = (total - done) / actor_rate if actor_rate > 0 else None
+    parts = [f"{done:,}/{total:,} steps", f"ETA {clock(left)}"]
+    if progress.episode_return is not None:
+        parts.append(f"return {progress.episode_return:.0f}")
+    if progress.evaluation_return is not None:
+        parts.append(f"evaluation {progress.evaluation_return:.0f} @{progress.evaluation_step:,}")
+    parts.append(f"learner {learner_rate:.0f}/s")
+    parts.append(f"actors {actor_rate:.0f}/s")
+    parts.append(verdict(progress))
+    return " | ".join(parts)
+
+
+def verdict(progress: Progress) -> str:
+    """Who is the bottleneck: the side that the other waits for."""
+    if progress.steps_done:
+        return "last evaluation"
+    if progress.learner_steps == 0:
+        return "filling the replay"
+    if max(progress.actor_waiting, progress.learner_waiting) < _WAITING_THRESHOLD:
+        return "bottleneck: none, both are busy"
+    if progress.actor_waiting >= progress.learner_waiting:
+        return f"bottleneck: learner (actors wait {progress.actor_waiting:.0%} of the time)"
+    return f"bottleneck: actors (the learner waits {progress.learner_waiting:.0%} of the time)"
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as 1:02:03 or 2:03; "-" where unknown."""
+    if seconds is None:
+        return "-"
+    minutes, second = divmod(int(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"

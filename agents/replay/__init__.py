@@ -1,0 +1,1 @@
+"""The replay table and both of its ends."""

@@ -1,0 +1,198 @@
+"""The writing end of the table: steps in, n-step transitions out."""
+
+import collections
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import dm_env
+import numpy as np
+import reverb
+from acme import types
+from acme.adders import base
+
+from agents.replay.table import TABLE
+from agents.replay.transitions import TransitionLayout
+
+# How many items are written between two flushes: a flush costs about as much as an insert.
+_ITEMS_PER_FLUSH = 16
+# How long one flush may block before `on_wait` hears of it, in milliseconds.
+_FLUSH_TIMEOUT_MS = 500
+
+
+class _Step(NamedTuple):
+    observation: np.ndarray
+    action: np.ndarray
+    reward: float
+    discount: float
+
+
+def n_step_return(
+    rewards: list[float], discounts: list[float], gamma: float
+) -> tuple[float, float]:
+    """The return over a window of steps and what multiplies the value after it.
+
+    R_n = sum_i gamma**i (d_0 ... d_{i-1}) r_i and d = gamma**n (d_0 ... d_{n-1}), for i = 0 .. n-1
+    (D4PG, arXiv:1804.08617, equation 4, with the environment's own discounts). This is the only
+    place where gamma is applied: the learner bootstraps with `R_n + d * value`.
+
+    Args:
+      rewards: n rewards, oldest first.
+      discounts: n discounts of the environment, as `dm_env` gives them with those rewards.
+      gamma: the agent's discount.
+
+    Returns:
+      (R_n, d).
+    """
+    total, factor = 0.0, 1.0
+    for reward, discount in zip(rewards, discounts, strict=True):
+        total += factor * reward
+        factor *= gamma * discount
+    return total, factor
+
+
+class NStepTransitionAdder(base.Adder):
+    """Writes each n-step transition of an episode as one row of the table.
+
+    A row is written when n steps are known; the last n - 1 steps of an episode bootstrap from its
+    last observation over fewer steps. An episode that is cut off (`reset` before its end) leaves no
+    partial windows.
+    """
+
+    def __init__(
+        self,
+        client: reverb.Client,
+        layout: TransitionLayout,
+        *,
+        n_step: int,
+        discount: float,
+        initial_priority: float,
+        max_in_flight_items: int,
+        on_wait: Callable[[float], None],
+    ):
+        """Opens a writer on the table.
+
+        Args:
+          client: of the replay server.
+          layout: of the rows.
+          n_step: steps in a full window.
+          discount: gamma.
+          initial_priority: of a row that the learner has not seen.
+          max_in_flight_items: rows sent but not yet confirmed by the table.
+          on_wait: called with the seconds waited so far, twice a second, while the table does not
+            accept a row; may raise to give up.
+        """
+        self._writer = client.trajectory_writer(num_keep_alive_refs=1)
+        self._layout = layout
+        self._n_step = n_step
+        self._discount = discount
+        self._initial_priority = initial_priority
+        self._max_in_flight_items = max_in_flight_items
+        self._on_wait = on_wait
+        self._window: collections.deque[_Step] = collections.deque()
+        self._observation: np.ndarray | None = None
+        self._items_since_flush = 0
+        self.seconds_waited = 0.0
+        """Seconds spent waiting for the table since the start."""
+
+    def reset(self) -> None:
+        """Forgets the steps of an episode that was cut off."""
+        self._window.clear()
+        self._observation = None
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode.
+
+        Raises:
+          ValueError: if the step is not a first one, or does not fit the layout.
+        """
+        if not timestep.first():
+            raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
+        self._layout.check_step(
+            "observation", timestep.observation, self._layout.observation_size
+        )
+        self.reset()
+        self._observation = timestep.observation
+
+    def add(
+        self,
+        action: types.NestedArray,
+        next_timestep: dm_env.TimeStep,
+        extras: types.NestedArray = (),
+    ) -> None:
+        """Adds the action taken and the step it led to; writes the row that this completes.
+
+        Raises:
+          ValueError: if `add_first` was not called, or the step does not fit the layout.
+        """
+        del extras
+        if self._observation is None:
+            raise ValueError("expected add_first before add; got an action without an episode")
+        if next_timestep.last() or not self._window:  # Once or twice an episode: it costs time.
+            self._layout.check_step("action", action, self._layout.action_size)
+            self._layout.check_step(
+                "observation", next_timestep.observation, self._layout.observation_size
+            )
+        self._window.append(
+            _Step(
+                self._observation,
+                action,
+                float(next_timestep.reward),
+                float(next_timestep.discount),
+            )
+        )
+        self._observation = next_timestep.observation
+        if len(self._window) == self._n_step:
+            self._write_window()
+        if next_timestep.last():
+            while self._window:
+                self._write_window()
+            self.reset()
+            self.flush()
+
+    def _write_window(self) -> None:
+        first = self._window[0]
+        reward, discount = n_step_return(
+            [step.reward for step in self._window],
+            [step.discount for step in self._window],
+            self._discount,
+        )
+        self._window.popleft()
+        self._writer.append(
+            self._layout.pack(
+                types.Transition(
+                    observation=first.observation,
+                    action=first.action,
+                    reward=reward,
+                    discount=discount,
+                    next_observation=self._observation,
+                )
+            )
+        )
+        self._writer.create_item(TABLE, self._initial_priority, self._writer.history[-1])
+        self._items_since_flush += 1
+        if self._items_since_flush >= _ITEMS_PER_FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what was written; blocks while more than `max_in_flight_items` are unconfirmed.
+
+        Reverb's own calls never block on the rate limiter: without this bound, an actor that the
+        limiter holds back would fill the machine's memory.
+        """
+        self._items_since_flush = 0
+        started = time.perf_counter()
+        while True:
+            try:
+                self._writer.flush(
+                    block_until_num_items=self._max_in_flight_items,
+                    timeout_ms=_FLUSH_TIMEOUT_MS,
+                )
+                break
+            except reverb.errors.DeadlineExceededError:
+                self._on_wait(time.perf_counter() - started)
+        self.seconds_waited += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Gives up the writer; unconfirmed rows may be lost."""
+        self._writer.close()

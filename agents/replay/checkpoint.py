@@ -1,0 +1,50 @@
+"""The replay table inside a run's checkpoint."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import reverb
+from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
+
+
+class ReplayPart:
+    """Lets the replay server write its tables, and moves them into the checkpoint.
+
+    The server's folder and the checkpoints must be on one file system that the learner sees.
+    """
+
+    def __init__(self, client: reverb.Client):
+        """Args:
+        client: of the replay server.
+        """
+        self._client = client
+
+    def save(self, folder: Path) -> None:
+        """Writes the tables; inserting and sampling wait meanwhile."""
+        written = Path(self._client.checkpoint())
+        for path in written.iterdir():
+            shutil.move(str(path), folder / path.name)
+        written.rmdir()
+
+    def restore(self, folder: Path) -> None:
+        """Nothing: a Reverb server can only load a checkpoint as it starts."""
+
+
+def make_server_checkpointer(scratch: Path, restore: Path | None) -> Callable[[], CheckpointerBase]:
+    """How the replay server saves and, as it starts, loads its tables.
+
+    Args:
+      scratch: folder where the server writes; must be empty.
+      restore: the "replay" folder of a checkpoint, or None for empty tables.
+
+    Returns:
+      What `launchpad.ReverbNode` takes as `checkpoint_ctor`.
+    """
+
+    def make() -> CheckpointerBase:
+        return DefaultCheckpointer(
+            path=str(scratch), fallback_checkpoint_path=str(restore) if restore else None
+        )
+
+    return make

@@ -1,0 +1,52 @@
+"""The reading end of the table: batches for each replica."""
+
+from collections.abc import Callable
+
+import reverb
+import tensorflow as tf
+
+from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES, TABLE, LearnerDemand
+from agents.replay.transitions import Sample, TransitionLayout
+
+
+def make_input_fn(
+    server_address: str, layout: TransitionLayout, demand: LearnerDemand
+) -> Callable[[object], tf.data.Dataset]:
+    """The learner's `input_fn`: an endless dataset of per-replica batches.
+
+    Args:
+      server_address: "host:port" of the replay server.
+      layout: of the rows.
+      demand: of the learner.
+
+    Returns:
+      A function from an `InputContext` to a dataset of `Sample`s.
+    """
+
+    def unpack(sample: reverb.ReplaySample) -> Sample:
+        return Sample(
+            keys=sample.info.key,
+            probabilities=sample.info.probability,
+            table_size=sample.info.table_size,
+            transition=layout.unpack(sample.data),
+        )
+
+    def input_fn(context) -> tf.data.Dataset:
+        del context  # Every replica draws from the whole table.
+        batch_size = demand.per_replica_batch_size
+        dataset = reverb.TrajectoryDataset(
+            server_address,
+            TABLE,
+            dtypes=layout.signature.dtype,
+            shapes=layout.signature.shape,
+            max_in_flight_samples_per_worker=IN_FLIGHT_BATCHES * batch_size,
+            num_workers_per_iterator=1,
+        )
+        return (
+            dataset.batch(batch_size, drop_remainder=True)
+            .map(unpack, num_parallel_calls=1, deterministic=True)
+            .prefetch(PREFETCHED_BATCHES)
+            .apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        )
+
+    return input_fn

@@ -1,0 +1,85 @@
+"""Carries priorities from the learner back to the table, without making the learner wait."""
+
+import queue
+import threading
+
+import reverb
+import tensorflow as tf
+
+from agents.replay.table import TABLE
+
+# Calls of the learner whose priorities may wait for the table before the oldest are dropped.
+_MAX_QUEUED_CALLS = 8
+
+# Reverb gives a row of priority 0 no chance at all; a row that looks learned keeps a small one.
+_MIN_PRIORITY = 1e-3
+
+
+class PriorityWriter:
+    """Writes priorities in batches from a thread of its own.
+
+    A priority that comes late is only a little staler, so a table that is busy never holds the
+    learner up: when the queue is full the oldest batch is dropped and counted.
+    """
+
+    def __init__(self, server_address: str):
+        """Starts the thread.
+
+        Args:
+          server_address: "host:port" of the replay server.
+        """
+        self._client = reverb.TFClient(server_address, name="priorities")
+        self._queue: queue.Queue = queue.Queue(maxsize=_MAX_QUEUED_CALLS)
+        self.num_dropped_batches = 0
+        """Batches dropped because the table could not keep up."""
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="priorities", daemon=True)
+        self._thread.start()
+
+    def write(self, keys: tf.Tensor, priorities: tf.Tensor) -> None:
+        """Hands over a batch; returns at once.
+
+        Args:
+          keys: uint64 of any shape.
+          priorities: float32 of the same shape, not negative.
+
+        Raises:
+          RuntimeError: if an earlier batch could not be written.
+        """
+        if self._error is not None:
+            raise RuntimeError("priorities could not be written to the replay") from self._error
+        while True:
+            try:
+                self._queue.put_nowait((keys, priorities))
+                return
+            except queue.Full:
+                try:
+                    self._queue.get_nowait()
+                    self.num_dropped_batches += 1
+                except queue.Empty:
+                    pass
+
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            keys, priorities = item
+            try:
+                self._client.update_priorities(
+                    TABLE,
+                    tf.reshape(keys, [-1]),
+                    tf.cast(tf.maximum(tf.reshape(priorities, [-1]), _MIN_PRIORITY), tf.float64),
+                )
+            except Exception as error:  # noqa: BLE001 - handed to the learner's thread
+                self._error = error
+                return
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Writes what is queued and ends the thread, within `timeout` seconds."""
+        try:
+            self._queue.put(None, timeout=timeout)
+        except queue.Full:
+            return
+        self._thread.join(timeout)
+

@@ -1,0 +1,124 @@
+"""The table itself: how it samples, what it evicts, and the rate it holds actors and learner to."""
+
+import dataclasses
+
+import reverb
+
+from agents.replay.config import ReplayConfig
+from agents.replay.transitions import TransitionLayout
+from rl_replicator.errors import ConfigError
+
+TABLE = "replay"
+
+# Batches that the input pipeline holds ready beside those being sampled.
+PREFETCHED_BATCHES = 2
+# Batches that a sampler may have requested ahead of those.
+IN_FLIGHT_BATCHES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerDemand:
+    """How many transitions the learner takes at a time.
+
+    Attributes:
+      global_batch_size: transitions of one learner step, over all replicas.
+      steps_per_call: learner steps in one compiled call.
+      num_replicas: replicas, each with an input pipeline of its own share of the batch.
+    """
+
+    global_batch_size: int
+    steps_per_call: int
+    num_replicas: int
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        """The share of one replica.
+
+        Raises:
+          ConfigError: if the replicas do not divide the batch.
+        """
+        if self.global_batch_size % self.num_replicas:
+            raise ConfigError(
+                f"--agent.global-batch-size: expected a multiple of {self.num_replicas} replicas, "
+                f"got {self.global_batch_size}"
+            )
+        return self.global_batch_size // self.num_replicas
+
+    @property
+    def transitions_per_call(self) -> int:
+        """Transitions that one compiled call consumes."""
+        return self.global_batch_size * self.steps_per_call
+
+    @property
+    def transitions_in_flight(self) -> int:
+        """The most that the input pipelines can hold beyond what a call has consumed."""
+        held = PREFETCHED_BATCHES + 1 + IN_FLIGHT_BATCHES  # ready + being built + in the sampler
+        return held * self.global_batch_size
+
+
+def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
+    """Samples by which the ratio of samples to inserts may be off in either direction.
+
+    It must hold a whole call of the learner plus everything its pipelines keep in flight, twice:
+    otherwise actors and learner could only run in turns, or (below one insert's worth of samples)
+    block each other for ever.
+
+    Args:
+      config: of the table.
+      demand: of the learner.
+
+    Returns:
+      The buffer in samples.
+
+    Raises:
+      ConfigError: if the table starts with too few rows for that buffer.
+    """
+    buffer = max(
+        0.1 * config.min_size * config.samples_per_insert,
+        2.0 * (demand.transitions_per_call + demand.transitions_in_flight),
+        2.0 * config.samples_per_insert,
+    )
+    if buffer > config.min_size * config.samples_per_insert:
+        needed = int(-(-buffer // config.samples_per_insert))
+        raise ConfigError(
+            f"--agent.replay.min-size: expected at least {needed} (a call of the learner takes "
+            f"{demand.transitions_per_call} transitions and its input holds "
+            f"{demand.transitions_in_flight} more, at {config.samples_per_insert:g} samples per "
+            f"insert), got {config.min_size}; raise it, or lower --agent.steps-per-call"
+        )
+    return buffer
+
+
+def make_table(
+    config: ReplayConfig, demand: LearnerDemand, layout: TransitionLayout
+) -> reverb.Table:
+    """The prioritized table (Schaul et al. 2016), held to a ratio of samples to inserts.
+
+    Args:
+      config: of the table.
+      demand: of the learner, for the limiter's tolerance.
+      layout: of the rows.
+
+    Returns:
+      A table to be served by one Reverb server.
+
+    Raises:
+      ConfigError: if config and demand would block each other.
+    """
+    sampler: reverb.selectors.Selector
+    if config.priority_exponent > 0:
+        sampler = reverb.selectors.Prioritized(config.priority_exponent)
+    else:
+        sampler = reverb.selectors.Uniform()
+    return reverb.Table(
+        name=TABLE,
+        sampler=sampler,
+        remover=reverb.selectors.Fifo(),
+        max_size=config.max_size,
+        rate_limiter=reverb.rate_limiters.SampleToInsertRatio(
+            samples_per_insert=config.samples_per_insert,
+            min_size_to_sample=config.min_size,
+            error_buffer=error_buffer(config, demand),
+        ),
+        signature=layout.signature,
+    )

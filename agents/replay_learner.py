@@ -1,0 +1,126 @@
+"""A learner that trains on a replay table: any module with a `step_fn`, replicated."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.replay.priorities import PriorityWriter
+from agents.replay.transitions import Sample
+from agents.variables import select
+
+
+class StepModule(Protocol):
+    """What an agent writes: variables, and one step as for one machine."""
+
+    num_steps: tf.Variable
+
+    def step_fn(self, sample: Sample) -> Any:
+        """One step; returns `keys`, `priorities` and `metrics`."""
+        ...
+
+    def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Copies of the named networks' variables, by path."""
+        ...
+
+
+class ReplayLearner:
+    """Runs a module's step, replicated, on the rows of a replay table.
+
+    After each call of some steps the rows' new priorities go back to the table and a copy of the
+    published weights is kept for the actors, so that nobody ever reads weights in the middle of an
+    update. (`agents.agent.Learner` is the contract.)
+    """
+
+    def __init__(
+        self,
+        module: StepModule,
+        replicator: rr.Replicator,
+        input_fn: Callable[[Any], tf.data.Dataset],
+        replay_address: str,
+        steps_per_call: int,
+        published: Sequence[str],
+    ):
+        """Connects module, input and table; compiles at the first `step`.
+
+        Args:
+          module: made inside `replicator.scope()`.
+          replicator: runs the step.
+          input_fn: `InputContext` -> dataset of `Sample`s.
+          replay_address: "host:port" of the table's server, for the priorities.
+          steps_per_call: learner steps in one compiled call.
+          published: names of the networks that actors ask for.
+        """
+        self._module = module
+        self._replicator = replicator
+        self.published = tuple(published)
+        self._inputs = replicator.make_inputs(input_fn)
+        self._step = replicator.replicate(module.step_fn, self._inputs, steps_per_call)
+        self._priorities = PriorityWriter(replay_address)
+        self._num_steps = int(module.num_steps.numpy())
+        self._steps_per_call = steps_per_call
+        self._metrics: Mapping[str, Any] = {}
+        self._lock = threading.Lock()
+        self._weights = module.get_variables(self.published)
+
+    def step(self) -> None:
+        """Runs one compiled call; blocks until the table has the rows.
+
+        Raises:
+          rl_replicator.StepCancelled: if `cancel` was called while it waited for rows.
+        """
+        outputs = self._step()
+        for output in self._replicator.local_results(outputs):
+            self._priorities.write(output.keys, output.priorities)
+        weights = self._module.get_variables(self.published)
+        with self._lock:
+            self._metrics = outputs.metrics
+            self._weights = weights
+        self._num_steps += self._steps_per_call
+
+    def cancel(self) -> None:
+        """Makes a `step` that waits for rows raise `rl_replicator.StepCancelled`."""
+        self._step.cancel()
+
+    @property
+    def num_steps(self) -> int:
+        """Learner steps done since the beginning of the run."""
+        return self._num_steps
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last call, averaged over its steps and over replicas."""
+        with self._lock:
+            metrics = self._metrics
+        if not metrics:
+            return {}
+        means = self._replicator.reduce("mean", metrics)
+        figures = {name: float(np.mean(value)) for name, value in means.items()}
+        figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
+        return figures
+
+    def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The weights after the last call, by path.
+
+        Raises:
+          KeyError: if a name is not published.
+        """
+        with self._lock:
+            weights = self._weights
+        return select(weights, names)
+
+    def trackables(self) -> dict[str, Any]:
+        """All variables that a checkpoint must hold."""
+        return {"module": self._module}
+
+    def restored(self) -> None:
+        """To be called after the trackables were restored: what is published follows them."""
+        self._num_steps = int(self._module.num_steps.numpy())
+        with self._lock:
+            self._weights = self._module.get_variables(self.published)
+
+    def close(self) -> None:
+        """Writes the last priorities and ends the thread that does it."""
+        self._priorities.close()

@@ -1,0 +1,79 @@
+"""A trained policy, taken back from its run directory: to judge it, or to film it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dm_env
+import imageio.v2 as imageio
+from acme import core
+
+import environments
+from agents.environment_loop import episode_return, interact
+from agents.training import environment_spec
+from agents.variables import SavedWeights
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import UsageError
+from rl_replicator.run_directory import RunDirectory, from_plain
+
+if TYPE_CHECKING:
+    from agents.command import AgentCommand
+
+_HEIGHT, _WIDTH = 240, 320
+_FRAMES_PER_SECOND = 30
+# A film shows an episode of 1000 steps in ten seconds.
+_STEPS_PER_FRAME = 1000 // (10 * _FRAMES_PER_SECOND)
+
+
+def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -> list[float]:
+    """Plays episodes with the newest checkpoint's policy. See `AgentCommand.evaluate`."""
+    if episodes < 1:
+        raise UsageError(f"--episodes: expected at least 1, got {episodes}")
+    environment, actor = _restore(command, RunDirectory(run_dir), seed)
+    return [episode_return(environment, actor) for _ in range(episodes)]
+
+
+def film(
+    command: "AgentCommand", run_dir: Path, output: Path | None, seed: int
+) -> tuple[Path, float]:
+    """Films one episode of the newest checkpoint's policy. See `AgentCommand.video`.
+
+    Returns:
+      The file, and the episode's return.
+    """
+    run = RunDirectory(run_dir)
+    path = output or run.video
+    if path.suffix not in (".mp4", ".gif"):
+        raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
+    environment, actor = _restore(command, run, seed)
+    total = 0.0
+    with imageio.get_writer(path, fps=_FRAMES_PER_SECOND) as writer:
+        for step, timestep in enumerate(_episode(environment, actor)):
+            total += float(timestep.reward or 0.0)
+            if step % _STEPS_PER_FRAME == 0:
+                writer.append_data(environment.render(_HEIGHT, _WIDTH))
+    return path, total
+
+
+def _episode(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_env.TimeStep]:
+    for timestep in interact(environment, actor):
+        yield timestep
+        if timestep.last():
+            return
+
+
+def _restore(
+    command: "AgentCommand", run: RunDirectory, seed: int
+) -> tuple[environments.Environment, core.Actor]:
+    """The environment of a run, and the policy of its newest checkpoint."""
+    identity = run.config()["identity"]
+    latest = Checkpointer(run.checkpoints).latest()
+    if latest is None:
+        raise UsageError(
+            f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer, or "
+            "continue the run with --run-dir"
+        )
+    config = from_plain(command.config_type, identity["agent"])
+    agent = command.make_agent(config, environment_spec(identity["env"]))
+    environment = environments.make(identity["env"], seed=seed)
+    return environment, agent.make_evaluator(SavedWeights(latest.path / "weights"))

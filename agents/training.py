@@ -1,0 +1,180 @@
+"""A run from its options to its end: directory, program, live line, plot and video."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acme import specs
+
+import environments
+import launchpad as lp
+import rl_replicator as rr
+from agents.agent import Agent
+from agents.nodes.counter import Counter
+from agents.program import RunPlan, checkpoints_folder, make_program, replay_scratch
+from agents.progress import ProgressLine, clock
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import UsageError
+from rl_replicator.metrics import read_metrics
+from rl_replicator.parts import JsonPart
+from rl_replicator.run_directory import RunDirectory, runs
+
+if TYPE_CHECKING:
+    from agents.command import AgentCommand, D4PGOptions
+
+_RUNS = Path("runs")
+_LAUNCH_TYPES = {
+    "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
+    "processes": lp.LaunchType.LOCAL_MULTI_PROCESSING,
+}
+
+
+def environment_spec(name: str) -> specs.EnvironmentSpec:
+    """The specs of an environment.
+
+    Args:
+      name: see `environments.make`.
+
+    Returns:
+      `acme.specs.EnvironmentSpec`.
+
+    Raises:
+      ValueError: if nothing goes by that name, see `environments.make`.
+    """
+    return specs.make_environment_spec(environments.make(name, seed=0))
+
+
+def train(command: "AgentCommand", options: "D4PGOptions") -> int:
+    """Trains an agent; returns the exit status. See `agents.command.AgentCommand.train`."""
+    agent = command.make_agent(options.agent, environment_spec(options.env))
+    replicas = replicator_name(options.replicas)
+    num_replicas = rr.make(replicas).num_replicas
+    agent.make_tables(num_replicas)  # Batch, replicas and limiter must fit before all else.
+
+    identity = {
+        "env": options.env,
+        "seed": options.seed,
+        "agent": dataclasses.asdict(options.agent),
+    }
+    run = _choose_directory(command.name, identity, options)
+    there = run.create(command.name, identity, _plain(options))
+    with run.locked():
+        plan = RunPlan(
+            environment_name=options.env,
+            seed=options.seed,
+            total_steps=options.steps,
+            num_actors=options.actors,
+            replicas=replicas,
+            num_replicas=num_replicas,
+            evaluation=options.evaluation,
+            checkpoint_seconds=options.checkpoint_seconds,
+            run_dir=run.path.resolve(),
+        )
+        if there:
+            plan = _with_checkpoint(plan)
+        print(f"{'continuing' if plan.restored_progress else 'training'} in {run.path}", flush=True)
+        return _run(agent, plan, options.launch, run)
+
+
+def replicator_name(replicas: str) -> str:
+    """`--replicas`: a number of devices, or what `rl_replicator.make` takes."""
+    if not replicas.isdigit():
+        return replicas
+    return "single_device" if int(replicas) == 1 else f"multi_device:{int(replicas)}"
+
+
+def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunDirectory:
+    if options.run_dir is not None:
+        return RunDirectory(options.run_dir)
+    wanted = json.loads(json.dumps({"trainable": name, **identity}))
+    root = _RUNS / name
+    if options.resume:
+        for run in runs(root):
+            if run.config()["identity"] == wanted:
+                return run
+        raise UsageError(
+            f"--resume: expected a run of {options.env} with seed {options.seed} and this agent "
+            f"under {root}, found none; leave --resume out, or name the run with --run-dir"
+        )
+    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
+    number = 1
+    while (root / f"{base}-{number}").exists():
+        number += 1
+    return RunDirectory(root / f"{base}-{number}")
+
+
+def _with_checkpoint(plan: RunPlan) -> RunPlan:
+    """Adds what a checkpoint holds for replay and counter, if there is one."""
+    checkpointer = Checkpointer(checkpoints_folder(plan.run_dir))
+    latest = checkpointer.latest()
+    if latest is None:
+        return plan
+    progress: dict = {}
+    parts = {name: _Unread() for name in latest.parts}
+    # All files are checked here, before anything has started; replay and learner read them later.
+    checkpointer.restore(parts | {"progress": JsonPart(dict, progress.update)})
+    return dataclasses.replace(
+        plan, restored_replay=latest.path / "replay", restored_progress=progress
+    )
+
+
+class _Unread:
+    """A part that somebody else restores."""
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    def restore(self, folder: Path) -> None:
+        pass
+
+
+def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
+    scratch = replay_scratch(plan.run_dir)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    program, counter_handle = make_program(agent, plan)
+    manager = lp.launch(program, _LAUNCH_TYPES[launch])
+    line = ProgressLine()
+    try:
+        counter: Counter = manager.resolve(counter_handle)
+        progress = None
+        while not manager.wait(timeout=1.0):
+            try:
+                progress = counter.progress()
+            except (lp.CourierError, lp.ProgramStoppedError):
+                continue  # It is starting, or it is stopping.
+            line.show(progress)
+    finally:
+        line.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    if manager.signal_number is not None:
+        print(f"stopped and saved; go on with: --run-dir {run.path}", flush=True)
+        return 128 + manager.signal_number
+    return _report(run)
+
+
+def _report(run: RunDirectory) -> int:
+    """The end of a complete run: its last evaluation, its plot and its video."""
+    last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
+    print(
+        f"evaluation return {last['episode_return']:.1f} over {last['episodes']:.0f} episodes "
+        f"(min {last['episode_return_min']:.1f}, max {last['episode_return_max']:.1f}) after "
+        f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
+        f"steps, {clock(last['run_seconds'])}",
+        flush=True,
+    )
+    # In processes of their own: nothing of this one's TensorFlow or OpenGL state matters there,
+    # and a machine that cannot render still has its trained agent.
+    for subcommand in ("plot", "video"):
+        subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", subcommand, str(run.path)])
+    return 0
+
+
+def _plain(options: "D4PGOptions") -> dict:
+    plain = dataclasses.asdict(options)
+    plain["run_dir"] = None if options.run_dir is None else str(options.run_dir)
+    return plain

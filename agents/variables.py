@@ -1,0 +1,99 @@
+"""Weights on their way from the learner to those who act: `{path: array}`, matched by name."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import sonnet as snt
+import tensorflow as tf
+
+_WEIGHTS = "weights.npz"
+
+
+def _named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
+    # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
+    # in every process that builds the module under the same name.
+    variables = {f"{name}/{v.name.split('/', 1)[-1].split(':')[0]}": v for v in module.variables}
+    if len(variables) != len(module.variables):
+        raise ValueError(f"expected distinct variable names in {name}, got {sorted(variables)}")
+    return variables
+
+
+def named_arrays(name: str, module: snt.Module) -> dict[str, np.ndarray]:
+    """Copies of a module's variables.
+
+    Args:
+      name: the first part of every path.
+      module: a built module.
+
+    Returns:
+      path -> array.
+    """
+    return {path: variable.numpy() for path, variable in _named_variables(name, module).items()}
+
+
+def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) -> None:
+    """Assigns `arrays` to a module's variables, by path.
+
+    Args:
+      name: the first part of every path.
+      module: a built module.
+      arrays: at least one for each of the module's variables.
+
+    Raises:
+      ValueError: if a variable has no array or one of another shape.
+    """
+    for path, variable in _named_variables(name, module).items():
+        if path not in arrays:
+            raise ValueError(f"expected an array for {path}, got only {sorted(arrays)}")
+        if arrays[path].shape != tuple(variable.shape):
+            raise ValueError(
+                f"expected shape {tuple(variable.shape)} for {path}, got {arrays[path].shape}; "
+                "actor and learner must be built from the same config and environment"
+            )
+    for path, variable in _named_variables(name, module).items():
+        variable.assign(arrays[path])
+
+
+class WeightsPart:
+    """Weights inside a checkpoint, readable without the learner that they come from."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        """Args:
+        arrays: weights by path.
+        """
+        self._arrays = arrays
+
+    def save(self, folder: Path) -> None:
+        """Writes them."""
+        np.savez(folder / _WEIGHTS, **self._arrays)
+
+    def restore(self, folder: Path) -> None:
+        """Nothing: who trains on restores the learner, who only acts uses `SavedWeights`."""
+
+
+class SavedWeights:
+    """The weights of a checkpoint: stands where actors otherwise ask a learner."""
+
+    def __init__(self, folder: Path):
+        """Args:
+        folder: where a `WeightsPart` was saved.
+        """
+        with np.load(folder / _WEIGHTS) as file:
+            self._arrays = dict(file)
+
+    def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The variables of the named networks, by path."""
+        return select(self._arrays, names)
+
+
+def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of `arrays` that belong to the named networks.
+
+    Raises:
+      KeyError: if there is none for a name.
+    """
+    networks = {path.split("/", 1)[0] for path in arrays}
+    if not set(names) <= networks:
+        raise KeyError(f"expected names among {sorted(networks)}, got {list(names)}")
+    return {path: array for path, array in arrays.items() if path.split("/", 1)[0] in names}

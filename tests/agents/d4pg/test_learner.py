@@ -1,0 +1,129 @@
+"""The learner's step: replicas agree with one device, targets are copied when due."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from acme import specs, types
+
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.replay.transitions import Sample
+from rl_replicator.errors import ConfigError
+
+BATCH = 32
+STEPS = 20
+
+
+def make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)):
+    return specs.EnvironmentSpec(
+        observations=specs.Array((3,), np.float32),
+        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        rewards=rewards,
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+
+
+def make_samples():
+    """STEPS fixed batches as one Sample of [STEPS * BATCH, ...]."""
+    random = np.random.default_rng(3)
+    n = STEPS * BATCH
+    return Sample(
+        keys=np.arange(n, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, n),
+        table_size=np.full(n, 1000, np.int64),
+        transition=types.Transition(
+            observation=random.normal(size=(n, 3)).astype(np.float32),
+            action=random.uniform(-1, 1, (n, 2)).astype(np.float32),
+            reward=random.uniform(0, 5, n).astype(np.float32),
+            discount=random.choice([0.0, 0.95], n).astype(np.float32),
+            next_observation=random.normal(size=(n, 3)).astype(np.float32),
+        ),
+    )
+
+
+def train(replicator_name, config, steps_per_call):
+    """Trains on the fixed batches; returns weights by path, and the priorities in row order."""
+    replicator = rr.make(replicator_name)
+    agent = D4PG(config, make_spec())
+    with replicator.scope():
+        tf.random.set_seed(5)
+        module = agent.make_module(replicator, importance_steps=STEPS)
+        start = np.random.default_rng(7)
+        for network in (module.policy, module.critic):
+            for variable in network.trainable_variables:
+                variable.assign(start.normal(scale=0.3, size=variable.shape).astype(np.float32))
+        for source, copy in module.target_pairs():
+            copy.assign(source)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
+
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(module.step_fn, inputs, steps_per_call)
+    priorities = {}
+    for _ in range(STEPS // steps_per_call):
+        for output in replicator.local_results(step()):
+            keys = output.keys.numpy().ravel().tolist()
+            priorities.update(zip(keys, output.priorities.numpy().ravel(), strict=True))
+    names = ("policy", "critic", "target_policy", "target_critic")
+    weights = module.get_variables(names)
+    return weights, np.array([priorities[key] for key in sorted(priorities)])
+
+
+@pytest.mark.parametrize(("name", "steps_per_call"), [("multi_device:2", 5), ("multi_device:4", 1)])
+def test_replicas_train_as_one_device_does(name, steps_per_call):
+    """N replicas with B / N examples: within 1e-4 of one replica with B after 20 Adam steps."""
+    config = D4PGConfig(
+        policy_layers=(16, 16), critic_layers=(16, 16), target_update_period=7, num_atoms=21
+    )
+    one, priorities_one = train("single_device", config, steps_per_call=1)
+    many, priorities_many = train(name, config, steps_per_call)
+    assert sorted(one) == sorted(many)
+    moved = 0.0
+    for path, array in one.items():
+        np.testing.assert_allclose(many[path], array, rtol=1e-4, atol=1e-4, err_msg=path)
+        moved = max(moved, np.abs(array).max())
+    np.testing.assert_allclose(priorities_many, priorities_one, rtol=1e-3, atol=1e-4)
+    assert moved > 0.1 and len(priorities_one) == STEPS * BATCH
+
+
+def test_targets_follow_when_due_and_only_then():
+    layers = {"policy_layers": (8,), "critic_layers": (8,)}
+    never, _ = train("single_device", D4PGConfig(**layers, target_update_period=1000), 5)
+    always, _ = train("single_device", D4PGConfig(**layers, target_update_period=STEPS), 5)
+    for path, array in always.items():
+        if path.startswith("target_"):
+            online = always[path.removeprefix("target_")]
+            np.testing.assert_array_equal(array, online)
+    path = "target_critic/head/w"
+    assert np.abs(never[path] - never[path.removeprefix("target_")]).max() > 1e-3
+
+
+def test_the_value_range_follows_from_rewards_and_discount():
+    agent = D4PG(D4PGConfig(discount=0.9, num_atoms=11), make_spec())
+    np.testing.assert_allclose(agent.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
+    agent = D4PG(D4PGConfig(discount=0.9, num_atoms=3, value_min=-2.0), make_spec())
+    np.testing.assert_allclose(agent.atoms(), [-2, 4, 10], rtol=1e-6)
+
+
+def test_rewards_without_bounds_ask_for_a_value_range():
+    spec = make_spec(rewards=specs.Array((), np.float32))
+    with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
+        D4PG(D4PGConfig(), spec)
+    D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [
+        ({"global_batch_size": -1}, "--agent.global-batch-size: expected .* got -1"),
+        ({"discount": 1.0}, "--agent.discount: expected .* got 1.0"),
+        ({"policy_layers": ()}, "--agent.policy-layers"),
+        ({"value_min": 2.0, "value_max": 1.0}, "--agent.value-min"),
+    ],
+)
+def test_bad_settings_are_named(setting, option):
+    with pytest.raises(ConfigError, match=option):
+        D4PGConfig(**setting)

@@ -1,0 +1,186 @@
+"""n-step returns by hand, and what really lies in a Reverb table after an episode."""
+
+import dm_env
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+from acme import specs
+
+import environments
+from agents.replay.adder import NStepTransitionAdder, n_step_return
+from agents.replay.input import make_input_fn
+from agents.replay.table import TABLE, LearnerDemand
+from agents.replay.transitions import TransitionLayout
+
+
+def test_n_step_return_by_hand():
+    # 1 + 0.5 * 2 + 0.25 * 4 = 3; nothing terminates: 0.5 ** 3.
+    assert n_step_return([1.0, 2.0, 4.0], [1.0, 1.0, 1.0], 0.5) == (3.0, 0.125)
+    # The environment's own discounts count too: 1 + 0.5*0.8*2 + 0.25*0.8*0.5*4 = 2.2.
+    total, discount = n_step_return([1.0, 2.0, 4.0], [0.8, 0.5, 1.0], 0.5)
+    np.testing.assert_allclose([total, discount], [2.2, 0.125 * 0.4])
+    # Termination at the last step: nothing to bootstrap from.
+    assert n_step_return([1.0, 2.0], [1.0, 0.0], 0.9) == (2.8, 0.0)
+
+
+def make_spec(size=2):
+    return specs.EnvironmentSpec(
+        observations=specs.Array((size,), np.float32),
+        actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
+        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+
+
+@pytest.fixture
+def layout():
+    return TransitionLayout(make_spec())
+
+
+@pytest.fixture
+def server(layout):
+    server = reverb.Server(
+        [
+            reverb.Table(
+                TABLE,
+                reverb.selectors.Fifo(),
+                reverb.selectors.Fifo(),
+                max_size=1000,
+                rate_limiter=reverb.rate_limiters.MinSize(1),
+                max_times_sampled=1,
+                signature=layout.signature,
+            )
+        ]
+    )
+    yield server
+    server.stop()
+
+
+def make_adder(server, layout, n_step=3, discount=0.9, **options):
+    settings = {"max_in_flight_items": 4, "initial_priority": 2.5, "on_wait": lambda _: None}
+    return NStepTransitionAdder(
+        reverb.Client(f"localhost:{server.port}"),
+        layout,
+        n_step=n_step,
+        discount=discount,
+        **(settings | options),
+    )
+
+
+def observation(t):
+    return np.array([t, 10 + t], np.float32)
+
+
+def play(adder, rewards, last_discount):
+    """Adds an episode whose observation, action and reward tell the step they belong to."""
+    adder.add_first(dm_env.restart(observation(0)))
+    for t, reward in enumerate(rewards):
+        last = t == len(rewards) - 1
+        step_type = dm_env.StepType.LAST if last else dm_env.StepType.MID
+        discount = last_discount if last else 1.0
+        adder.add(
+            np.array([t / 10], np.float32),
+            dm_env.TimeStep(step_type, reward, discount, observation(t + 1)),
+        )
+
+
+def rows(server, layout, count):
+    """Reads `count` rows back, oldest first."""
+    samples = list(
+        server.localhost_client().sample(TABLE, num_samples=count, emit_timesteps=False)
+    )
+    priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
+    return priorities, layout.unpack(np.stack([np.ravel(sample.data) for sample in samples]))
+
+
+@pytest.mark.parametrize("last_discount", [0.0, 1.0], ids=["terminated", "truncated"])
+def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount):
+    adder = make_adder(server, layout)
+    play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=last_discount)
+    adder.flush()
+    priorities, transition = rows(server, layout, 4)
+    assert priorities == [2.5] * 4
+    np.testing.assert_array_equal(transition.observation[:, 0], [0, 1, 2, 3])
+    np.testing.assert_allclose(transition.action[:, 0], [0, 0.1, 0.2, 0.3])
+    np.testing.assert_allclose(
+        transition.reward,
+        [1 + 0.9 * 2 + 0.81 * 3, 2 + 0.9 * 3 + 0.81 * 4, 3 + 0.9 * 4, 4],
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        transition.discount,
+        [0.729, 0.729 * last_discount, 0.81 * last_discount, 0.9 * last_discount],
+        rtol=1e-6,
+    )
+    np.testing.assert_array_equal(transition.next_observation[:, 0], [3, 4, 4, 4])
+
+
+def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
+    adder = make_adder(server, layout)
+    adder.add_first(dm_env.restart(observation(0)))
+    for t in range(2):
+        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, observation(t + 1)))
+    adder.reset()
+    play(adder, rewards=[5.0], last_discount=0.0)
+    adder.flush()
+    _, transition = rows(server, layout, 1)
+    assert transition.reward.tolist() == [5.0]
+    assert server.localhost_client().server_info()[TABLE].current_size == 0  # That was all.
+
+
+def test_the_real_environment_round_trip(server):
+    environment = environments.make("environments.fakes:chain", seed=0)
+    layout = TransitionLayout(specs.make_environment_spec(environment))
+    assert layout.width == 2 * layout.observation_size + layout.action_size + 2
+
+
+def test_a_step_of_another_shape_is_named(server, layout):
+    adder = make_adder(server, layout)
+    with pytest.raises(ValueError, match=r"observation of shape \(2,\) and dtype float32.*\(3,\)"):
+        adder.add_first(dm_env.restart(np.zeros(3, np.float32)))
+    with pytest.raises(ValueError, match="float64"):
+        adder.add_first(dm_env.restart(np.zeros(2, np.float64)))
+    adder.add_first(dm_env.restart(observation(0)))
+    with pytest.raises(ValueError, match=r"action of shape \(1,\)"):
+        adder.add(np.zeros(2, np.float32), dm_env.transition(1.0, observation(1)))
+
+
+def test_a_full_limiter_is_waited_for_aloud(layout):
+    table = reverb.Table(
+        TABLE,
+        reverb.selectors.Fifo(),
+        reverb.selectors.Fifo(),
+        max_size=1000,
+        rate_limiter=reverb.rate_limiters.Queue(8),
+        signature=layout.signature,
+    )
+    server = reverb.Server([table])
+    waits = []
+
+    class GiveUp(Exception):
+        pass
+
+    def on_wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise GiveUp
+
+    adder = make_adder(server, layout, on_wait=on_wait)
+    with pytest.raises(GiveUp):
+        for _ in range(10):
+            play(adder, rewards=[1.0] * 8, last_discount=0.0)
+    assert waits[0] >= 0.4 and waits[1] > waits[0]
+    server.stop()
+
+
+def test_the_reading_end_gives_what_the_writing_end_wrote(server, layout):
+    adder = make_adder(server, layout, n_step=1)
+    play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=0.0)
+    adder.flush()
+    input_fn = make_input_fn(f"localhost:{server.port}", layout, LearnerDemand(4, 1, 1))
+    sample = next(iter(input_fn(None)))
+    order = np.argsort(sample.transition.reward)
+    np.testing.assert_array_equal(tf.gather(sample.transition.reward, order), [1, 2, 3, 4])
+    np.testing.assert_array_equal(sample.transition.observation[:, 0].numpy()[order], [0, 1, 2, 3])
+    assert sample.keys.dtype == tf.uint64 and len(set(sample.keys.numpy().tolist())) == 4

@@ -1,0 +1,118 @@
+"""The limiter's tolerance, prioritized sampling, and priorities on their way back."""
+
+import time
+
+import numpy as np
+import pytest
+import reverb
+from acme import specs
+
+from agents.d4pg import losses
+from agents.replay.config import ReplayConfig
+from agents.replay.priorities import PriorityWriter
+from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
+from agents.replay.transitions import TransitionLayout
+from rl_replicator.errors import ConfigError
+
+SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((1,), np.float32),
+    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
+    rewards=specs.Array((), np.float32),
+    discounts=specs.Array((), np.float32),
+)
+
+
+def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
+    demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=2)
+    assert demand.per_replica_batch_size == 128
+    assert demand.transitions_per_call == 4096
+    assert demand.transitions_in_flight == 5 * 256
+    assert error_buffer(ReplayConfig(min_size=1000, samples_per_insert=64.0), demand) == 10752
+
+
+def test_a_limiter_that_would_block_is_refused_with_the_number_that_would_not():
+    demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=1)
+    with pytest.raises(ConfigError, match="expected at least 168") as error:
+        error_buffer(ReplayConfig(min_size=10, samples_per_insert=64.0), demand)
+    assert "\n" not in str(error.value)
+    error_buffer(ReplayConfig(min_size=168, samples_per_insert=64.0), demand)
+
+
+def test_a_batch_that_replicas_do_not_divide_is_refused():
+    with pytest.raises(ConfigError, match="multiple of 3 replicas, got 256"):
+        _ = LearnerDemand(256, 1, 3).per_replica_batch_size
+
+
+def insert(server, layout, priorities):
+    client = server.localhost_client()
+    with client.trajectory_writer(num_keep_alive_refs=1) as writer:
+        for i, priority in enumerate(priorities):
+            writer.append(np.full(layout.width, i, np.float32))
+            writer.create_item(TABLE, priority, writer.history[-1])
+            writer.flush()
+    return client
+
+
+def draw(client, count):
+    """`count` independent draws: [(value, info)]."""
+    return [
+        (int(np.ravel(sample[0].data)[0]), sample[0].info)
+        for sample in client.sample(TABLE, num_samples=count)
+    ]
+
+
+@pytest.fixture
+def layout():
+    return TransitionLayout(SPEC)
+
+
+@pytest.fixture
+def server(layout):
+    demand = LearnerDemand(global_batch_size=1, steps_per_call=1, num_replicas=1)
+    config = ReplayConfig(min_size=3, samples_per_insert=10_000.0, priority_exponent=0.5)
+    server = reverb.Server([make_table(config, demand, layout)])
+    yield server
+    server.stop()
+
+
+def test_probabilities_and_weights_follow_the_priorities(server, layout):
+    # alpha 0.5: 1, 4, 16 -> 1, 2, 4 -> P = 1/7, 2/7, 4/7.
+    client = insert(server, layout, [1.0, 4.0, 16.0])
+    drawn = draw(client, 3000)
+    expected = np.array([1, 2, 4]) / 7
+    counts = np.bincount([value for value, _ in drawn], minlength=3)
+    np.testing.assert_allclose(counts / 3000, expected, atol=0.04)
+    for value, info in drawn[:50]:
+        np.testing.assert_allclose(info.probability, expected[value], rtol=1e-6)
+    probabilities = np.array([info.probability for _, info in drawn[:50]])
+    weights = losses.importance_weights(probabilities, np.full(50, 3), 1.0).numpy()
+    by_hand = np.array([7 / 3, 7 / 6, 7 / 12])  # 1 / (3 P)
+    np.testing.assert_allclose(weights, by_hand[[value for value, _ in drawn[:50]]], rtol=1e-5)
+
+
+def test_priorities_reach_the_table(server, layout):
+    client = insert(server, layout, [1.0, 1.0, 1.0])
+    keys = {value: info.key for value, info in draw(client, 100)}
+    writer = PriorityWriter(f"localhost:{server.port}")
+    writer.write(
+        np.array([[keys[0], keys[1]], [keys[2], keys[2]]], np.uint64),
+        np.array([[9.0, 4.0], [16.0, 0.0]], np.float32),
+    )
+    writer.close()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        seen = {value: info.priority for value, info in draw(client, 200)}
+        if seen.get(0) == 9.0:
+            break
+    # The last one wins, and a priority of 0 keeps the small chance that the writer gives it.
+    assert seen[0] == 9.0 and seen[1] == 4.0 and seen.get(2, 1e-3) == pytest.approx(1e-3)
+    assert writer.num_dropped_batches == 0
+
+
+def test_priorities_never_wait_for_the_table(server):
+    writer = PriorityWriter(f"localhost:{server.port}")
+    started = time.monotonic()
+    for _ in range(200):
+        writer.write(np.zeros(256, np.uint64), np.ones(256, np.float32))
+    assert time.monotonic() - started < 2.0
+    writer.close()
