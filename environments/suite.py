@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from dm_env import specs
 
-from environments import flat, rendering
+from environments import flat, rendering, shortcuts
 
 # The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
 # lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
@@ -41,6 +41,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
     random = np.random.RandomState(seed)
     environment = _load(domain, task, random)
     _defer_gl(environment.physics)
+    shortcuts.shorten(environment.physics)
     return flat.Environment(
         environment,
         action_spec=_limited(environment.action_spec()),

@@ -129,6 +129,8 @@ def _read(run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
         )
     steps = np.asarray(table[_STEPS], np.float64)
     returns = np.asarray(table[_RETURN], np.float64)
+    known = np.isfinite(returns)  # A row may hold other figures only.
+    steps, returns = steps[known], returns[known]
     # A run that was killed and resumed may have evaluated a step twice: the later one counts.
     last = {step: index for index, step in enumerate(steps)}
     order = [last[step] for step in sorted(last)]

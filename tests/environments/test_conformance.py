@@ -35,6 +35,27 @@ def test_follows_dm_env(name, check):
     Case(check).debug()
 
 
+@pytest.mark.parametrize("name", [n for n in environments.names() if n != "quadruped:escape"])
+def test_numbers_are_those_of_plain_dm_control(name):
+    """The shortcuts change no bit: raw observations, rewards and physics over two episodes."""
+    from dm_control import suite
+
+    ours = environments.make(name, 2).wrapped
+    theirs = suite.load(*name.split(":"), task_kwargs={"random": 2})
+    random = np.random.RandomState(1)
+    shape = ours.action_spec().shape
+    for _ in range(2):
+        timestep, expected = ours.reset(), theirs.reset()
+        for _ in range(4):
+            assert list(timestep.observation) == list(expected.observation)
+            for key, value in expected.observation.items():
+                np.testing.assert_array_equal(timestep.observation[key], value)
+            assert timestep.reward == expected.reward
+            np.testing.assert_array_equal(ours.physics.get_state(), theirs.physics.get_state())
+            action = random.uniform(-0.8, 0.8, shape)
+            timestep, expected = ours.step(action), theirs.step(action)
+
+
 @pytest.mark.parametrize("name", environments.names())
 def test_form(name):
     """The agents' form, the same random stream for the same seed, and rewards within their spec."""

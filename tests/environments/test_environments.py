@@ -97,6 +97,15 @@ def test_numbers_are_those_of_dm_control():
         timestep, other = ours.step(action), theirs.step(action)
 
 
+def test_a_diverged_simulation_is_told():
+    from dm_control.rl.control import PhysicsError
+
+    environment = environments.make("cartpole:balance", seed=0)
+    environment.reset()
+    with pytest.raises(PhysicsError, match="mjWARN_BADCTRL"):
+        environment.step(np.full(1, np.nan, np.float32))
+
+
 def test_time_limit_keeps_discount_one():
     environment = environments.make("pendulum:swingup", seed=0)
     action = np.zeros(1, np.float32)

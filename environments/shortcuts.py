@@ -1,0 +1,76 @@
+"""Two detours in dm_control's step, cut short: a tenth to a quarter of its time. No number changes.
+
+Names of bodies and joints are turned into array indices at every access; here the answer is kept.
+The guard around the physics step is a context manager, and everything it needs is looked up anew;
+here it is one comparison. Tests hold every task against plain dm_control, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def shorten(physics: Any) -> None:
+    """Speeds up one `dm_control.mujoco.Physics`. Its model must not be reloaded afterwards."""
+    axes = {
+        id(axis): axis
+        for struct in (physics.named.model, physics.named.data)
+        for field in struct._asdict().values()
+        for axis in field.axes
+        if axis is not None
+    }
+    for axis in axes.values():
+        axis.convert_key_item = _kept(axis.convert_key_item)
+    physics.step = _stepper(physics)
+
+
+def _kept(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`convert`, which depends on its argument alone, computed once for each name or list."""
+    known: dict[Any, Any] = {}
+
+    def convert_key_item(item: Any) -> Any:
+        kind = type(item)
+        if kind is slice:
+            return item
+        if kind is str:
+            key = item
+        elif kind is list and all(type(part) is str for part in item):
+            key = tuple(item)
+        else:
+            return convert(item)
+        if key not in known:
+            known[key] = convert(item)
+        return known[key]
+
+    return convert_key_item
+
+
+def _stepper(physics: Any) -> Callable[..., None]:
+    """What `physics.step` does, with everything looked up beforehand."""
+    import mujoco
+
+    model, data = physics.model.ptr, physics.data.ptr
+    step, first_half, second_half = mujoco.mj_step, mujoco.mj_step1, mujoco.mj_step2
+    runge_kutta = mujoco.mjtIntegrator.mjINT_RK4.value
+    options = physics.model.opt
+    warnings, before = physics._warnings, np.empty_like(physics._warnings)
+    ordinary_step = type(physics).step
+
+    def shortened_step(nstep: int = 1) -> None:
+        if not physics.legacy_step or options.integrator == runge_kutta:
+            ordinary_step(physics, nstep)
+            return
+        np.copyto(before, warnings)
+        second_half(model, data)
+        if nstep > 1:
+            step(model, data, nstep - 1)
+        first_half(model, data)
+        if (warnings > before).any():
+            # The guard of dm_control compares at its exit, and then raises or logs as it is set to.
+            with physics.check_invalid_state():
+                np.copyto(physics._warnings_before, before)
+
+    return shortened_step
