@@ -8,6 +8,8 @@ with `seed=`) that returns a `dm_env.Environment` or a `gymnasium.Env`. Importin
 neither dm_control nor OpenGL nor TensorFlow.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from environments.catalogue import adapt, make, names
 from environments.errors import (
     EnvironmentNameError,
@@ -16,7 +18,11 @@ from environments.errors import (
     RenderingUnavailableError,
 )
 
+if TYPE_CHECKING:
+    from environments.flat import Environment
+
 __all__ = [
+    "Environment",
     "EnvironmentNameError",
     "EnvironmentSpecError",
     "EnvironmentUsageError",
@@ -25,3 +31,11 @@ __all__ = [
     "make",
     "names",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Environment":  # Here, because it imports NumPy and dm_env.
+        from environments.flat import Environment
+
+        return Environment
+    raise AttributeError(f"module 'environments' has no attribute {name!r}")

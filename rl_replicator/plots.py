@@ -122,14 +122,14 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _read(run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     """Steps and returns of one run, [T] each, with increasing steps."""
     table = read_metrics(run_dir, _GROUP)
-    if not len(table.get(_STEPS, ())):
+    steps = np.asarray(table.get(_STEPS, ()), np.float64)
+    returns = np.asarray(table.get(_RETURN, ()), np.float64)
+    known = np.isfinite(returns)  # A row may hold other figures only.
+    if not known.any():
         raise UsageError(
             f"expected evaluations in {run_dir}, got none yet; the run writes the first one to "
             f"metrics/{_GROUP}.csv"
         )
-    steps = np.asarray(table[_STEPS], np.float64)
-    returns = np.asarray(table[_RETURN], np.float64)
-    known = np.isfinite(returns)  # A row may hold other figures only.
     steps, returns = steps[known], returns[known]
     # A run that was killed and resumed may have evaluated a step twice: the later one counts.
     last = {step: index for index, step in enumerate(steps)}
