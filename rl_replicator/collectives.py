@@ -131,7 +131,7 @@ def map_gather(function: Callable[[Any], Any], xs: Sequence[Any]) -> list[Any]:
         row = xs[start : start + size]
         # In a row that is too short, the last replicas repeat its first item and are ignored.
         gathered = all_gather(function(row[index] if index < len(row) else row[0]))
-        results.extend(_map(lambda y, k=k: y[k], gathered) for k in range(len(row)))
+        results.extend(_item(gathered, k) for k in range(len(row)))
     return results
 
 
@@ -175,6 +175,10 @@ def _context() -> tf.distribute.ReplicaContext:
 def _static_replica_id() -> int:
     value = tf.get_static_value(_context().replica_id_in_sync_group)
     return 0 if value is None else int(value)
+
+
+def _item(gathered: Any, k: int) -> Any:
+    return _map(lambda y: y[k], gathered)
 
 
 def _identity(y: Any) -> Any:

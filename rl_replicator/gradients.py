@@ -52,11 +52,12 @@ def wrap(optimizer: Any, num_replicas: int, max_global_norm: float | None) -> An
             f"expected max_global_norm above 0, got {max_global_norm}; use None not to clip"
         )
     if num_replicas > 1 or max_global_norm is not None:
-        kind = type(optimizer)
+        kind: Any = type(optimizer)
+        make_class: Any = type(kind)
         # A subclass, not a wrapper around it: the object keeps its attributes and its place in
         # checkpoints, whatever the number of replicas.
         body = {"_max_global_norm": max_global_norm}
-        optimizer.__class__ = type(kind)(kind.__name__, (_Wrapped, kind), body)
+        optimizer.__class__ = make_class(kind.__name__, (_Wrapped, kind), body)
     return optimizer
 
 

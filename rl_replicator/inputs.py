@@ -71,6 +71,10 @@ class Inputs:
         """The error to raise for one that came out of the compiled step."""
         return error
 
+    def num_ready(self) -> int | None:
+        """Elements that wait for the step; None where none has to be waited for."""
+        return None
+
     def close(self) -> None:
         """Ends the input for good."""
 
@@ -196,6 +200,9 @@ class DatasetInputs(Inputs):
     def _again(self, status: int) -> None:
         """Puts a lasting condition back, so that the next step meets it too and does not hang."""
         threading.Thread(target=self._mark, args=(status,), daemon=True).start()
+
+    def num_ready(self) -> int:
+        return int(self._queue.size())
 
     def close(self) -> None:
         self._queue.close(cancel_pending_enqueues=True)

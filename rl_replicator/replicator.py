@@ -120,7 +120,7 @@ class Replicator(abc.ABC):
         """
         results = self.local_results(outputs)
         flat = [tf.nest.flatten(result) for result in results]
-        stacked = [None if xs[0] is None else np.stack(xs) for xs in zip(*flat, strict=True)]
+        stacked = [_stack(leaves) for leaves in zip(*flat, strict=True)]
         return tf.nest.pack_sequence_as(results[0], stacked)
 
     @abc.abstractmethod
@@ -163,6 +163,13 @@ _HOST_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "min": lambda x: x.min(axis=0),
     "max": lambda x: x.max(axis=0),
 }
+
+
+def _stack(leaves: Sequence[Any]) -> np.ndarray | None:
+    if leaves[0] is None:
+        return None
+    # NumPy alone cannot read a bfloat16 scalar tensor.
+    return np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
 
 
 def _map_arrays(function: Callable[[np.ndarray], np.ndarray], nest: Any) -> Any:

@@ -72,11 +72,12 @@ class ReplicatedStep:
     def _compile(self) -> Callable[[], list[tf.Tensor]]:
         one_step = tf.function(self._one_step, autograph=False).get_concrete_function()
         self._replicator.registry.check(one_step)
-        if self.steps_per_call is None:
+        count = self.steps_per_call
+        if count is None:
             return one_step
 
         def many_steps():
-            return _loop(one_step, self.steps_per_call)
+            return _loop(one_step, count)
 
         return tf.function(many_steps, autograph=False).get_concrete_function()
 
