@@ -34,14 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     quiet_libraries()
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0
     try:
-        if args[0] == "--version":
-            print(_version())
-            return 0
-        return _command(args[0])(args[1:])
+        status = _run(args)
+        sys.stdout.flush()  # Here, where a reader that has gone is noticed and forgiven.
+        return status
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # The reader, `head` perhaps, has seen enough.
@@ -65,9 +61,16 @@ def quiet_libraries() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def _command(name: str):
+def _run(args: list[str]) -> int:
     from rl_replicator.errors import UsageError
 
+    name = args[0] if args else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(_version())
+        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
@@ -75,7 +78,7 @@ def _command(name: str):
             f"expected a command ({', '.join(COMMANDS)}), got {name!r}; {hint}"
             "'rl-replicator --help' explains them"
         )
-    return importlib.import_module(COMMANDS[name][0]).run
+    return importlib.import_module(COMMANDS[name][0]).run(args[1:])
 
 
 def _usage_message(error: BaseException) -> str | None:

@@ -18,8 +18,9 @@ from rl_replicator.errors import UsageError
 Options = TypeVar("Options")
 
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
-# Wider than any message, so that none is broken into lines.
-_UNBROKEN = "2000"
+# Columns of the terminal that tyro is made to believe in: wider than any message, so that none is
+# broken into lines; and so narrow that the help has its options in one column.
+_UNBROKEN, _ONE_COLUMN = 2000, 80
 
 
 def parse(kind: type[Options], command: str, args: Sequence[str]) -> Options:
@@ -38,7 +39,7 @@ def parse(kind: type[Options], command: str, args: Sequence[str]) -> Options:
         return tyro.cli(kind, prog=command, args=args)
     printed = io.StringIO()
     try:
-        with _unbroken_lines(), contextlib.redirect_stderr(printed):
+        with _columns(_UNBROKEN), contextlib.redirect_stderr(printed):
             return tyro.cli(kind, prog=command, args=args)
     except SystemExit:
         pass
@@ -50,13 +51,13 @@ def _declared(kind: type, command: str) -> dict[str, str]:
     printed = io.StringIO()
     with (
         contextlib.suppress(SystemExit),
-        _unbroken_lines(),
+        _columns(_ONE_COLUMN),
         contextlib.redirect_stdout(printed),
     ):
         tyro.cli(kind, prog=command, args=["--help"])
     declared = {"--help": ""}
     for line in _text_lines(printed.getvalue()):
-        first = re.match(r"(?:-\w, )?(--[\w.-]+)(?:, (--[\w.-]+))?(?: ([^\s(]\S*))?", line)
+        first = re.match(r"(?:-\w, )?(--[\w.-]+)(?:, (--[\w.-]+))?(?: (\S.*?))?(?:  |$)", line)
         if first:
             name, opposite, value = first.groups()
             declared[name] = value or ""
@@ -81,14 +82,30 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
     if text.startswith("Missing from"):
         return f"expected {lines[2]}, got nothing; {see}"
     if missing := re.match(r"Missing value for argument '(\S+)'", text):
-        value = declared.get(missing[1]) or "a value"
-        return f"expected {_KINDS.get(value, value)} after {missing[1]}, got nothing; {see}"
+        kind = _kind(declared.get(missing[1], ""))
+        return f"expected {kind} after {missing[1]}, got nothing; {see}"
+    if choice := re.match(
+        r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\)", text
+    ):
+        given, name, choices = choice.groups()
+        return f"expected {choices.replace(', ', ' or ')} for {name}, got {given}; {see}"
     if wrong := re.match(r"Error parsing (--\S+): ", text):
         name = wrong[1]
-        value = declared.get(name, "a value")
-        return f"expected {_KINDS.get(value, value)} for {name}, got {_given(name, args)}; {see}"
+        kind = _kind(declared.get(name, ""))
+        return f"expected {kind} for {name}, got {_given(name, args)}; {see}"
     # The dataclass itself has refused a value, and has said why.
     return re.sub(r"^Error parsing [\w.-]+: ", "", text) or f"expected other options; {see}"
+
+
+def _kind(value: str) -> str:
+    """A type as tyro writes it, in words: 'None or a number' for '{None}|FLOAT'."""
+    words = []
+    for part in value.split("|"):
+        if several := re.fullmatch(r"\[(\w+) \[\1 \.\.\.\]\]", part):
+            words.append(f"a list such as '{several[1]} {several[1]}'")
+        else:
+            words.append(_KINDS.get(part, part.strip("{}")))
+    return " or ".join(words) or "a value"
 
 
 def _same_ending(name: str, declared: dict[str, str]) -> list[str]:
@@ -120,9 +137,9 @@ def _text_lines(box: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _unbroken_lines() -> Iterator[None]:
+def _columns(count: int) -> Iterator[None]:
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = _UNBROKEN
+    os.environ["COLUMNS"] = str(count)
     try:
         yield
     finally:

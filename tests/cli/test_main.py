@@ -95,10 +95,21 @@ FAKE = ("train", "fake")
             (*FAKE, "--env", "x", "--agent.learning_rate", "fast"),
             "expected a number for --agent.learning-rate, got 'fast';",
         ),
-        ((*FAKE, "--env", "x", "--agent.layers", "8", "z"), "for --agent.layers, got '8 z';"),
+        (
+            (*FAKE, "--env", "x", "--agent.layers", "8", "z"),
+            "expected a list such as 'INT INT' for --agent.layers, got '8 z';",
+        ),
+        (
+            (*FAKE, "--env", "x", "--agent.clip", "hard"),
+            "expected None or a number for --agent.clip, got 'hard';",
+        ),
         (
             (*FAKE, "--env", "x", "--agent.learning-rate", "-1"),
             "--agent.learning-rate: expected more than 0, got -1.0",
+        ),
+        (
+            (*FAKE, "--env", "x", "--launch", "cloud"),
+            "expected 'threads' or 'processes' for --launch, got 'cloud';",
         ),
         (FAKE, "expected --env STR, got nothing;"),
         (
@@ -133,12 +144,31 @@ def test_train_eval_video(command, tmp_path):
     done = command(*FAKE, "--env", "cartpole:swingup", "--resume", "--agent.layers", 5, 6)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        "trained cartpole:swingup 10 True Net(learning_rate=0.0001, layers=(5, 6))\n"
+        "trained cartpole:swingup 10 True Net(learning_rate=0.0001, layers=(5, 6), clip=None)\n"
     )
     done = command("eval", "run", "--episodes", 4)
     assert (done.returncode, done.stdout, done.stderr) == (0, "evaluated run 4 1000\n", "")
     done = command("video", tmp_path / "run", "--output", "a.gif", "--seed", 7)
     assert (done.returncode, done.stdout, done.stderr) == (0, "filmed run a.gif 7\n", "")
+
+
+def test_a_reader_that_leaves_is_forgiven(command):
+    words = f"{sys.executable} -m rl_replicator.cli.main --help"
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_the_options_of_d4pg_are_all_known():
+    """Their help is long: none may be lost when a misspelt one is looked up."""
+    from agents.command import d4pg
+    from rl_replicator.cli import options
+
+    declared = options._declared(d4pg.Options, "rl-replicator train d4pg")
+    names = {"--env", "--agent.n-step", "--agent.policy-layers", "--agent.replay.min-size"}
+    assert names <= set(declared)
+    assert declared["--agent.n-step"] == "INT"
 
 
 def test_exit_status_of_training_is_kept(command):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Literal
 
 import environments
 from rl_replicator.errors import ConfigError
@@ -16,6 +17,8 @@ class Net:
     """Step size."""
     layers: tuple[int, ...] = (64, 64)
     """Hidden layers."""
+    clip: float | None = None
+    """Largest gradient."""
 
     def __post_init__(self):
         if self.learning_rate <= 0:
@@ -36,6 +39,8 @@ class FakeOptions:
     """How long."""
     resume: bool = False
     """Go on."""
+    launch: Literal["threads", "processes"] = "threads"
+    """Where."""
     agent: Net = Net()
     """Hyper-parameters."""
 
