@@ -46,8 +46,13 @@ from launchpad.launch.worker_manager import (
     unregister_stop_handler,
     wait_for_stop,
 )
+from launchpad.nodes.base import RestartPolicy
+from launchpad.nodes.cacher.node import CacherNode
+from launchpad.nodes.courier.courier_utils import batched_handler
 from launchpad.nodes.courier.node import CourierClient, CourierHandle, CourierNode
 from launchpad.nodes.dereference import Deferred
+from launchpad.nodes.multi_processing_colocation.node import MultiProcessingColocation
+from launchpad.nodes.multi_threading_colocation.node import MultiThreadingColocation
 from launchpad.nodes.python.local_multi_processing import PythonProcess
 from launchpad.nodes.python.node import PyClassNode, PyNode
 from launchpad.nodes.reverb.node import ReverbHandle, ReverbNode
@@ -59,6 +64,7 @@ __all__ = [
     "LAUNCH_TYPE",
     "AbstractAddressBuilder",
     "Address",
+    "CacherNode",
     "CourierAuthenticationError",
     "CourierClient",
     "CourierDeadlineError",
@@ -68,6 +74,8 @@ __all__ = [
     "CourierUnavailableError",
     "Deferred",
     "LaunchType",
+    "MultiProcessingColocation",
+    "MultiThreadingColocation",
     "NodeFailedError",
     "Program",
     "ProgramManager",
@@ -76,9 +84,11 @@ __all__ = [
     "PyNode",
     "PythonProcess",
     "RemoteError",
+    "RestartPolicy",
     "ReverbHandle",
     "ReverbNode",
     "SimpleLocalAddressBuilder",
+    "batched_handler",
     "context",
     "flags",
     "get_port_from_address",

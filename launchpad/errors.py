@@ -107,6 +107,10 @@ class ExceptionRecord:
         return error if isinstance(error, BaseException) else None
 
 
+# `ExceptionRecord.type_name` of a process that ended without telling why.
+PROCESS_DIED = "ProcessDied"
+
+
 class NodeFailedError(LaunchpadError):
     """A node failed, and the program was stopped because of it.
 

@@ -23,6 +23,10 @@ logger = logging.getLogger("launchpad")
 # A wait that lasts tells its reason this often, in seconds.
 WAIT_MESSAGE_SECS = 10.0
 
+# A node that called lp.stop() itself is interrupted this much later, in seconds.
+_OWN_STOP_SECS = 1.0
+_INTERRUPT_AGAIN_SECS = 2.0
+
 
 class AddressBook:
     """Addresses published so far, by address key. Thread-safe."""
@@ -126,6 +130,7 @@ class NodeRuntime:
         self._handlers: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
         self._placeholders: list[socket.socket] = []
+        self._parts: list[NodeRuntime] = []
 
     @property
     def name(self) -> str:
@@ -135,6 +140,10 @@ class NodeRuntime:
         """Records what the node does now, and tells the supervisor."""
         self._state = state
         self._callbacks.set_state(state)
+
+    def mark_ended(self) -> None:
+        """Notes that the node's code has ended; the engine tells the supervisor why."""
+        self._state = ENDED
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -163,32 +172,57 @@ class NodeRuntime:
                 self._handlers.remove(handler)
 
     def notify_stop(self) -> None:
-        """Called by the engine once when the program stops. Runs the stop handlers."""
+        """Called by the engine once when the program stops, in a thread of its own.
+
+        Runs the stop handlers; interrupts a node that does not look after stopping itself.
+        """
         with self._lock:
             if self.stop_event.is_set():
                 return
             handlers = list(self._handlers)
             self.stop_event.set()
+            parts = list(self._parts)
+        for part in parts:
+            threading.Thread(target=part.notify_stop_in_thread, daemon=True).start()
         for handler in handlers:
             try:
                 handler()
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
-        if self._is_stop_aware or self._state in PASSIVE:
-            return
-        if not self._called_stop:
-            self.interrupt()
-            return
-        # The node that asked for the end gets a moment to leave by itself.
-        timer = threading.Timer(1.0, self.interrupt)
-        timer.daemon = True
-        timer.start()
+        if not self._is_stop_aware:
+            # The node that asked for the end gets a moment to leave by itself.
+            self._interrupt(_OWN_STOP_SECS if self._called_stop else 0.0)
 
-    def interrupt(self) -> None:
-        """Raises SystemExit in the node's main thread, unless it only serves by now."""
-        if self._state not in PASSIVE:
+    def _interrupt(self, delay_secs: float) -> None:
+        """Raises SystemExit in the node's main thread until it ends or only serves."""
+        time.sleep(delay_secs)
+        while self._state not in PASSIVE:
             self.was_interrupted = True
             self._callbacks.interrupt()
+            # Again, because Python drops exceptions in callbacks and finalizers.
+            time.sleep(_INTERRUPT_AGAIN_SECS)
+
+    def notify_stop_in_thread(self) -> None:
+        """Like `notify_stop`, for a thread of its own: stop handlers see this runtime."""
+        set_thread_runtime(self)
+        self.notify_stop()
+
+    def release(self) -> None:
+        """Called by the engine when nobody needs this node's server any more."""
+        for part in self._parts:
+            part.release()
+        self.release_event.set()
+
+    def add_part(self, part: NodeRuntime) -> None:
+        """Passes stop and release on to `part`, a node that runs inside this one."""
+        self.mark_stop_aware()
+        with self._lock:
+            self._parts.append(part)
+            is_stopping = self.stop_event.is_set()
+        if is_stopping:
+            threading.Thread(target=part.notify_stop_in_thread, daemon=True).start()
+        if self.release_event.is_set():
+            part.release()
 
     # -- addresses --------------------------------------------------------------------------------
 
@@ -249,6 +283,8 @@ class NodeRuntime:
 
     def close(self) -> None:
         """Gives reserved ports back."""
+        for part in self._parts:
+            part.close()
         while self._placeholders:
             self._placeholders.pop().close()
 

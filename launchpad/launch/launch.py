@@ -16,6 +16,8 @@ from launchpad.launch import manager as lp_manager
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
 from launchpad.launch.local_multi_threading import launch as threads
+from launchpad.nodes import base
+from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 from launchpad.rpc import wire
 
 _LOOPBACK = "127.0.0.1"
@@ -81,6 +83,7 @@ def launch(
     terminal: str | None = None,
     *,
     termination_notice_secs: float | None = None,
+    restart_policies: Mapping[str, base.RestartPolicy] | None = None,
 ) -> lp_manager.ProgramManager:
     """Starts a program and returns its manager at once.
 
@@ -96,6 +99,8 @@ def launch(
       terminal: Accepted for upstream's sake; output always goes to this terminal.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
         once, a negative number never; None for the flag `--lp_termination_notice_secs`.
+      restart_policies: Label -> what to do when a node of that group fails, for nodes without a
+        `restart_policy` of their own; by default a failure ends the program.
 
     Raises:
       ValueError: no nodes, an unknown or unsupported launch type, or resources for no group.
@@ -105,13 +110,14 @@ def launch(
     program = _first(programs)
     launch_type = _launch_type(launch_type)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), terminal)
+    _apply(restart_policies or {}, program, launch_)
     make_worker = LAUNCHERS[launch_type](launch_)
     if termination_notice_secs is None:
         termination_notice_secs = lp_flags.termination_notice_secs()
     supervisor = lp_supervisor.Supervisor(
         launch_.members, make_worker, launch_.book, termination_notice_secs
     )
-    supervisor.launcher = _launcher_runtime(program, launch_, supervisor)
+    supervisor.launcher = _launcher_runtime(launch_, supervisor)
     is_test = launch_type in _TEST_TYPES
     manager = lp_manager.ProgramManager(supervisor, is_test)
     if test_case is not None:
@@ -156,7 +162,7 @@ def _describe(
     members = [
         lp_supervisor.Member(label, index, node, resources.get(label))
         for label, nodes in program.groups.items()
-        for index, node in enumerate(nodes)
+        for index, node in enumerate(_flatten(nodes))
     ]
     if not members:
         raise ValueError(f"program {program.name!r} has no nodes")
@@ -170,8 +176,31 @@ def _describe(
     return Launch(members, info, lp_runtime.AddressBook(), terminal)
 
 
+def _apply(
+    policies: Mapping[str, base.RestartPolicy], program: lp_program.Program, launch_: Launch
+) -> None:
+    unknown = sorted(set(policies) - set(program.groups))
+    if unknown:
+        raise ValueError(
+            f"restart_policies names {unknown}, but the groups are {sorted(program.groups)}"
+        )
+    for member in launch_.members:
+        member.restart_policy = member.node.restart_policy or policies.get(member.label)
+
+
+def _flatten(nodes: Sequence[base.Node]) -> list[base.Node]:
+    """Replaces nodes that only say where others are placed by those others."""
+    flat: list[base.Node] = []
+    for node in nodes:
+        if isinstance(node, multi_processing_colocation.MultiProcessingColocation):
+            flat.extend(_flatten(node.nodes))
+        else:
+            flat.append(node)
+    return flat
+
+
 def _launcher_runtime(
-    program: lp_program.Program, launch_: Launch, supervisor: lp_supervisor.Supervisor
+    launch_: Launch, supervisor: lp_supervisor.Supervisor
 ) -> lp_runtime.NodeRuntime:
     """Makes the runtime through which this process takes part: handles, lp.stop()."""
     runtime = lp_runtime.NodeRuntime(
@@ -186,8 +215,8 @@ def _launcher_runtime(
             interrupt=lambda: None,
         ),
     )
-    for node in program.get_all_nodes():
-        for address in node.addresses:
+    for member in launch_.members:
+        for address in member.node.addresses:
             address.bind_to_launcher(runtime)
     lp_runtime.add_launcher_runtime(runtime)
     return runtime

@@ -49,16 +49,31 @@ class Worker(Protocol):
 
 @dataclasses.dataclass
 class Member:
-    """A node of the program and what is known of it."""
+    """A node of the program and what is known of it.
+
+    Attributes:
+      worker: Its current incarnation; None before the first and between two.
+      was_active: True once it had something to do of its own.
+      is_abandoned: True if it was given up without having ended.
+      num_restarts: Restarts in a row.
+      started_at: Monotonic time of the last start.
+      restart_at: Monotonic time of the next start, or None.
+      is_replaced: True if its worker was killed to be started again.
+    """
 
     label: str
     index: int
     node: base.Node
     launch_config: Any = None
+    restart_policy: base.RestartPolicy | None = None
     worker: Worker | None = None
     state: str = lp_runtime.STARTING
     was_active: bool = False
     is_abandoned: bool = False
+    num_restarts: int = 0
+    started_at: float = 0.0
+    restart_at: float | None = None
+    is_replaced: bool = False
 
     @property
     def name(self) -> str:
@@ -114,6 +129,7 @@ class Supervisor:
             float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._published: dict[str, str] = {}
         self._failures: list[_Failure] = []
         self._is_awaited = False
         self._stop_at: float | None = None
@@ -186,6 +202,9 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         member.state = lp_runtime.STARTING
+        member.restart_at = None
+        member.is_replaced = False
+        member.started_at = time.monotonic()
         member.worker = self._make_worker(member, self)
         member.worker.start()
 
@@ -194,6 +213,7 @@ class Supervisor:
             if member.worker is not None:
                 member.worker.close()
         if self.launcher is not None:
+            self.launcher.mark_stop_aware()  # The launching thread is never interrupted.
             self.launcher.notify_stop()
             self.launcher.close()
             lp_runtime.remove_launcher_runtime(self.launcher)
@@ -212,6 +232,9 @@ class Supervisor:
 
     def _on_publish(self, key: str, address: str) -> None:
         self._book.publish(key, address)
+        before, self._published[key] = self._published.get(key), address
+        if before not in (None, address) and self._stop_at is None:
+            self._restart_clients(key)
         for member in self._members:
             if member.worker is not None and not member.is_gone:
                 member.worker.send_address(key, address)
@@ -231,9 +254,56 @@ class Supervisor:
         member = self._member_of(worker)
         if member is None or member.is_gone:
             return
+        if self._may_restart(member, record):
+            return
         if record is not None and self._kill_at is None:
             self._on_failure(worker, record)
         member.state = lp_runtime.ENDED
+
+    def _may_restart(self, member: Member, record: errors.ExceptionRecord | None) -> bool:
+        """Plans the restart of a failed or replaced node, if its policy allows one."""
+        policy = member.restart_policy
+        if self._stop_at is not None:
+            return False
+        now = time.monotonic()
+        if member.is_replaced:
+            pause = 0.0
+        else:
+            if policy is None or record is None:
+                return False
+            if now - member.started_at > policy.reset_after_secs:
+                member.num_restarts = 0
+            is_exception = record.type_name != errors.PROCESS_DIED
+            if member.num_restarts >= policy.max_restarts or (
+                is_exception and not policy.on_exception
+            ):
+                return False
+            member.num_restarts += 1
+            pause = policy.backoff_secs(member.num_restarts)
+            logger.warning(
+                "%s failed: %s: %s; restart %d of %d in %.1f s",
+                member.name,
+                record.type_name,
+                record.message,
+                member.num_restarts,
+                policy.max_restarts,
+                pause,
+            )
+        if member.worker is not None:
+            member.worker.close()
+        member.worker = None
+        member.state = lp_runtime.STARTING
+        member.restart_at = now + pause
+        return True
+
+    def _restart_clients(self, key: str) -> None:
+        """Restarts the processes that use a store which moved: its clients can't follow it."""
+        for member in self._members:
+            handles = (getattr(h, "address_key", None) for h in member.node.input_handles)
+            if key in handles and member.worker is not None and not member.is_gone:
+                logger.warning("%s: started again, because its store moved", member.name)
+                member.is_replaced = True
+                member.worker.kill()
 
     def _on_stop(self) -> None:
         self._begin_stop()
@@ -265,7 +335,12 @@ class Supervisor:
         if self._stop_at is not None:
             return
         self._stop_at = time.monotonic()
+        for member in self._members:
+            if member.restart_at is not None:
+                member.restart_at = None
+                member.state = lp_runtime.ENDED
         if self.launcher is not None:
+            self.launcher.mark_stop_aware()
             threading.Thread(target=self.launcher.notify_stop, daemon=True).start()
         for member in self._members:
             if member.worker is not None and not member.is_gone:
@@ -276,13 +351,16 @@ class Supervisor:
         if self._stop_at is None:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
             # A program of servers alone waits for lp.stop().
+            for member in self._members:
+                if member.restart_at is not None and now >= member.restart_at:
+                    self._start(member)
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return
         first = [m for m in self._members if not m.node.stops_last]
         last = [m for m in self._members if m.node.stops_last]
         if not self._is_released and (
-            all(m.state in lp_runtime.PASSIVE for m in first)
+            all(m.state in lp_runtime.PASSIVE for m in self._members)
             or now >= self._stop_at + _RELEASE_PART * self._notice
         ):
             self._is_released = True
@@ -291,6 +369,7 @@ class Supervisor:
                     member.worker.release()
         if self._kill_at is None and now >= self._stop_at + self._notice:
             self._kill_at = now
+            self._tell_late(first)
             self._kill(first)
         if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
             self._abandon(first)
@@ -307,6 +386,7 @@ class Supervisor:
         deadline = max(self._last_at + _LAST_SECS, self._stop_at + self._notice)
         if self._last_kill_at is None and now >= deadline:
             self._last_kill_at = now
+            self._tell_late(last)
             self._kill(last)
         if self._last_kill_at is not None and now >= self._last_kill_at + _KILL_SECS:
             self._abandon(last)
@@ -315,8 +395,12 @@ class Supervisor:
         self._kill_at = self._kill_at or time.monotonic()
         for member in members:
             if not member.is_gone and member.worker is not None:
-                logger.warning("%s did not end within %g s", member.name, self._notice)
                 member.worker.kill()
+
+    def _tell_late(self, members: Sequence[Member]) -> None:
+        late = [m.name for m in members if not m.is_gone]
+        if late:
+            logger.warning("killed after %g s: %s", self._notice, ", ".join(late))
 
     def _abandon(self, members: Sequence[Member]) -> None:
         left = [m for m in members if not m.is_gone]

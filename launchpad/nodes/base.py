@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
@@ -16,11 +17,42 @@ class Handle(dereference.Dereferenceable[ClientType], Generic[ClientType]):
     """Stands for a node in the arguments of other nodes; they get its client instead."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RestartPolicy:
+    """When and how often a failed node is started again.
+
+    The n-th restart in a row comes after `initial_backoff_secs * 2**(n-1)` seconds, at most
+    `max_backoff_secs`. The node is constructed anew; it finds its state in its checkpoint.
+
+    Attributes:
+      max_restarts: Restarts in a row; the failure after that ends the program.
+      on_exception: False to restart only nodes whose process died.
+      initial_backoff_secs: Pause before the first restart.
+      max_backoff_secs: Longest pause.
+      reset_after_secs: A node that lived this long starts counting anew.
+    """
+
+    max_restarts: int = 10
+    on_exception: bool = True
+    initial_backoff_secs: float = 0.5
+    max_backoff_secs: float = 30.0
+    reset_after_secs: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0 or self.initial_backoff_secs < 0 or self.max_backoff_secs < 0:
+            raise ValueError(f"numbers of a RestartPolicy can't be negative: {self}")
+
+    def backoff_secs(self, restart: int) -> float:
+        """Returns the pause before restart number `restart`, counted from 1."""
+        return min(self.max_backoff_secs, self.initial_backoff_secs * 2.0 ** min(restart - 1, 30))
+
+
 class Node(abc.ABC, Generic[HandleType]):
     """One role of the program: a function, an object, or a server.
 
     Attributes:
       addresses: Addresses that this node serves.
+      restart_policy: What to do when the node fails; None ends the program.
       stops_last: True for stores that others write to until their own end: they are released
         only after all other nodes have ended.
     """
@@ -29,6 +61,7 @@ class Node(abc.ABC, Generic[HandleType]):
 
     def __init__(self) -> None:
         self.addresses: list[lp_address.Address] = []
+        self.restart_policy: RestartPolicy | None = None
         self._input_handles: list[Handle[Any]] = []
         self._created_handles: list[Handle[Any]] = []
 

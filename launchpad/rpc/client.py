@@ -129,16 +129,24 @@ class CourierClient:
           CourierAuthenticationError: the server belongs to another program.
           Exception: whatever the method raised.
         """
+        return _unpack(self.forward(wire.encode(self._token(), method.encode(), (args, kwargs))))
+
+    def forward(self, request: bytes) -> bytes:
+        """Sends an encoded call and returns the encoded answer, without unpickling either.
+
+        Raises:
+          CourierError: as `call`, but without the method's own exceptions.
+        """
+        method = wire.method_of(request, wire.TOKEN_BYTES)
         started = time.monotonic()
         lost_at: float | None = None
-        request = wire.encode(self._token(), method.encode(), (args, kwargs))
         while True:
             link = self._link or self._connect(started, lost_at)
             try:
                 # Within one process only an explicit deadline is enforced: it costs a thread.
                 enforced = self._has_own_timeout or not link.is_local
                 timeout = self._remaining(started) if enforced else None
-                return _unpack(link.call(request, timeout))
+                return link.call(request, timeout)
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise self._translate(error, method) from None
@@ -335,7 +343,7 @@ class _LocalRpcError(grpc.RpcError):
 
 
 def _unpack(answer: bytes) -> Any:
-    _, value = wire.decode(answer, 1)
+    value = wire.decode(answer, 1)
     if answer[:1] == wire.OK:
         return value
     error = value.rebuild()

@@ -64,6 +64,7 @@ class Server:
         self.token = token
         self._runtime = runtime
         self._methods: dict[str, Callable[..., Any]] = {}
+        self._forward: Callable[[bytes], bytes] | None = None
         self._pool = threads.DaemonExecutor(thread_pool_size, "courier")
         self._slots = threading.Semaphore(thread_pool_size)
         self._server = grpc.server(
@@ -80,6 +81,10 @@ class Server:
     def bind(self, name: str, function: Callable[..., Any]) -> None:
         """Serves `function` as method `name`."""
         self._methods[name] = function
+
+    def bind_forward(self, forward: Callable[[bytes], bytes]) -> None:
+        """Answers calls of unbound names by `forward`: a whole request to a whole answer."""
+        self._forward = forward
 
     def start(self) -> None:
         self._server.start()
@@ -123,21 +128,23 @@ class Server:
     def _answer(self, request: bytes, caught: type[BaseException]) -> bytes:
         previous = lp_runtime.set_thread_runtime(self._runtime)
         try:
-            return wire.encode(wire.OK, b"", self._call(request))
+            name = wire.method_of(request, wire.TOKEN_BYTES)
+            if self._forward is not None and name not in self._methods and name != PING.decode():
+                return self._forward(request)
+            return wire.encode(wire.OK, b"", self._call(name, request))
         except caught as error:
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
         finally:
             lp_runtime.set_thread_runtime(previous)
 
-    def _call(self, request: bytes) -> Any:
-        name, value = wire.decode(request, wire.TOKEN_BYTES)
+    def _call(self, name: str, request: bytes) -> Any:
         if name == PING.decode():
             return sorted(self._methods)
         function = self._methods.get(name)
         if function is None:
             served = ", ".join(sorted(self._methods)) or "nothing"
             raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
-        args, kwargs = value
+        args, kwargs = wire.decode(request, wire.TOKEN_BYTES)
         return function(*args, **kwargs)
 
 

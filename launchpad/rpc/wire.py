@@ -61,13 +61,18 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
     return cloudpickle.dumps(value, protocol=5, buffer_callback=keep_inside)
 
 
-def decode(message: bytes, prefix_bytes: int) -> tuple[str, Any]:
-    """Returns (method name, value) of a message whose prefix has been checked already."""
+def method_of(message: bytes, prefix_bytes: int) -> str:
+    """Returns the method name of a message whose prefix has been checked already."""
+    method_size, _ = _COUNTS.unpack_from(message, prefix_bytes)
+    offset = prefix_bytes + _COUNTS.size
+    return message[offset : offset + method_size].decode()
+
+
+def decode(message: bytes, prefix_bytes: int) -> Any:
+    """Returns the value of a message whose prefix has been checked already."""
     view = memoryview(message)
     method_size, num_buffers = _COUNTS.unpack_from(view, prefix_bytes)
-    offset = prefix_bytes + _COUNTS.size
-    method = bytes(view[offset : offset + method_size]).decode()
-    offset += method_size
+    offset = prefix_bytes + _COUNTS.size + method_size
     sizes = [_SIZE.unpack_from(view, offset + i * _SIZE.size)[0] for i in range(num_buffers + 1)]
     offset += _SIZE.size * (num_buffers + 1)
     payload = view[offset : offset + sizes[-1]]
@@ -77,4 +82,4 @@ def decode(message: bytes, prefix_bytes: int) -> tuple[str, Any]:
         # A copy, because views of a bytes object would be read-only arrays.
         buffers.append(bytearray(view[offset : offset + size]))
         offset += size
-    return method, pickle.loads(payload, buffers=buffers)
+    return pickle.loads(payload, buffers=buffers)

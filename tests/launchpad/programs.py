@@ -235,3 +235,76 @@ def recorder_program(path: pathlib.Path | None = None) -> tuple[lp.Program, Any]
     """Returns a program with a recorder in it, and the recorder's handle."""
     program = lp.Program("test")
     return program, program.add_node(lp.CourierNode(Recorder, path), label="recorder")
+
+
+class Fragile:
+    """Dies in a way it is told, the first `num_deaths` times."""
+
+    def __init__(self, way: str, num_deaths: int, recorder: Any):
+        self._way = way
+        self._num_deaths = num_deaths
+        self._recorder = recorder
+
+    def life(self) -> int:
+        return sum(entry == "born" for entry in self._recorder.entries())
+
+    def run(self) -> None:
+        lives = self._recorder.add("born")
+        if lives > self._num_deaths:
+            lp.wait_for_stop()
+        elif self._way == "signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            raise OSError(f"death number {lives}")
+
+
+class Source:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def get_variables(self, names: list[str]) -> dict[str, Any]:
+        with self._lock:
+            self._calls += 1
+            return dict.fromkeys(names, self._calls)
+
+    def calls(self) -> int:
+        return self._calls
+
+    def fail(self) -> None:
+        raise KeyError("from the source")
+
+
+class Batched:
+    """Records the batches it gets."""
+
+    def __init__(self, batch_size: int, pad_batch: bool):
+        self.shapes: list[Any] = []
+        self.compute = lp.batched_handler(batch_size=batch_size, timeout=2.0, pad_batch=pad_batch)(
+            self.compute
+        )
+
+    def compute(self, values: Any, scale: Any = None) -> Any:
+        self.shapes.append((values["x"].shape, len(scale)))
+        if scale[0] is None:
+            raise ValueError("no scale")
+        return {"sum": values["x"].sum(axis=1), "scale": (scale, values["x"] * 2)}
+
+    def seen(self) -> list[Any]:
+        return self.shapes
+
+
+def tell_pid(recorder: Any, name: str) -> None:
+    recorder.add((name, os.getpid()))
+
+
+def fail_beside_others() -> None:
+    raise ValueError("one part is broken")
+
+
+def read_flags(recorder: Any) -> None:
+    from absl import flags
+
+    recorder.add((flags.FLAGS.lp_termination_notice_secs, flags.FLAGS.lp_demo_flag))

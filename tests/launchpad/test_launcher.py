@@ -153,7 +153,7 @@ def test_launch_refuses_what_it_can_not_do():
     program, _ = programs.recorder_program()
     with pytest.raises(ValueError, match=r"local_resources names \['wrong'\].*\['recorder'\]"):
         lp.launch(program, "test_mp", local_resources={"wrong": lp.PythonProcess()})
-    with pytest.raises(ValueError, match="vertex_ai.*use one of"):
+    with pytest.raises(ValueError, match=r"vertex_ai.*use one of"):
         lp.launch(program, "vertex_ai")
     with pytest.raises(ValueError, match="no nodes"):
         lp.launch(lp.Program("empty"), "test_mt")

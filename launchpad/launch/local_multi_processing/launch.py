@@ -215,7 +215,7 @@ class ProcessWorker:
         self._reader.join(_OUTPUT_SECS)  # A last message may be on its way.
         record = self._record
         if record is None and code != 0 and not self._has_finished:
-            record = errors.ExceptionRecord("ProcessDied", _describe(code), "")
+            record = errors.ExceptionRecord(errors.PROCESS_DIED, _describe(code), "")
         self._supervisor.post_ended(self, record)
 
     def _pump(self, stream: IO[bytes], target: str) -> None:

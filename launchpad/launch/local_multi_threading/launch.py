@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import supervisor as lp_supervisor
+from launchpad.nodes import base
 
 
 class ThreadWorker:
@@ -20,9 +23,7 @@ class ThreadWorker:
         info: lp_runtime.ProgramInfo,
         book: lp_runtime.AddressBook,
     ):
-        self._node = member.node
         self._supervisor = supervisor
-        self._thread = threading.Thread(target=self._work, name=member.name, daemon=True)
         self.runtime = lp_runtime.NodeRuntime(
             member.label,
             member.index,
@@ -32,11 +33,12 @@ class ThreadWorker:
                 publish=supervisor.post_publish,
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
-                interrupt=self._raise_system_exit,
+                interrupt=lambda: self._thread.interrupt(),
             ),
             member.launch_config,
         )
         self.runtime.owned_keys = frozenset(a.key for a in member.node.addresses)
+        self._thread = NodeThread(member.name, member.node, self.runtime, self._on_end)
 
     def start(self) -> None:
         self._thread.start()
@@ -44,14 +46,14 @@ class ThreadWorker:
     def notify_stop(self) -> None:
         # Stop handlers are the users' code, and may block.
         name = f"{self.runtime.name} stop"
-        threading.Thread(target=self._run_stop, name=name, daemon=True).start()
+        threading.Thread(target=self.runtime.notify_stop_in_thread, name=name, daemon=True).start()
 
     def release(self) -> None:
-        self.runtime.release_event.set()
+        self.runtime.release()
 
     def kill(self) -> None:
-        self.runtime.release_event.set()
-        self._raise_system_exit()
+        self.runtime.release()
+        self._thread.interrupt()
 
     def send_address(self, key: str, address: str) -> None:
         pass  # All threads share one book.
@@ -59,24 +61,58 @@ class ThreadWorker:
     def close(self) -> None:
         self.runtime.close()
 
-    def _run_stop(self) -> None:
-        lp_runtime.set_thread_runtime(self.runtime)
-        self.runtime.notify_stop()
-
-    def _work(self) -> None:
-        lp_runtime.set_thread_runtime(self.runtime)
-        record = None
-        try:
-            self._node.execute()
-        except BaseException as error:  # Whatever ends a node must reach the supervisor.
-            record = failure_of(error, self.runtime)
+    def _on_end(self, error: BaseException | None) -> None:
+        self.runtime.mark_ended()
+        record = failure_of(error, self.runtime) if error is not None else None
         self._supervisor.post_ended(self, record)
 
-    def _raise_system_exit(self) -> None:
-        if self._thread.is_alive() and self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread.ident), ctypes.py_object(SystemExit)
-            )
+
+class NodeThread(threading.Thread):
+    """A daemon thread that runs a node, can be interrupted, and always tells its end."""
+
+    def __init__(
+        self,
+        name: str,
+        node: base.Node,
+        runtime: lp_runtime.NodeRuntime,
+        on_end: Callable[[BaseException | None], None],
+    ):
+        super().__init__(name=name, daemon=True)
+        self._node = node
+        self._runtime = runtime
+        self._on_end = on_end
+        self._gate = threading.Lock()
+        self._is_open = True
+
+    def interrupt(self) -> None:
+        """Raises SystemExit in the node's code as soon as it executes Python again."""
+        with self._gate:
+            if self._is_open and self.is_alive():
+                _set_async_exception(self.ident, ctypes.py_object(SystemExit))
+
+    def run(self) -> None:
+        lp_runtime.set_thread_runtime(self._runtime)
+        has_begun = False
+        error = None
+        # An interrupt may also strike between the node's end and the closing of the gate.
+        while self._is_open:
+            try:
+                if not has_begun:
+                    has_begun = True
+                    self._node.execute()
+                self._close_gate()
+            except BaseException as raised:  # Whatever ends a node must be told.
+                error = error or raised
+        self._on_end(error)
+
+    def _close_gate(self) -> None:
+        with self._gate:
+            _set_async_exception(self.ident, None)  # One that is set and not raised yet.
+            self._is_open = False
+
+
+def _set_async_exception(ident: int | None, exception: Any) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), exception)
 
 
 def failure_of(

@@ -81,7 +81,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
     def execute(self) -> None:
         runtime = lp_runtime.require_current()
         instance = self.construct_instance()
-        server = self._make_server(runtime, instance)
+        server = make_server(runtime, self._address, self._courier_kwargs)
+        for name, method in rpc_server.public_methods(instance).items():
+            server.bind(name, method)
         takes_server = getattr(instance, "set_courier_server", None)
         try:
             if takes_server is not None:
@@ -101,15 +103,14 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
             if takes_server is None:
                 server.stop()
 
-    def _make_server(self, runtime: lp_runtime.NodeRuntime, instance: Any) -> rpc_server.Server:
-        kwargs = dict(self._courier_kwargs)
-        # A restarted node goes back to its old port, where it is still free.
-        before = runtime.book.get(self._address.key)
-        if before is not None:
-            kwargs.setdefault("port", lp_address.get_port_from_address(before))
-        server = rpc_server.Server(
-            runtime.info.token, host=runtime.info.host, runtime=runtime, **kwargs
-        )
-        for name, method in rpc_server.public_methods(instance).items():
-            server.bind(name, method)
-        return server
+
+def make_server(
+    runtime: lp_runtime.NodeRuntime, address: lp_address.Address, kwargs: Mapping[str, Any]
+) -> rpc_server.Server:
+    """Binds the server of a node; nothing is served or published yet."""
+    kwargs = dict(kwargs)
+    # A restarted node goes back to its old port, where it is still free.
+    before = runtime.book.get(address.key)
+    if before is not None:
+        kwargs.setdefault("port", lp_address.get_port_from_address(before))
+    return rpc_server.Server(runtime.info.token, host=runtime.info.host, runtime=runtime, **kwargs)

@@ -28,6 +28,11 @@ class ReverbHandle(base.Handle["reverb.Client"]):
     def __init__(self, address: lp_address.Address):
         self._address = address
 
+    @property
+    def address_key(self) -> str:
+        """Key of the address, for the supervisor: a `reverb.Client` can't follow a move."""
+        return self._address.key
+
     def dereference(self) -> reverb.Client:
         import reverb  # Only nodes that use the tables pay for it, and for TensorFlow.
 

@@ -1,0 +1,149 @@
+"""A node that stands between a server and many clients, and remembers answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+from launchpad import address as lp_address
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base, dereference
+from launchpad.nodes.courier import node as courier
+from launchpad.nodes.python import node as python
+from launchpad.rpc import client as rpc_client
+from launchpad.rpc import wire
+
+# An answer that nobody has asked for during this many refreshes is forgotten.
+_UNUSED_REFRESHES = 10
+
+
+@dataclasses.dataclass
+class _Entry:
+    """One call and its last answer.
+
+    Attributes:
+      lock: Held while the server is asked, so that it is asked once.
+      answer: The encoded answer; empty before the first.
+      fetched_at: Monotonic time of the answer.
+      asked_at: Monotonic time of the last request for it.
+    """
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    answer: bytes = b""
+    fetched_at: float = float("-inf")
+    asked_at: float = 0.0
+
+
+class Cacher:
+    """Answers calls from memory. Requests and answers stay encoded: nothing is unpickled."""
+
+    def __init__(
+        self,
+        client: rpc_client.CourierClient,
+        refresh_interval_secs: float,
+        stale_after_secs: float,
+    ):
+        self._client = client
+        self._refresh_interval_secs = refresh_interval_secs
+        self._stale_after_secs = stale_after_secs
+        self._entries: dict[bytes, _Entry] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, request: bytes) -> bytes:
+        """Returns an answer that is at most `stale_after_secs` old."""
+        with self._lock:
+            entry = self._entries.setdefault(request, _Entry())
+        entry.asked_at = time.monotonic()
+        if self._is_fresh(entry, self._stale_after_secs):
+            return entry.answer
+        with entry.lock:
+            # Another caller may have fetched it while this one waited.
+            if self._is_fresh(entry, self._stale_after_secs):
+                return entry.answer
+            return self._fetch(request, entry)
+
+    def refresh(self) -> None:
+        """Asks the server again for what was asked for lately."""
+        now = time.monotonic()
+        with self._lock:
+            unused_secs = _UNUSED_REFRESHES * max(
+                self._refresh_interval_secs, self._stale_after_secs
+            )
+            self._entries = {
+                request: entry
+                for request, entry in self._entries.items()
+                if now - entry.asked_at < unused_secs
+            }
+            entries = list(self._entries.items())
+        for request, entry in entries:
+            with entry.lock:
+                self._fetch(request, entry)
+
+    def _is_fresh(self, entry: _Entry, age_secs: float) -> bool:
+        return bool(entry.answer) and time.monotonic() - entry.fetched_at <= age_secs
+
+    def _fetch(self, request: bytes, entry: _Entry) -> bytes:
+        started = time.monotonic()
+        answer = self._client.forward(request)
+        if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.
+            entry.answer, entry.fetched_at = answer, started
+        return answer
+
+
+class CacherNode(python.PyNode[courier.CourierHandle, None]):
+    """Serves the methods of another CourierNode from memory.
+
+    Calls with equal arguments are answered by one call of the server each
+    `refresh_interval_ms`, however many clients there are: for weights that many actors fetch.
+    """
+
+    def __init__(self, handle: base.Handle[Any], refresh_interval_ms: int, stale_after_ms: int):
+        """Describes the node.
+
+        Args:
+          handle: The server whose answers are remembered.
+          refresh_interval_ms: Milliseconds between two calls of the server.
+          stale_after_ms: An older answer is not given: the caller waits for a new one.
+
+        Raises:
+          ValueError: the times are not positive.
+        """
+        super().__init__(self.execute)
+        if refresh_interval_ms <= 0 or stale_after_ms <= 0:
+            raise ValueError("refresh_interval_ms and stale_after_ms must be positive")
+        self._handle = handle
+        self._input_handles = [handle]
+        self._refresh_interval_secs = refresh_interval_ms / 1000.0
+        self._stale_after_secs = stale_after_ms / 1000.0
+        self._address = lp_address.Address("cacher")
+        self.allocate_address(self._address)
+
+    def create_handle(self) -> courier.CourierHandle:
+        return self._track_handle(courier.CourierHandle(self._address))
+
+    def execute(self) -> None:
+        runtime = lp_runtime.require_current()
+        client = dereference.maybe_dereference(self._handle)
+        cacher = Cacher(client, self._refresh_interval_secs, self._stale_after_secs)
+        server = courier.make_server(runtime, self._address, {})
+        server.bind_forward(cacher.answer)
+        server.start()
+        try:
+            runtime.publish(self._address.key, server.address)
+            runtime.set_state(lp_runtime.SERVING)
+            while not runtime.stop_event.wait(self._refresh_interval_secs):
+                self._refresh(cacher, runtime)
+            runtime.release_event.wait()
+        finally:
+            server.stop()
+
+    def _refresh(self, cacher: Cacher, runtime: lp_runtime.NodeRuntime) -> None:
+        try:
+            cacher.refresh()
+        except errors.CourierError as error:
+            # Old answers are good until they are stale; then callers see the error themselves.
+            if not runtime.stop_event.is_set():
+                lp_runtime.logger.warning("%s: not refreshed: %s", runtime.name, error)

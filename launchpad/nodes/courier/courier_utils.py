@@ -1,0 +1,174 @@
+"""Methods that handle several calls at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any
+
+from launchpad.rpc import server as rpc_server
+
+
+def batched_handler(
+    batch_size: int,
+    max_parallelism: int = 1,
+    timeout: datetime.timedelta | float = datetime.timedelta(milliseconds=200),
+    pad_batch: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes one call of a function out of up to `batch_size` concurrent calls.
+
+    Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
+    becomes a list. The function returns a batch of results, of which each caller gets one row.
+    Methods are wrapped in the constructor, where `self` is bound:
+
+        self.compute = lp.batched_handler(batch_size=8)(self.compute)
+
+    Args:
+      batch_size: Calls that are handled together, at most.
+      max_parallelism: Batches that are handled at the same time.
+      timeout: How long the first call of a batch waits for others; a number is in seconds.
+      pad_batch: True to fill an incomplete batch with copies of its last call.
+
+    Raises:
+      ValueError: a size is not positive.
+    """
+    if batch_size < 1 or max_parallelism < 1:
+        raise ValueError("batch_size and max_parallelism must be positive")
+    secs = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        names = inspect.getfullargspec(function).args
+        if names[:1] == ["self"] and not hasattr(function, "__self__"):
+            raise TypeError(
+                f"{function.__qualname__} is not bound: wrap it in the object's constructor"
+            )
+        batcher = _Batcher(function, batch_size, max_parallelism, secs, pad_batch)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return batcher.call(args, kwargs)
+
+        return call
+
+    return decorate
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    result: futures.Future[Any]
+
+
+class _Batcher:
+    """Collects calls and runs them in batches, in threads of its own."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        batch_size: int,
+        max_parallelism: int,
+        timeout_secs: float,
+        pad_batch: bool,
+    ):
+        self._function = function
+        self._batch_size = batch_size
+        self._timeout_secs = timeout_secs
+        self._pad_batch = pad_batch
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._collecting = threading.Lock()
+        self._max_parallelism = max_parallelism
+        self._start_lock = threading.Lock()
+        self._has_started = False
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._start_lock:
+            if not self._has_started:
+                self._has_started = True
+                for _ in range(self._max_parallelism):
+                    threading.Thread(target=self._work, name="batch", daemon=True).start()
+        call = _Call((args, kwargs), futures.Future())
+        self._calls.put(call)
+        return call.result.result()
+
+    def _work(self) -> None:
+        while True:
+            with self._collecting:  # One batch fills up before the next begins.
+                calls = self._collect()
+            try:
+                rows = self._run(calls)
+            except BaseException as error:  # All callers of the batch get it.
+                for call in calls:
+                    call.result.set_exception(error)
+                continue
+            for call, row in zip(calls, rows, strict=True):
+                call.result.set_result(row)
+
+    def _collect(self) -> list[_Call]:
+        calls = [self._calls.get()]
+        deadline = time.monotonic() + self._timeout_secs
+        while len(calls) < self._batch_size:
+            try:
+                calls.append(self._calls.get(timeout=max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                break
+        return calls
+
+    def _run(self, calls: Sequence[_Call]) -> list[Any]:
+        arguments = [call.arguments for call in calls]
+        if self._pad_batch:
+            arguments += [arguments[-1]] * (self._batch_size - len(arguments))
+        args, kwargs = _batch(arguments)
+        results = self._function(*args, **kwargs)
+        return [_row(results, i, len(arguments)) for i in range(len(calls))]
+
+
+def _batch(values: Sequence[Any]) -> Any:
+    """Turns equal structures into one structure of batches."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _batch([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        columns = [_batch(column) for column in zip(*values, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    if hasattr(first, "__array__"):
+        import numpy as np  # Only batches of arrays need it.
+
+        return np.stack(values)
+    return list(values)
+
+
+def _row(batch: Any, index: int, size: int) -> Any:
+    """Returns one caller's part of a batch of results."""
+    if isinstance(batch, dict):
+        return {key: _row(value, index, size) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        rows = [_row(value, index, size) for value in batch]
+        return type(batch)(*rows) if hasattr(batch, "_fields") else tuple(rows)
+    if batch is None:
+        return None
+    if len(batch) != size:
+        raise ValueError(f"a batched method got {size} calls and returned {len(batch)} results")
+    return batch[index]
+
+
+def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.Server:
+    """Returns a server of the public methods of `instance`, not started yet.
+
+    Its token is that of the running program, or zeros outside one.
+    """
+    from launchpad import runtime as lp_runtime
+    from launchpad.rpc import wire
+
+    runtime = lp_runtime.current()
+    token = runtime.info.token if runtime else bytes(wire.TOKEN_BYTES)
+    server = rpc_server.Server(token, runtime=runtime, **courier_kwargs)
+    for name, method in rpc_server.public_methods(instance).items():
+        server.bind(name, method)
+    return server

@@ -1,0 +1,162 @@
+"""A node made of several nodes that share one process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from launchpad import runtime as lp_runtime
+from launchpad.launch.local_multi_threading import launch as threads
+from launchpad.nodes.python import node as python
+
+
+class MultiThreadingColocation(python.PyNode[Any, None]):
+    """Runs nodes as threads of one process, whatever the launch type.
+
+    Add the colocation to the program, not the nodes inside it; their handles come from
+    `add_node()` here or from their own `create_handle()`.
+    """
+
+    def __init__(self, nodes: Sequence[python.PyNode], return_on_first_completed: bool = False):
+        """Describes the node.
+
+        Args:
+          nodes: What to run.
+          return_on_first_completed: True to end all of them when the first one ends.
+        """
+        super().__init__(self.execute)
+        self._nodes: list[python.PyNode] = []
+        self._return_on_first_completed = return_on_first_completed
+        for node in nodes:
+            self.add_node(node)
+
+    @property
+    def nodes(self) -> list[python.PyNode]:
+        return self._nodes
+
+    def add_node(self, node: python.PyNode) -> Any:
+        """Adds a node and returns its handle.
+
+        Raises:
+          ValueError: it is not a PyNode.
+        """
+        if not isinstance(node, python.PyNode):
+            raise ValueError("MultiThreadingColocation only works with PyNodes.")
+        self._nodes.append(node)
+        # Not assigned: each address goes on belonging to its own node.
+        self.addresses.extend(node.addresses)
+        self._input_handles.extend(node.input_handles)
+        self.stops_last = self.stops_last or node.stops_last
+        return node.create_handle()
+
+    def execute(self) -> None:
+        """Returns when all nodes have ended.
+
+        Raises:
+          Exception: what the first failed node raised, once the others have ended.
+        """
+        if not self._nodes:
+            raise ValueError("MultiThreadingColocation requires at least one node.")
+        runtime = lp_runtime.require_current()
+        states = _States(runtime, len(self._nodes))
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        parts = [_Part(node, i, runtime, states, ended) for i, node in enumerate(self._nodes)]
+        for part in parts:
+            part.start()
+        failure = None
+        for _ in parts:
+            error = ended.get()
+            failure = failure or error
+            if failure is not None or self._return_on_first_completed:
+                for part in parts:
+                    threading.Thread(target=part.end, daemon=True).start()
+        if failure is not None:
+            raise failure
+
+
+class _States:
+    """Tells the supervisor one state for several nodes: the least advanced of theirs."""
+
+    _ORDER = (
+        lp_runtime.STARTING,
+        lp_runtime.RUNNING,
+        lp_runtime.SERVING,
+        lp_runtime.FINISHED,
+        lp_runtime.ENDED,
+    )
+
+    def __init__(self, runtime: lp_runtime.NodeRuntime, num_nodes: int):
+        self._runtime = runtime
+        self._states = [lp_runtime.STARTING] * num_nodes
+        self._told = lp_runtime.STARTING
+        self._was_running = False
+        self._lock = threading.Lock()
+
+    def set(self, index: int, state: str) -> None:
+        with self._lock:
+            self._states[index] = state
+            if state == lp_runtime.RUNNING and not self._was_running:
+                # Once is enough to know that this node has something to do of its own.
+                self._was_running = True
+                self._tell(state)
+            least = min(self._states, key=self._ORDER.index)
+            if least not in (self._told, lp_runtime.STARTING):
+                self._tell(least)
+
+    def _tell(self, state: str) -> None:
+        self._told = state
+        self._runtime.set_state(state)
+
+
+class _Part:
+    """One of the nodes, in a thread with a runtime of its own."""
+
+    def __init__(
+        self,
+        node: python.PyNode,
+        index: int,
+        outer: lp_runtime.NodeRuntime,
+        states: _States,
+        ended: queue.SimpleQueue[BaseException | None],
+    ):
+        self._index = index
+        self._states = states
+        self._ended = ended
+        self._outer = outer
+        self._runtime = lp_runtime.NodeRuntime(
+            outer.label,
+            outer.index,
+            outer.info,
+            outer.book,
+            lp_runtime.Callbacks(
+                publish=outer.publish,
+                set_state=lambda state: states.set(index, state),
+                request_stop=outer.stop,
+                interrupt=lambda: self._thread.interrupt(),
+            ),
+            outer.launch_context.launch_config,
+        )
+        self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
+        self._thread = threads.NodeThread(
+            f"{outer.name} part {index}", node, self._runtime, self._on_end
+        )
+
+    def start(self) -> None:
+        self._outer.add_part(self._runtime)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stops this node alone."""
+        self._runtime.notify_stop_in_thread()
+        self._runtime.release()
+
+    def _on_end(self, error: BaseException | None) -> None:
+        self._runtime.mark_ended()
+        if error is not None and threads.failure_of(error, self._runtime) is None:
+            error = None
+        if error is None:
+            # A failed part is not idle: its colocation is about to fail.
+            self._states.set(self._index, lp_runtime.FINISHED)
+        self._ended.put(error)

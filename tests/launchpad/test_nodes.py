@@ -1,0 +1,321 @@
+"""Nodes and programs beyond the basic ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import os
+import pickle
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import launchpad as lp
+from launchpad.nodes import base, dereference
+from tests.launchpad import programs
+
+
+def _wait_until(condition, timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+# -- programs ----------------------------------------------------------------------------
+
+
+def test_groups_and_labels():
+    program = lp.Program("demo")
+    node = lp.PyNode(print)
+    with program.group("one"):
+        program.add_node(node)
+        program.add_node(lp.PyNode(print), label="one")
+        nested = program.group("two")
+        with pytest.raises(ValueError, match=r"^group\(\) cannot be nested\.$"):
+            nested.__enter__()
+        with pytest.raises(ValueError, match=r"does not match the current group: two vs one\.$"):
+            program.add_node(lp.PyNode(print), label="two")
+    with pytest.raises(ValueError, match=r"^Label should not be empty\.$"):
+        program.add_node(lp.PyNode(print))
+    with pytest.raises(ValueError, match="in the program already"):
+        program.add_node(node, label="three")
+    assert {label: len(nodes) for label, nodes in program.groups.items()} == {"one": 2}
+    assert program.name == "demo" and program.get_all_nodes()[0] is node
+    assert len(lp.make_program(lp.PyNode(print), lp.PyNode(print)).get_all_nodes()) == 2
+
+
+def test_addresses(monkeypatch):
+    address = lp.Address("demo")
+    with pytest.raises(ValueError, match="'Demo'"):
+        lp.Address("Demo")
+    with pytest.raises(RuntimeError, match="before its program is launched"):
+        address.resolve()
+    node = lp.PyNode(print)
+    address.assign(node)
+    assert node.addresses == [address]
+    with pytest.raises(ValueError, match="belongs to"):
+        address.assign(lp.PyNode(print))
+    assert pickle.loads(pickle.dumps(lp.Address("x"))).name == "x"
+    address.bind(lp.SimpleLocalAddressBuilder())
+    assert lp.get_port_from_address(address.resolve()) > 0
+    monkeypatch.setenv("LP_PORT_demo", "81")
+    assert lp.get_port_from_address("somewhere:demo") == 81
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    handle: object
+    derived: int = dataclasses.field(init=False, default=3)
+
+
+class _Handle(base.Handle):
+    def dereference(self):
+        return "client"
+
+
+def test_handles_are_found_in_any_tree():
+    handle = _Handle()
+    untouched = [1, {"a": (2,)}]
+    tree = {
+        "frozen": _Frozen(handle),
+        "partial": functools.partial(max, handle, key=handle),
+        "deferred": lp.Deferred(dict, a=[handle]),
+        "untouched": untouched,
+    }
+    tree["self"] = [tree]
+    found = dereference.dereference_tree(tree)
+    assert found["frozen"] == _Frozen("client") and found["frozen"].derived == 3
+    assert found["partial"].args == ("client",) and found["partial"].keywords == {"key": "client"}
+    assert found["deferred"] == {"a": ["client"]}
+    assert found["untouched"] is untouched
+    assert tree["frozen"].handle is handle, "the arguments themselves must not change"
+    assert base.extract_handles(tree) == [handle] * 4
+
+
+def test_nodes_pickle():
+    _, recorder = programs.recorder_program()
+    for node in (
+        lp.PyNode(lambda r: r, recorder),
+        lp.CourierNode(programs.Recorder),
+        lp.ReverbNode(list),
+        lp.CacherNode(recorder, 10, 20),
+        lp.MultiThreadingColocation([lp.PyNode(print)]),
+    ):
+        again = cloudpickle.loads(cloudpickle.dumps(node))
+        assert [a.key for a in again.addresses] == [a.key for a in node.addresses]
+
+
+def test_a_configured_node_gets_its_arguments_late():
+    node = lp.CourierNode(programs.Producer)
+    node.configure(factor=4)
+    program = lp.Program("test")
+    handle = program.add_node(node, label="producer")
+    manager = lp.launch(program, "test_mt")
+    assert manager.resolve(handle).produce(2) == 8
+    manager.stop_and_wait()
+
+
+def test_functions_of_a_program_need_one():
+    for function in (lp.stop, lp.stop_event, lp.wait_for_stop, lp.context.get_context):
+        with pytest.raises(RuntimeError, match="no Launchpad program runs here"):
+            function()
+    assert lp.is_local_launch("local_mp") and not lp.is_local_launch("test_mp")
+    assert lp.is_local_launch_or_test(lp.LaunchType.TEST_MULTI_THREADING)
+    with pytest.raises(NotImplementedError):
+        lp.make_program_stopper("vertex_ai")
+
+
+def test_a_program_stopper_stops_the_program():
+    program, _ = programs.recorder_program()
+    manager = lp.launch(program, "test_mt")
+    lp.make_program_stopper("test_mt")()
+    assert manager.wait(timeout=10)
+
+
+# -- restarts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["exception", "signal"])
+def test_a_node_with_a_policy_comes_back(engine, way):
+    if way == "signal" and engine == lp.LaunchType.TEST_MULTI_THREADING:
+        way = "exception"  # A thread can't be killed by a signal alone.
+    program, recorder = programs.recorder_program()
+    fragile = program.add_node(lp.CourierNode(programs.Fragile, way, 2, recorder), label="fragile")
+    policy = lp.RestartPolicy(max_restarts=2, initial_backoff_secs=0.1)
+    manager = lp.launch(program, engine, restart_policies={"fragile": policy})
+    entries = manager.resolve(recorder)
+    client = manager.resolve(fragile)
+    _wait_until(lambda: entries.entries().count("born") == 3)
+    assert client.life() == 3  # The same client finds the new incarnation.
+    manager.stop_and_wait()
+
+
+def test_too_many_deaths_are_fatal(engine, caplog):
+    program, recorder = programs.recorder_program()
+    node = lp.CourierNode(programs.Fragile, "exception", 9, recorder)
+    node.restart_policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.1)
+    program.add_node(node, label="fragile")
+    with pytest.raises(lp.NodeFailedError, match="OSError: death number 2"):
+        lp.launch(program, engine).wait(timeout=30)
+    assert "fragile/0 failed: OSError: death number 1; restart 1 of 1 in 0.1 s" in caplog.text
+
+
+def test_backoff_doubles_up_to_its_cap():
+    policy = lp.RestartPolicy(initial_backoff_secs=0.5, max_backoff_secs=3)
+    assert [policy.backoff_secs(n) for n in (1, 2, 3, 4, 999)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    with pytest.raises(ValueError, match="negative"):
+        lp.RestartPolicy(max_restarts=-1)
+
+
+# -- caches and batches ------------------------------------------------------------------
+
+
+def test_a_cacher_asks_its_source_rarely(engine):
+    program = lp.Program("test")
+    source = program.add_node(lp.CourierNode(programs.Source), label="source")
+    cacher = program.add_node(lp.CacherNode(source, 300, 60_000), label="cacher")
+    manager = lp.launch(program, engine)
+    client, origin = manager.resolve(cacher), manager.resolve(source)
+    first = client.get_variables(["a", "b"])
+    assert first == {"a": 1, "b": 1}
+    for _ in range(50):
+        client.get_variables(["a", "b"])
+    assert origin.calls() <= 3
+    assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments: another answer.
+    _wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
+    with pytest.raises(KeyError, match="from the source"):
+        client.fail()
+    manager.stop_and_wait()
+    with pytest.raises(ValueError, match="positive"):
+        lp.CacherNode(source, 0, 10)
+
+
+def test_a_stale_answer_is_not_given():
+    program = lp.Program("test")
+    source = program.add_node(lp.CourierNode(programs.Source), label="source")
+    cacher = program.add_node(lp.CacherNode(source, 60_000, 100), label="cacher")
+    manager = lp.launch(program, "test_mt")
+    client = manager.resolve(cacher)
+    assert client.get_variables(["a"]) == {"a": 1} == client.get_variables(["a"])
+    time.sleep(0.15)
+    assert client.get_variables(["a"]) == {"a": 2}
+    manager.stop_and_wait()
+
+
+@pytest.mark.parametrize("pad_batch", [False, True])
+def test_concurrent_calls_are_batched(pad_batch):
+    program = lp.Program("test")
+    node = lp.CourierNode(programs.Batched, 4, pad_batch)
+    handle = program.add_node(node, label="batched")
+    manager = lp.launch(program, "test_mt")
+    client = manager.resolve(handle)
+    calls = [client.futures.compute({"x": np.full(3, i)}, scale=i) for i in range(6)]
+    for i, call in enumerate(calls):
+        result = call.result(timeout=20)
+        assert result["sum"] == 3 * i and result["scale"][0] == i
+        np.testing.assert_array_equal(result["scale"][1], np.full(3, 2 * i))
+    last = ((4, 3), 4) if pad_batch else ((2, 3), 2)
+    assert client.seen() == [((4, 3), 4), last]
+    with pytest.raises(ValueError, match="no scale"):
+        client.compute({"x": np.zeros(3)}, scale=None)
+    manager.stop_and_wait()
+
+
+def test_batched_handlers_are_checked():
+    def two_rows(values):
+        return [1, 2]
+
+    handler = lp.batched_handler(batch_size=3, timeout=datetime.timedelta(seconds=0.01))(two_rows)
+    with pytest.raises(ValueError, match="got 1 calls and returned 2 results"):
+        handler(1)
+    with pytest.raises(TypeError, match="not bound"):
+        lp.batched_handler(batch_size=2)(programs.Batched.compute)
+    with pytest.raises(ValueError, match="positive"):
+        lp.batched_handler(batch_size=0)
+
+
+# -- colocation --------------------------------------------------------------------------
+
+
+def test_colocated_nodes_share_a_process(engine, tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    producer = lp.CourierNode(programs.Producer, 5)
+    handle = producer.create_handle()
+    inner = [lp.PyNode(programs.tell_pid, recorder, name) for name in "ab"]
+    loop = lp.PyNode(programs.leave_on_stop, recorder)
+    program.add_node(lp.MultiThreadingColocation([producer, *inner, loop]), label="colocated")
+    manager = lp.launch(program, engine)
+    assert manager.resolve(handle).produce(3) == 15
+    client = manager.resolve(recorder)
+    _wait_until(lambda: len(client.entries()) == 3)
+    pids = dict(e for e in client.entries() if e != "waiting")
+    assert pids["a"] == pids["b"]
+    assert (pids["a"] == os.getpid()) == (engine == lp.LaunchType.TEST_MULTI_THREADING)
+    assert manager.wait(timeout=0.1) is False
+    manager.stop_and_wait()
+    assert (tmp_path / "entries").read_text().endswith("left\n")
+
+
+def test_a_failed_part_ends_the_colocation(engine):
+    program, recorder = programs.recorder_program()
+    parts = [
+        lp.PyNode(programs.leave_on_stop, recorder),
+        lp.PyNode(programs.work_until_interrupted, recorder),
+        lp.PyNode(programs.fail_beside_others),
+    ]
+    program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
+    with pytest.raises(lp.NodeFailedError, match="ValueError: one part is broken") as caught:
+        lp.launch(program, engine).wait(timeout=30)
+    assert caught.value.label == "colocated"
+
+
+def test_the_first_end_can_end_a_colocation():
+    program, recorder = programs.recorder_program()
+    parts = [
+        lp.PyNode(programs.leave_on_stop, recorder),
+        lp.PyNode(programs.tell_pid, recorder, "a"),
+        lp.CourierNode(programs.Producer, 1),
+    ]
+    program.add_node(
+        lp.MultiThreadingColocation(parts, return_on_first_completed=True), label="colocated"
+    )
+    assert lp.launch(program, "test_mt").wait(timeout=10)
+
+
+def test_nodes_of_a_process_colocation_are_processes(tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    nodes = [lp.PyNode(programs.tell_pid, recorder, name) for name in "ab"]
+    program.add_node(lp.MultiProcessingColocation(nodes), label="colocated")
+    manager = lp.launch(program, "test_mp")
+    client = manager.resolve(recorder)
+    _wait_until(lambda: len(client.entries()) == 2)
+    assert len(dict(client.entries()).keys() | set(dict(client.entries()).values())) == 4
+    assert manager.wait(timeout=20)
+
+
+# -- flags -------------------------------------------------------------------------------
+
+
+def test_flags_reach_processes(tmp_path, monkeypatch):
+    from absl import flags
+
+    if "lp_demo_flag" not in flags.FLAGS:
+        flags.DEFINE_integer("lp_demo_flag", 1, "For this test.")
+    was_parsed = flags.FLAGS.is_parsed()
+    flags.FLAGS(["program", "--lp_demo_flag=5", "--lp_termination_notice_secs=7"])
+    try:
+        program, recorder = programs.recorder_program(tmp_path / "entries")
+        with program.group("reader"):
+            program.add_node(lp.PyNode(programs.read_flags, recorder))
+        resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": 6})}
+        assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=30)
+        assert (tmp_path / "entries").read_text() == "(7, 6)\n"
+    finally:
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS["lp_termination_notice_secs"].unparse()
+        if was_parsed:
+            flags.FLAGS.mark_as_parsed()
