@@ -46,13 +46,17 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
         reduce = tf.reduce_min if op == "min" else tf.reduce_max
         return _map(lambda y: reduce(y, axis=0), all_gather(x))
     flat = tf.nest.flatten(x)
-    places = [i for i, y in enumerate(flat) if y is not None]
-    if not places:
-        return x
-    values = [_identity(flat[i]) for i in places]
     mode = tf.distribute.ReduceOp.SUM if op == "sum" else tf.distribute.ReduceOp.MEAN
-    for i, y in zip(places, context.all_reduce(mode, values), strict=True):
-        flat[i] = y
+    # Each dtype in a call of its own, and each int32, which TensorFlow keeps on the host, too.
+    groups: dict[Any, list[int]] = {}
+    for i, y in enumerate(flat):
+        if y is not None:
+            flat[i] = _identity(y)
+            groups.setdefault(i if flat[i].dtype == tf.int32 else flat[i].dtype, []).append(i)
+    for places in groups.values():
+        reduced = context.all_reduce(mode, [flat[i] for i in places])
+        for i, y in zip(places, reduced, strict=True):
+            flat[i] = y
     return tf.nest.pack_sequence_as(x, flat)
 
 

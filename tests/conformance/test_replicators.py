@@ -1,0 +1,343 @@
+"""The contract of replicators, held against every implementation on 1, 2 and 4 replicas."""
+
+import functools
+import threading
+import time
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+
+NAMES = ("single_device", "multi_device:1", "multi_device:2", "multi_device:4")
+GLOBAL_BATCH = 16
+FEATURES = 5
+DATA = np.random.default_rng(0).normal(size=(64, FEATURES)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def replicator(request):
+    return rr.make(request.param)
+
+
+def batches(context):
+    size = context.per_replica_batch_size(GLOBAL_BATCH)
+    return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
+
+
+def make_learner(replicator, optimizer_class=snt.optimizers.Adam, **wrap_options):
+    """A LayerNorm MLP with equal weights every time, and its step function."""
+    with replicator.scope():
+        model = snt.Sequential(
+            [
+                snt.Linear(16, w_init=snt.initializers.Constant(0.0)),
+                snt.LayerNorm(-1, True, True),
+                tf.tanh,
+                snt.Linear(1, w_init=snt.initializers.Constant(0.0)),
+            ]
+        )
+        model(tf.zeros([1, FEATURES]))
+        optimizer = replicator.wrap_optimizer(optimizer_class(1e-2), **wrap_options)
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    return model, optimizer, step_fn
+
+
+def train(replicator, steps, steps_per_call=None, **options):
+    """Returns the weights and the losses (mean over replicas) after `steps` steps."""
+    model, _, step_fn = make_learner(replicator, **options)
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
+    calls = steps // (steps_per_call or 1)
+    losses = np.concatenate(
+        [np.atleast_1d(replicator.reduce("mean", step())) for _ in range(calls)]
+    )
+    return [v.numpy() for v in model.trainable_variables], losses
+
+
+@functools.cache
+def reference(**options):
+    return train(rr.SingleDeviceReplicator(), 20, **options)
+
+
+def counter_step(replicator):
+    """A step that counts, on its own and after its input."""
+    with replicator.scope():
+        before = tf.Variable(0, trainable=False)
+        after = tf.Variable(0, trainable=False)
+
+    def step_fn(x):
+        before.assign_add(1)
+        after.assign_add(tf.cast(x * 0 + 1, tf.int32))
+        return x
+
+    return before, after, step_fn
+
+
+def blocking(ready, release):
+    """A dataset of `ready` numbers that then waits for the event `release`."""
+
+    def numbers():
+        for i in range(10_000):
+            if i == ready:
+                release.wait(60)
+            yield float(i)
+
+    return lambda context: tf.data.Dataset.from_generator(
+        numbers, output_signature=tf.TensorSpec([], tf.float32)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"max_global_norm": 0.5}], ids=["plain", "clipped"])
+@pytest.mark.parametrize("steps_per_call", [None, 5])
+def test_equals_one_replica_with_the_global_batch(replicator, steps_per_call, options):
+    # float32, 20 steps: the sums over the batch are taken in another order, no more.
+    expected, expected_losses = reference(**options)
+    weights, losses = train(replicator, 20, steps_per_call, **options)
+    assert expected_losses[-1] < expected_losses[0]
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for got, want in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_replicas_stay_equal(replicator):
+    model, _, step_fn = make_learner(replicator, rr.optimizers.Adam)
+    replicator.replicate(step_fn, replicator.make_inputs(batches), 20)()
+    for variable in model.trainable_variables:
+        copies = replicator.strategy.experimental_local_results(variable)
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy.numpy(), copies[0].numpy())
+
+
+def test_each_replica_has_its_own_element_in_order(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
+    step = replicator.replicate(lambda x: {"x": x, "nothing": None}, inputs)
+    for k in range(3):
+        outputs = step()
+        assert replicator.gather(outputs)["x"].tolist() == list(range(k * n, (k + 1) * n))
+        assert replicator.gather(outputs)["nothing"] is None
+
+
+def test_outputs_of_several_steps_are_stacked_in_order(replicator):
+    n = replicator.num_replicas
+    keys = np.arange(2**63, 2**63 + 400, dtype=np.uint64).reshape(100, 4)
+    inputs = replicator.make_inputs(
+        lambda context: tf.data.Dataset.from_tensor_slices(
+            (keys, np.arange(100, dtype=np.float32), [str(i) for i in range(100)])
+        )
+    )
+    step = replicator.replicate(lambda batch: batch, inputs, steps_per_call=3)
+    got_keys, numbers, texts = replicator.gather(step())
+    rows = np.arange(3 * n).reshape(3, n).T  # [N, K]
+    assert got_keys.dtype == np.uint64
+    np.testing.assert_array_equal(got_keys, keys[rows])
+    np.testing.assert_array_equal(numbers, rows)
+    assert texts.tolist() == [[str(i).encode() for i in row] for row in rows]
+
+
+def test_gather_reduce_and_local_results(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1, 1000))
+    step = replicator.replicate(
+        lambda x: {"f": tf.cast(x, tf.float32) * [1.0, -1.0], "i": x}, inputs
+    )
+    outputs = step()
+    numbers = np.arange(1, n + 1)
+    expected = np.stack([numbers, -numbers], axis=1)  # [N, 2]
+    np.testing.assert_array_equal(replicator.gather(outputs)["f"], expected)
+    for op in ("mean", "sum", "min", "max"):
+        reduced = replicator.reduce(op, outputs)
+        np.testing.assert_array_equal(reduced["f"], getattr(np, op)(expected, axis=0))
+        assert reduced["i"] == getattr(np, op)(numbers)
+    results = replicator.local_results(outputs)
+    assert len(results) == n
+    assert [int(result["i"]) for result in results] == numbers.tolist()
+    with pytest.raises(rr.ConfigError, match="expected an op out of"):
+        replicator.reduce("median", outputs)
+
+
+def test_callable_input_runs_in_every_replica(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: lambda: rr.collectives.replica_id())
+    step = replicator.replicate(lambda x: x * 10, inputs, steps_per_call=2)
+    assert replicator.gather(step()).tolist() == [[10 * i, 10 * i] for i in range(n)]
+
+
+def test_two_steps_share_one_input(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
+    plus = replicator.replicate(lambda x: x, inputs)
+    minus = replicator.replicate(lambda x: -x, inputs, steps_per_call=2)
+    assert replicator.gather(plus()).tolist() == list(range(n))
+    assert replicator.reduce("min", minus()).tolist() == [1 - 2 * n, 1 - 3 * n]
+    assert replicator.reduce("max", plus()) == 4 * n - 1
+
+
+def test_autograph_in_the_step(replicator):
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
+
+    def step_fn(x):
+        if x % 2 == 0:
+            return x
+        return -x
+
+    step = replicator.replicate(step_fn, inputs)
+    n = replicator.num_replicas
+    assert replicator.gather(step()).tolist() == [i if i % 2 == 0 else -i for i in range(n)]
+
+
+def test_layers_and_slots_may_appear_in_the_first_step(replicator):
+    with replicator.scope():
+        model = snt.Linear(1, w_init=snt.initializers.Ones())
+        optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches), 4)
+    losses = replicator.reduce("mean", step())
+    np.testing.assert_allclose(losses[0], DATA[:GLOBAL_BATCH].sum(1).mean(), rtol=1e-4, atol=1e-5)
+    w = np.ones(FEATURES)
+    velocity = np.zeros(FEATURES)
+    for k in range(4):
+        velocity = 0.9 * velocity + DATA[k * GLOBAL_BATCH : (k + 1) * GLOBAL_BATCH].mean(0)
+        w -= 0.1 * velocity
+    np.testing.assert_allclose(model.w.numpy()[:, 0], w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps_per_call", [None, 3])
+def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator, steps_per_call):
+    n = replicator.num_replicas
+    release = threading.Event()
+    ready = 2 * n + (1 if n > 1 else 0)  # Two steps and, on several replicas, a part of one.
+    before, after, step_fn = counter_step(replicator)
+    step = replicator.replicate(
+        step_fn, replicator.make_inputs(blocking(ready, release)), steps_per_call
+    )
+    if steps_per_call is None:
+        step()
+        step()
+    cancelled_at = []
+
+    def cancel_when_it_waits():
+        while after.numpy() < 2:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        cancelled_at.append(time.monotonic())
+        step.cancel()
+
+    threading.Thread(target=cancel_when_it_waits, daemon=True).start()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert time.monotonic() - cancelled_at[0] < 5
+    assert (before.numpy(), after.numpy()) == (2, 2)
+    release.set()
+    outputs = step()  # Data came: it goes on.
+    count = steps_per_call or 1
+    assert replicator.gather(outputs).ravel()[0] == 2 * n
+    assert (before.numpy(), after.numpy()) == (2 + count, 2 + count)
+
+
+def test_cancel_before_the_call_is_not_lost(replicator):
+    release = threading.Event()
+    inputs = replicator.make_inputs(blocking(0, release))
+    step = replicator.replicate(lambda x: x, inputs)
+    step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    release.set()
+    assert replicator.gather(step()).tolist() == list(range(replicator.num_replicas))
+
+
+def test_cancel_of_a_callable_input(replicator):
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(lambda x: x, inputs)
+    step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert replicator.reduce("sum", step()) == replicator.num_replicas
+
+
+def test_end_of_data(replicator):
+    n = replicator.num_replicas
+    before, after, step_fn = counter_step(replicator)
+    source = tf.data.Dataset.range(3 * n).map(lambda i: tf.cast(i, tf.float32))
+    step = replicator.replicate(step_fn, replicator.make_inputs(lambda context: source))
+    for _ in range(3):
+        step()
+    for _ in range(2):
+        with pytest.raises(rr.EndOfData):
+            step()
+    assert (before.numpy(), after.numpy()) == (3, 3)
+
+
+def test_an_error_of_the_input_reaches_the_caller(replicator):
+    def check(i):
+        return tf.debugging.check_numerics(
+            tf.cast(1.0, tf.float32) / tf.cast(4 - i, tf.float32), "bad"
+        )
+
+    source = tf.data.Dataset.range(100).map(check)
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: source))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
+        for _ in range(5):
+            step()
+
+
+def test_a_variable_from_outside_is_refused(replicator):
+    outside = tf.Variable([1.0, 2.0], name="from_outside")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+    with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):
+        replicator.replicate(lambda x: outside.assign_add([x, x]), inputs)
+    with pytest.raises(rr.ConfigError, match="from_outside"):
+        replicator.replicate(lambda x: x * outside, inputs)
+
+
+def test_a_variable_of_another_replicator_is_refused(replicator):
+    with rr.make("multi_device:2").scope():
+        other = tf.Variable(1.0, name="of_another", trainable=False)
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+    with pytest.raises(rr.ConfigError, match="from outside"):
+        replicator.replicate(
+            lambda x: (
+                tf.raw_ops.ReadVariableOp(resource=other.values[0].handle, dtype=tf.float32) + x
+            ),
+            inputs,
+        )
+
+
+def test_batch_that_does_not_divide(replicator):
+    context = rr.InputContext(num_replicas=replicator.num_replicas)
+    assert context.per_replica_batch_size(8) == 8 // replicator.num_replicas
+    with pytest.raises(rr.ConfigError, match="expected a global batch size"):
+        context.per_replica_batch_size(-4)
+    if replicator.num_replicas > 1:
+        with pytest.raises(rr.ConfigError, match=r"got 9; use a multiple of"):
+            context.per_replica_batch_size(9)
+
+
+def test_misuse_has_one_line(replicator):
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+    with pytest.raises(rr.ConfigError, match="steps_per_call of at least 1, got 0"):
+        replicator.replicate(lambda x: x, inputs, steps_per_call=0)
+    with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
+        replicator.make_inputs(lambda context: 3)
+    with pytest.raises(rr.ConfigError, match="expected a Sonnet optimizer, got str"):
+        replicator.wrap_optimizer("adam")
+    with pytest.raises(rr.ConfigError, match="max_global_norm above 0"):
+        replicator.wrap_optimizer(snt.optimizers.SGD(0.1), max_global_norm=-1.0)

@@ -1,0 +1,65 @@
+"""Replicators by name, devices, and what an import costs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [
+        ("single_device", "SingleDeviceReplicator", 1),
+        ("multi_device", "MultiDeviceReplicator", 4),
+        ("multi_device:1", "MultiDeviceReplicator", 1),
+        ("multi_device:3", "MultiDeviceReplicator", 3),
+    ],
+)
+def test_make(name, kind, count):
+    replicator = rr.make(name)
+    assert type(replicator).__name__ == kind
+    assert replicator.num_replicas == count
+    assert replicator.strategy.num_replicas_in_sync == count
+
+
+@pytest.mark.parametrize(
+    "name", ["", "single_device:2", "multi_device:", "multi_device:0", "multi_device:-1", "gpu"]
+)
+def test_make_refuses(name):
+    with pytest.raises(rr.ConfigError, match="expected a replicator such as") as error:
+        rr.make(name)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, rr.UsageError)
+    assert isinstance(error.value, ValueError)
+
+
+def test_devices_by_name():
+    devices = ("/cpu:2", "/cpu:0")
+    replicator = rr.MultiDeviceReplicator(devices=devices)
+    with replicator.scope():
+        variable = tf.Variable(1.0)
+    assert [v.device[-5:] for v in variable.values] == ["CPU:2", "CPU:0"]
+    with pytest.raises(rr.ConfigError, match="distinct device names"):
+        rr.MultiDeviceReplicator(devices=("/cpu:0", "/cpu:0"))
+    with pytest.raises(rr.ConfigError, match="expected 3 devices"):
+        rr.MultiDeviceReplicator(3, devices)
+
+
+def test_too_late_to_split():
+    with pytest.raises(rr.ConfigError, match="expected 64 logical CPU devices, found 4, and"):
+        rr.make("multi_device:64")
+
+
+def test_import_is_light():
+    code = "import sys, rl_replicator as rr; rr.ConfigError; assert 'tensorflow' not in sys.modules"
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=True)
+    assert set(rr.__all__) <= set(dir(rr))
+    for name in rr.__all__:
+        assert getattr(rr, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rr.nothing  # noqa: B018

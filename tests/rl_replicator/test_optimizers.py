@@ -1,0 +1,91 @@
+"""The fused Adam against Sonnet's, and the wrapped optimizers."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+
+SHAPES = ((3, 4), (4,), ())
+
+
+def run(optimizer, dtype="float32", steps=20):
+    variables = [tf.Variable(tf.ones(shape, dtype)) for shape in SHAPES]
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        updates = [tf.constant(rng.normal(size=shape), dtype) for shape in SHAPES]
+        if step % 3 == 0:
+            updates[1] = None
+        optimizer.apply(updates, variables)
+    return [x.numpy() for x in [*variables, *optimizer.m, *optimizer.v]]
+
+
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fused_adam_equals_sonnet(dtype, epsilon):
+    arguments = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.95, "epsilon": epsilon}
+    ours = run(rr.optimizers.Adam(**arguments), dtype)
+    theirs = run(snt.optimizers.Adam(**arguments), dtype)
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_fused_adam_with_variable_learning_rate():
+    rate = tf.Variable(0.01)
+    got = run(rr.optimizers.Adam(rate))
+    want = run(snt.optimizers.Adam(0.01))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+
+
+def test_first_step_by_hand():
+    # m_hat = g and v_hat = g^2, so the first step is lr * g / (|g| + eps).
+    variable = tf.Variable([1.0, 1.0])
+    rr.optimizers.Adam(0.1, epsilon=1.0).apply([tf.constant([1.0, -3.0])], [variable])
+    np.testing.assert_allclose(variable.numpy(), [1 - 0.1 * 0.5, 1 + 0.1 * 0.75], rtol=1e-6)
+
+
+def test_fused_adam_with_sparse_rows():
+    def sparse(kind):
+        table = tf.Variable(tf.ones([4, 2]))
+        optimizer = kind(0.1)
+        for i in range(5):
+            rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([i % 4, i % 4]), [4, 2])
+            optimizer.apply([rows], [table])
+        return table.numpy()
+
+    np.testing.assert_array_equal(sparse(rr.optimizers.Adam), sparse(snt.optimizers.Adam))
+
+
+def test_fused_adam_refuses_what_sonnet_refuses():
+    variable = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="same length"):
+        rr.optimizers.Adam().apply([], [variable])
+    with pytest.raises(ValueError, match="No updates"):
+        rr.optimizers.Adam().apply([None], [variable])
+    with pytest.raises(ValueError, match="DType"):
+        rr.optimizers.Adam().apply([tf.constant(1.0, tf.float64)], [variable])
+
+
+def test_clipping_by_hand():
+    replicator = rr.SingleDeviceReplicator()
+    variables = [tf.Variable(0.0), tf.Variable(0.0)]
+    optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(1.0), max_global_norm=1.0)
+    optimizer.apply([tf.constant(3.0), tf.constant(4.0)], variables)
+    np.testing.assert_allclose([v.numpy() for v in variables], [-0.6, -0.8], rtol=1e-6)
+
+
+def test_wrapping_keeps_the_object():
+    for name in ("single_device", "multi_device:2"):
+        replicator = rr.make(name)
+        with replicator.scope():
+            optimizer = rr.optimizers.Adam(0.1)
+            assert replicator.wrap_optimizer(optimizer, max_global_norm=1.0) is optimizer
+            assert isinstance(optimizer, rr.optimizers.Adam)
+            with pytest.raises(rr.ConfigError, match="not wrapped yet"):
+                replicator.wrap_optimizer(optimizer)
+
+
+def test_one_device_without_options_stays_as_it_is():
+    optimizer = rr.SingleDeviceReplicator().wrap_optimizer(snt.optimizers.SGD(1.0))
+    assert type(optimizer) is snt.optimizers.SGD
