@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 import shutil
 import sys
@@ -142,13 +143,6 @@ def _machine() -> Iterator[Finding]:
 
 def _tensorflow() -> Iterator[Finding]:
     """Devices, and whether TensorFlow's fast CPU kernels are on."""
-    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        yield Finding(
-            WRONG,
-            "oneDNN",
-            "switched off by TF_ENABLE_ONEDNN_OPTS=0; bfloat16 is then 11 times slower",
-            "unset TF_ENABLE_ONEDNN_OPTS",
-        )
     try:
         tf = importlib.import_module("tensorflow")
     except Exception as error:  # A mismatch of binaries can raise anything.
@@ -157,6 +151,15 @@ def _tensorflow() -> Iterator[Finding]:
         return
     devices = [device.name.split(":", 1)[1] for device in tf.config.list_physical_devices()]
     yield Finding(OK, "TensorFlow devices", ", ".join(devices))
+    if not _has_onednn():
+        variable = "TF_ENABLE_ONEDNN_OPTS"
+        is_set = os.environ.get(variable) == "0"
+        yield Finding(
+            WRONG,
+            "oneDNN",
+            "TensorFlow computes without it; convolutions and bfloat16 are then many times slower",
+            f"unset {variable}" if is_set else "pip install --force-reinstall tensorflow==2.15.1",
+        )
     has_gpu = any(name.startswith("GPU") for name in devices)
     if shutil.which("nvidia-smi") and not has_gpu:
         yield Finding(
@@ -167,6 +170,13 @@ def _tensorflow() -> Iterator[Finding]:
         )
     if not tf.sysconfig.get_build_info().get("is_cuda_build") and has_gpu:
         yield Finding(NOTE, "GPU", "this TensorFlow is built without CUDA")
+
+
+def _has_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN. Elsewhere than on x86 it may do well without."""
+    if platform.machine() != "x86_64":
+        return True
+    return importlib.import_module("tensorflow.python.util._pywrap_util_port").IsMklEnabled()
 
 
 def _renderer() -> Finding:

@@ -93,6 +93,7 @@ def plot_returns(run_dirs: Sequence[Path], output: Path) -> Path:
     axes.set_title(_title([curve.settings for curve in drawn]))
     axes.set_xlabel("environment steps")
     axes.set_ylabel("evaluation return (mean of the episodes)")
+    axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     axes.set_xlim(left=0)
     if all(curve.returns.min() >= 0 for curve in drawn):
         axes.set_ylim(bottom=0)

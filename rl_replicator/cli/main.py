@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
+from rl_replicator.cli import noise
+
 # Command -> (module with `run(args) -> exit status`, what the help says).
 COMMANDS = {
     "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
@@ -19,6 +21,8 @@ COMMANDS = {
     "envs": ("rl_replicator.cli.envs", "list the tasks that can be trained on"),
     "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
 }
+# Those that load TensorFlow.
+_NOISY = ("train", "eval", "video")
 _BAD_INPUT, _FAILURE, _INTERRUPTED = 2, 1, 130
 
 
@@ -78,6 +82,8 @@ def _run(args: list[str]) -> int:
             f"expected a command ({', '.join(COMMANDS)}), got {name!r}; {hint}"
             "'rl-replicator --help' explains them"
         )
+    if name in _NOISY:
+        noise.silence()
     return importlib.import_module(COMMANDS[name][0]).run(args[1:])
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# The tests of other packages may have set these for themselves.
+CHOSEN_BY_MAIN = ("TF_CPP_MIN_LOG_LEVEL", "GRPC_VERBOSITY", "MUJOCO_GL")
 
 
 @pytest.fixture
@@ -31,12 +33,14 @@ def command(tmp_path, distribution):
     group = "[rl_replicator.trainables]\nfake = tests.cli.trainable_fake:fake\n"
     distribution("tests-of-rl-replicator", "1.0", group)
 
+    inherited = {key: value for key, value in os.environ.items() if key not in CHOSEN_BY_MAIN}
+
     def run(*words, **environment):
         return subprocess.run(
             [sys.executable, "-m", "rl_replicator.cli.main", *map(str, words)],
             cwd=tmp_path,
             env={
-                **os.environ,
+                **inherited,
                 "PYTHONPATH": os.pathsep.join([str(distribution.site), str(ROOT)]),
                 **environment,
             },

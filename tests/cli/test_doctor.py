@@ -81,13 +81,6 @@ def test_not_installed_itself(installed, monkeypatch):
     assert finding.subject == "rl-replicator"
 
 
-def test_onednn_switched_off(monkeypatch):
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    first = next(diagnosis._tensorflow())
-    assert first.verdict == diagnosis.WRONG
-    assert first.advice == "unset TF_ENABLE_ONEDNN_OPTS"
-
-
 def test_a_renderer_that_is_missing_is_no_error(monkeypatch):
     from environments import rendering
     from environments.errors import RenderingUnavailableError
@@ -102,8 +95,10 @@ def test_a_renderer_that_is_missing_is_no_error(monkeypatch):
 
 def test_status_when_something_does_not_fit(command, distribution):
     distribution("dm-launchpad", "0.5.2")
-    done = command("doctor")
+    done = command("doctor", TF_ENABLE_ONEDNN_OPTS="0")
     assert done.returncode == 1, done.stderr
+    assert "WRONG oneDNN: TensorFlow computes without it" in done.stdout
+    assert "unset TF_ENABLE_ONEDNN_OPTS" in done.stdout
     assert "WRONG dm-launchpad: 0.5.2" in done.stdout
     assert "pip uninstall dm-launchpad" in done.stdout
     assert "ok    Python: 3.11" in done.stdout
@@ -127,8 +122,6 @@ def test_status_when_all_fits(monkeypatch, capsys):
 
 
 def test_tensorflow_that_cannot_be_imported(monkeypatch):
-    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-
     def broken(name):
         raise ImportError("libtensorflow: undefined symbol\nmore")
 
