@@ -20,7 +20,13 @@ class VariableSource(Protocol):
 
 
 class Learner(VariableSource, Protocol):
-    """Trains on the replay table."""
+    """Trains on the replay table.
+
+    Attributes:
+      published: names of the networks that `get_variables` gives.
+    """
+
+    published: Sequence[str]
 
     def step(self) -> None:
         """Runs one compiled call of some learner steps; blocks until the table has the rows."""
@@ -33,6 +39,14 @@ class Learner(VariableSource, Protocol):
     @property
     def num_steps(self) -> int:
         """Learner steps done since the beginning of the run."""
+        ...
+
+    def starved(self) -> bool:
+        """Whether a `step` at this moment would have to wait for rows."""
+        ...
+
+    def restored(self) -> None:
+        """Called after the trackables were restored."""
         ...
 
     def metrics(self) -> dict[str, float]:

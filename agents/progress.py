@@ -17,12 +17,12 @@ _WAITING_THRESHOLD = 0.05
 class ProgressLine:
     """Draws one line over and over on a terminal; elsewhere prints it every ten seconds."""
 
-    def __init__(self, stream: TextIO = sys.stderr):
+    def __init__(self, stream: TextIO | None = None):
         """Args:
-        stream: where to draw.
+        stream: where to draw; default: standard error.
         """
-        self._stream = stream
-        self._live = stream.isatty()
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
         self._history: collections.deque[tuple[float, Progress]] = collections.deque()
         self._next_line = 0.0
         self._width = 0

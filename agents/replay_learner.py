@@ -90,6 +90,10 @@ class ReplayLearner:
         """Learner steps done since the beginning of the run."""
         return self._num_steps
 
+    def starved(self) -> bool:
+        """Whether a `step` at this moment would have to wait for its input."""
+        return self._inputs.num_ready() == 0
+
     def metrics(self) -> dict[str, float]:
         """Figures of the last call, averaged over its steps and over replicas."""
         with self._lock:

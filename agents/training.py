@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def environment_spec(name: str) -> specs.EnvironmentSpec:
 
 def train(command: "AgentCommand", options: "D4PGOptions") -> int:
     """Trains an agent; returns the exit status. See `agents.command.AgentCommand.train`."""
+    _share_processors()
     agent = command.make_agent(options.agent, environment_spec(options.env))
     replicas = replicator_name(options.replicas)
     num_replicas = rr.make(replicas).num_replicas
@@ -78,6 +80,15 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
             plan = _with_checkpoint(plan)
         print(f"{'continuing' if plan.restored_progress else 'training'} in {run.path}", flush=True)
         return _run(agent, plan, options.launch, run)
+
+
+def _share_processors() -> None:
+    """Gives one operation of TensorFlow half of the processors, unless the user has said otherwise.
+
+    The networks of control are small: splitting their operations over all processors costs more
+    than it gains, and the actors need some of them too.
+    """
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
 
 
 def replicator_name(replicas: str) -> str:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from agents.waiting import Stopped, Waiting
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.parts import JsonPart, TrackablePart
 
-_SECONDS_BETWEEN_REPORTS = 1.0
+# The learner is watched ten times a second, and reports once.
+_SECONDS_BETWEEN_LOOKS = 0.1
+_LOOKS_PER_REPORT = 10
 # How long a step may go on waiting for rows once no more will come.
 _SECONDS_TO_STARVE = 1.5
 
@@ -73,25 +76,27 @@ class LearnerNode:
 
     def run(self) -> None:
         """Trains, and saves now and then; the last checkpoint is of the trained learner."""
-        reporter = threading.Thread(target=self._report, name="learner-report", daemon=True)
-        reporter.start()
-        try:
-            self._train()
-            self._save()
-            if not lp.stop_event().is_set():
-                self._counter.learner_done()
-                lp.wait_for_stop()
-        finally:
-            self._run_over.set()
-            reporter.join()
-            self._learner.close()
+        with futures.ThreadPoolExecutor(1, "learner-report") as executor:
+            report = executor.submit(self._report)
+            try:
+                self._train(report)
+                self._save()
+                if not lp.stop_event().is_set():
+                    self._counter.learner_done()
+                    lp.wait_for_stop()
+            finally:
+                self._run_over.set()
+                self._learner.close()
+            report.result()
 
-    def _train(self) -> None:
+    def _train(self, report: futures.Future) -> None:
         self._save_at = time.monotonic() + self._checkpoint_seconds
         try:
             self._wait_for_first_rows()
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
                 self._learner.step()
+                if report.done():
+                    report.result()  # It ends early by an error alone.
                 if time.monotonic() >= self._save_at:
                     self._save()
         except (Stopped, rr.StepCancelled):
@@ -125,17 +130,18 @@ class LearnerNode:
         """Every second: figures to the counter, and an eye on a learner that gets no rows."""
         waiting = Waiting("the learner", self._missing_rows)
         last_steps, last_change = -1, time.monotonic()
-        last_wait = self._sampler_seconds_waited()
-        while not self._run_over.wait(_SECONDS_BETWEEN_REPORTS):
+        while True:
+            starved = 0
+            for _ in range(_LOOKS_PER_REPORT):
+                if self._run_over.wait(_SECONDS_BETWEEN_LOOKS):
+                    return
+                starved += self._learner.starved()
             steps, now = self._learner.num_steps, time.monotonic()
             moved = steps != last_steps
             if moved:
                 last_steps, last_change = steps, now
-            wait = self._sampler_seconds_waited()
-            share = min((wait - last_wait) / _SECONDS_BETWEEN_REPORTS, 1.0)
-            last_wait = wait
             metrics = self._learner.metrics() if moved else {}
-            progress = self._counter.report_learner(steps, share, metrics)
+            progress = self._counter.report_learner(steps, starved / _LOOKS_PER_REPORT, metrics)
             if progress.steps_done:
                 self._no_more_rows.set()
             if progress.steps_done or lp.stop_event().is_set():
@@ -143,10 +149,6 @@ class LearnerNode:
                     self._learner.cancel()
             elif steps > 0:
                 waiting.tick(now - last_change)
-
-    def _sampler_seconds_waited(self) -> float:
-        stats = self._table_info().rate_limiter_info.sample_stats
-        return stats.completed_wait_time.ToTimedelta().total_seconds()
 
     def _save(self) -> None:
         """One checkpoint of everything: replay, learner, counters, random streams."""
