@@ -1,23 +1,56 @@
-"""Forwards absl flags from the launcher to its processes."""
+"""Sends nodes and absl flags from the launcher to its processes."""
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
 from absl import flags
 
 FLAGS = flags.FLAGS
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    """Sends the flags of the main script by name: they hold what does not pickle."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is FLAGS:
+            return _all_flags, ()
+        if isinstance(obj, flags.FlagHolder):
+            return _holder, (obj.name, FLAGS[obj.name].value)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickles `value`, with what is defined in the main script by value."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _all_flags() -> flags.FlagValues:
+    return FLAGS
+
+
+def _holder(name: str, value: Any) -> flags.FlagHolder[Any]:
+    if name not in FLAGS:
+        _define(name, value)
+    return flags.FlagHolder(FLAGS, FLAGS[name])
 
 
 def dump_flags(overrides: Mapping[str, Any]) -> bytes:
     """Pickles the values of the flags that are set here, and `overrides` over them."""
     values: dict[str, Any] = {}
     if FLAGS.is_parsed():
+        # The main script is not imported in the processes, so nobody else defines its flags.
+        own = {flag.name for flag in FLAGS.flags_by_module_dict().get(sys.argv[0], ())}
         for name in FLAGS:
             flag = FLAGS[name]
-            if flag.present or not flag.using_default_value:
+            if name in own or flag.present or not flag.using_default_value:
                 values[name] = flag.value
     values.update(overrides)
     kept = {name: value for name, value in values.items() if _pickles(value)}

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-import cloudpickle
-
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
@@ -66,7 +64,7 @@ def pickle_node(node: base.Node, label: str, index: int) -> bytes:
       TypeError: it holds something that does not pickle.
     """
     try:
-        return cloudpickle.dumps(node)
+        return serialization.dumps(node)
     except Exception as error:
         raise TypeError(
             f"node {label}/{index} can't be sent to a process: {error}. Pass a function that makes "

@@ -1,0 +1,104 @@
+"""Measures remote calls against raw grpcio: `python -m launchpad.rpc.benchmark`.
+
+Both servers are processes of this machine; short rounds alternate, so that other load hits both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+
+import launchpad as lp
+
+_ROUND_SECS = 0.25
+_NUM_ROUNDS = 12
+_FETCH_BYTES = 10_000_000
+
+_RAW_SERVER = f"""
+import sys
+from concurrent import futures
+import grpc
+
+answer = bytes({_FETCH_BYTES})
+
+class Handler(grpc.GenericRpcHandler):
+    def service(self, details):
+        fetch, same = (lambda request, context: answer), (lambda request, context: request)
+        return grpc.unary_unary_rpc_method_handler(fetch if details.method == "/fetch" else same)
+
+server = grpc.server(
+    futures.ThreadPoolExecutor(16),
+    handlers=(Handler(),),
+    options=[("grpc.max_send_message_length", -1)],
+)
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+sys.stdin.read()
+"""
+
+
+class Service:
+    """Answers small calls, and fetches of 10 MB."""
+
+    def __init__(self) -> None:
+        self._array = np.ones(_FETCH_BYTES // 4, np.float32)
+
+    def same(self, value: object) -> object:
+        return value
+
+    def fetch(self) -> np.ndarray:
+        return self._array
+
+
+def _rate(call: Callable[[], object]) -> float:
+    calls, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < _ROUND_SECS:
+        call()
+        calls += 1
+    return calls / elapsed
+
+
+def _compare(name: str, ours: Callable[[], object], raw: Callable[[], object]) -> None:
+    ours(), raw()
+    rounds = [(_rate(ours), _rate(raw)) for _ in range(_NUM_ROUNDS)]
+    our_rate, raw_rate = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(our / other for our, other in rounds)
+    print(f"{name}: {our_rate:.0f}/s, raw grpcio {raw_rate:.0f}/s, median ratio {ratio:.2f}")
+
+
+def main() -> None:
+    """Prints calls per second, ours and raw, and their ratio."""
+    program = lp.Program("benchmark")
+    handle = program.add_node(lp.CourierNode(Service), label="service")
+    raw_server = subprocess.Popen(
+        [sys.executable, "-c", _RAW_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert raw_server.stdin is not None and raw_server.stdout is not None
+    manager = lp.launch(program, "test_mp")
+    client = manager.resolve(handle)
+    channel = grpc.insecure_channel(
+        f"127.0.0.1:{int(raw_server.stdout.readline())}",
+        options=[("grpc.max_receive_message_length", -1)],
+    )
+    same, fetch = channel.unary_unary("/same"), channel.unary_unary("/fetch")
+    _compare("small calls", lambda: client.same(1), lambda: same(b"x" * 80))
+    _compare("fetches of 10 MB", client.fetch, lambda: fetch(b""))
+    raw_server.stdin.close()
+    raw_server.wait()
+    manager.stop_and_wait()
+
+    manager = lp.launch(program, "test_mt")
+    client = manager.resolve(handle)
+    print(f"threads: {_rate(lambda: client.same(1)):.0f} small calls/s", end=", ")
+    print(f"{_rate(client.fetch):.0f} fetches of 10 MB/s")
+    manager.stop_and_wait()
+
+
+if __name__ == "__main__":
+    main()
