@@ -282,7 +282,7 @@ class Batched:
 
     def __init__(self, batch_size: int, pad_batch: bool):
         self.shapes: list[Any] = []
-        self.compute = lp.batched_handler(batch_size=batch_size, timeout=2.0, pad_batch=pad_batch)(
+        self.compute = lp.batched_handler(batch_size=batch_size, timeout=1.0, pad_batch=pad_batch)(
             self.compute
         )
 

@@ -134,6 +134,21 @@ def test_a_killed_node_ends_the_program(launch_script):
     assert _all_gone(nodes, timeout=1)
 
 
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_a_script_with_absl_flags(engine):
+    script = _SCRIPT.with_name("absl_main.py")
+    done = subprocess.run(
+        [sys.executable, str(script), f"--lp_launch_type={engine}", "--word=hello"],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines())
+    assert lines == ["hello 2", "hello 2"]
+
+
 def test_environment_and_output_of_processes(tmp_path, capfd):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     with program.group("reader"):
