@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 
@@ -150,10 +152,24 @@ def test_wait_gives_up_in_time_and_says_so(engine):
     assert manager.wait(timeout=20)
 
 
+def test_dm_launchpad_beside_ours_is_an_error(tmp_path):
+    metadata = tmp_path / "dm_launchpad-0.5.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: dm-launchpad\nVersion: 0.5.2\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", "import launchpad"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "ImportError: dm-launchpad 0.5.2 is installed" in done.stderr.splitlines()[-1]
+
+
 def test_importing_launchpad_is_light():
     # In a fresh interpreter: this one may hold TensorFlow because of other tests.
-    import subprocess
-
     code = (
         "import sys, launchpad\n"
         "print(sorted({'tensorflow', 'reverb', 'ray', 'numpy'} & set(sys.modules)))"

@@ -1,0 +1,174 @@
+"""The order in which a program ends, and which failure is named, with workers that do nothing."""
+
+from __future__ import annotations
+
+import time
+
+import launchpad as lp
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.launch import supervisor as lp_supervisor
+
+
+class _Worker:
+    """Writes down what it is told; the test tells the supervisor what it does."""
+
+    def __init__(self, name: str, log: list[str]):
+        self._name = name
+        self._log = log
+
+    def start(self) -> None:
+        self._log.append(f"start {self._name}")
+
+    def notify_stop(self) -> None:
+        self._log.append(f"stop {self._name}")
+
+    def release(self) -> None:
+        self._log.append(f"release {self._name}")
+
+    def kill(self) -> None:
+        self._log.append(f"kill {self._name}")
+
+    def send_address(self, key: str, address: str) -> None:
+        self._log.append(f"address {self._name} {address}")
+
+    def close(self) -> None:
+        pass
+
+
+class _Program:
+    """Two nodes and a store, under a supervisor with a notice of `notice` seconds."""
+
+    def __init__(self, notice: float = 1.0):
+        self.log: list[str] = []
+        self.store = lp.ReverbNode(list)
+        user = lp.PyNode(print, self.store.create_handle())
+        nodes = {"user": user, "other": lp.PyNode(print), "store": self.store}
+        self.members = {name: lp_supervisor.Member(name, 0, node) for name, node in nodes.items()}
+        self.supervisor = lp_supervisor.Supervisor(
+            list(self.members.values()),
+            lambda member, supervisor: _Worker(member.label, self.log),
+            lp_runtime.AddressBook(),
+            notice,
+        )
+        self.supervisor.start()
+        self.wait_for("start store")
+        for name in ("user", "other"):
+            self.state(name, lp_runtime.RUNNING)
+        self.state("store", lp_runtime.SERVING)
+
+    def worker(self, name: str):
+        worker = self.members[name].worker
+        assert worker is not None
+        return worker
+
+    def state(self, name: str, state: str) -> None:
+        self.supervisor.post_state(self.worker(name), state)
+
+    def end(self, name: str, record: errors.ExceptionRecord | None = None) -> None:
+        self.supervisor.post_ended(self.worker(name), record)
+
+    def wait_for(self, entry: str, count: int = 1) -> None:
+        deadline = time.monotonic() + 10
+        while self.log.count(entry) < count:
+            assert time.monotonic() < deadline, f"no {entry!r} in {self.log}"
+            time.sleep(0.01)
+
+
+def _died() -> errors.ExceptionRecord:
+    return errors.ExceptionRecord(errors.PROCESS_DIED, "killed", "")
+
+
+def test_servers_outlive_runs_and_stores_outlive_all():
+    program = _Program(notice=5)
+    program.supervisor.post_stop()
+    program.wait_for("stop store")
+    program.state("user", lp_runtime.SERVING)
+    time.sleep(0.3)
+    assert "release user" not in program.log, "the other node still runs"
+    program.end("other")
+    program.wait_for("release user")
+    assert "release store" not in program.log
+    program.end("user")
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(10)
+    assert program.supervisor.failure is None
+    assert not any(entry.startswith("kill") for entry in program.log)
+
+
+def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
+    program = _Program(notice=1)
+    started = time.monotonic()
+    program.supervisor.post_stop()
+    program.wait_for("release user")
+    assert time.monotonic() - started > 0.6
+    program.wait_for("kill user")
+    assert time.monotonic() - started > 0.98
+    assert program.supervisor.done.wait(10)
+    assert "killed after 1 s: user/0, other/0" in caplog.text
+    assert "left behind: user/0, other/0" in caplog.text
+    phases = ("stop user", "release user", "kill user", "release store", "kill store")
+    order = [program.log.index(phase) for phase in phases]
+    assert order == sorted(order)
+
+
+def test_the_root_is_named_although_its_victim_tells_first():
+    program = _Program()
+    lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
+    assert lost.is_collateral
+    program.end("user", lost)
+    program.end("other", _died())
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(10)
+    assert program.supervisor.failure.label == "other"
+
+
+def test_a_lost_connection_alone_is_the_root():
+    program = _Program()
+    program.end("user", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
+    program.wait_for("release other")
+    program.end("other", errors.ExceptionRecord.of(ValueError("after the release")))
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(10)
+    assert (program.supervisor.failure.label, program.supervisor.failure.message) == (
+        "user",
+        "gone",
+    )
+
+
+def test_users_of_a_store_that_moved_start_again():
+    program = _Program(notice=5)
+    key = program.store.reverb_address.key
+    for _ in range(2):  # A store that came back on its old port has not moved.
+        program.supervisor.post_publish(key, "host:1")
+    program.wait_for("address store host:1", count=2)
+    assert not any(entry.startswith("kill") for entry in program.log)
+    program.supervisor.post_publish(key, "host:2")
+    program.wait_for("kill user")
+    program.end("user", _died())
+    program.wait_for("start user", count=2)
+    assert "kill other" not in program.log and "kill store" not in program.log
+    program.supervisor.post_stop()
+    program.wait_for("stop store")
+    for name in ("user", "other", "store"):
+        program.end(name)
+    assert program.supervisor.done.wait(10)
+    assert program.supervisor.failure is None
+
+
+def test_a_planned_restart_is_dropped_at_the_stop():
+    program = _Program(notice=5)
+    program.members["other"].restart_policy = lp.RestartPolicy(initial_backoff_secs=30)
+    program.end("other", _died())
+    time.sleep(0.2)
+    program.supervisor.post_stop()
+    program.wait_for("stop user")
+    program.end("user")
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(5)
+    assert program.supervisor.failure is None
+    assert program.log.count("start other") == 1
