@@ -153,14 +153,9 @@ class Environment(dm_env.Environment):
                 f"expected an action array of shape {self._action_shape}, got "
                 f"{type(action).__name__} of shape {np.shape(action)}"
             )
-        if self._is_unit:
-            real = np.maximum(action, -1.0, dtype=np.float64)
-            np.minimum(real, 1.0, out=real)
-        else:
-            real = np.multiply(action, self._scale, dtype=np.float64)
-            np.add(real, self._offset, out=real)
-            np.maximum(real, self._low, out=real)
-            np.minimum(real, self._high, out=real)
+        # The bounds are float64 arrays, so the result is float64 and no scalar has to be converted.
+        real = action if self._is_unit else action * self._scale + self._offset
+        real = np.minimum(np.maximum(real, self._low), self._high)
         return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
 
     def _convert(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:

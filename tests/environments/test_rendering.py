@@ -81,6 +81,16 @@ def test_a_probe_that_hangs_or_fails_says_so(fresh):
     assert rendering.probe("egl") == "exit status -11"
 
 
+def test_a_kind_that_is_not_installed_is_named(fresh):
+    fresh.setenv("MUJOCO_GL", "osmesa")
+    if isinstance(rendering.probe("osmesa"), rendering.Renderer):
+        pytest.skip("OSMesa is installed here")
+    message = r"got none \(osmesa: .+\); install it with 'apt-get install libosmesa6 libgl1'"
+    with pytest.raises(RenderingUnavailableError, match=message) as caught:
+        rendering.find()
+    assert "\n" not in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def renderer():
     try:

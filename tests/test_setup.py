@@ -1,0 +1,65 @@
+"""What `make` says when the machine lacks something, and what the lock must not hold."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def _venv(python):
+    return subprocess.run([ROOT / ".ci" / "venv", python], capture_output=True, text=True)
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """Makes a program that claims to be Python."""
+
+    def make(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def test_no_python():
+    done = _venv("python3.11-of-nowhere")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rl-replicator: error: expected Python 3.11 as 'python3.11-of-nowhere'")
+    assert "apt-get install python3.11" in line and "make PYTHON=" in line
+
+
+def test_wrong_python(stub):
+    python = stub("echo 3.13")
+    done = _venv(python)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"expected Python 3.11, got 3.13 from '{python}'; say where 3.11 is" in line
+
+
+def test_no_venv_module(stub):
+    done = _venv(stub('case "$2" in *version_info*) echo 3.11 ;; *) exit 1 ;; esac'))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "expected Python's venv module, found none; 'apt-get install python3.11-venv'" in line
+
+
+def test_lock_is_portable_and_complete():
+    """Every package has one version and a hash; no line names a host or a path."""
+    text = (ROOT / "requirements.lock").read_text()
+    assert not re.search(r"://|^-|(?<!\\)\n\s*/", text, re.MULTILINE)
+    entries = re.split(r"\n(?=\S)", text.strip())
+    names = set()
+    for entry in entries:
+        name, version = re.match(r"([\w.-]+)==(\S+)", entry).groups()
+        assert "--hash=sha256:" in entry, (name, version)
+        names.add(name.lower())
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for name, version in re.findall(r'"([\w-]+)==([\w.]+)"', pyproject):
+        assert re.search(rf"^{name}=={re.escape(version)} ", text, re.MULTILINE | re.IGNORECASE)
+    assert {"setuptools", "wheel", "packaging", "pytest", "ruff", "mypy"} <= names
