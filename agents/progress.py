@@ -84,16 +84,22 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
 
 
 def verdict(progress: Progress) -> str:
-    """Who is the bottleneck: the side that the other waits for."""
+    """Who is the bottleneck: the side that is waited for; where both wait, what lies between."""
     if progress.steps_done:
         return "last evaluation"
+    if progress.environment_steps == 0:
+        return "starting"
     if progress.learner_steps == 0:
         return "filling the replay"
-    if max(progress.actor_waiting, progress.learner_waiting) < _WAITING_THRESHOLD:
-        return "bottleneck: none, both are busy"
-    if progress.actor_waiting >= progress.learner_waiting:
-        return f"bottleneck: learner (actors wait {progress.actor_waiting:.0%} of the time)"
-    return f"bottleneck: actors (the learner waits {progress.learner_waiting:.0%} of the time)"
+    actors, learner = progress.actor_waiting, progress.learner_waiting
+    actors_wait, learner_waits = actors > _WAITING_THRESHOLD, learner > _WAITING_THRESHOLD
+    if actors_wait and learner_waits:
+        return f"bottleneck: replay (actors wait {actors:.0%}, the learner {learner:.0%})"
+    if actors_wait:
+        return f"bottleneck: learner (actors wait {actors:.0%} of the time)"
+    if learner_waits:
+        return f"bottleneck: actors (the learner waits {learner:.0%} of the time)"
+    return "bottleneck: none, both are busy"
 
 
 def clock(seconds: float | None) -> str:

@@ -30,18 +30,17 @@ class LearnerDemand:
     steps_per_call: int
     num_replicas: int
 
-    @property
-    def per_replica_batch_size(self) -> int:
-        """The share of one replica.
-
-        Raises:
-          ConfigError: if the replicas do not divide the batch.
-        """
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the replicas do not divide the batch."""
         if self.global_batch_size % self.num_replicas:
             raise ConfigError(
                 f"--agent.global-batch-size: expected a multiple of {self.num_replicas} replicas, "
                 f"got {self.global_batch_size}"
             )
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        """The share of one replica."""
         return self.global_batch_size // self.num_replicas
 
     @property

@@ -40,7 +40,7 @@ def test_a_limiter_that_would_block_is_refused_with_the_number_that_would_not():
 
 def test_a_batch_that_replicas_do_not_divide_is_refused():
     with pytest.raises(ConfigError, match="multiple of 3 replicas, got 256"):
-        _ = LearnerDemand(256, 1, 3).per_replica_batch_size
+        LearnerDemand(256, 1, 3)
 
 
 def insert(server, layout, priorities):
