@@ -161,7 +161,22 @@ COMMAND = [
 ]
 
 
-def start(run_dir, *more):
+@pytest.fixture
+def start():
+    """Starts the command; what a failed test has left running is killed."""
+    processes = []
+
+    def start(run_dir, *more):
+        processes.append(_start(run_dir, *more))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _start(run_dir, *more):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As a user's shell has it.
     return subprocess.Popen(
@@ -190,7 +205,7 @@ def wait_for_checkpoints(run_dir, process, above=0):
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_killed_gone_on_with_and_interrupted(tmp_path):
+def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     run_dir = tmp_path / "run"
     process = start(run_dir, "--steps", "1000000")
     saved = wait_for_checkpoints(run_dir, process)
@@ -219,7 +234,7 @@ def test_killed_gone_on_with_and_interrupted(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_the_same_program_runs_in_processes(tmp_path):
+def test_the_same_program_runs_in_processes(tmp_path, start):
     run_dir = tmp_path / "run"
     process = start(run_dir, "--steps", "1500", "--launch", "processes", "--actors", "2")
     output, _ = process.communicate(timeout=200)
