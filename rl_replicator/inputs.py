@@ -76,7 +76,7 @@ class Inputs:
         return None
 
     def close(self) -> None:
-        """Ends the input for good."""
+        """Ends the input for good: a step that waits raises `EndOfData`, as do all later ones."""
 
 
 class CallableInputs(Inputs):
@@ -85,6 +85,7 @@ class CallableInputs(Inputs):
     def __init__(self, function: Callable[[], Any]):
         self._function = function
         self._cancelled = threading.Event()
+        self._closed = False
 
     def take(self) -> None:
         return None
@@ -93,12 +94,17 @@ class CallableInputs(Inputs):
         return self._function()
 
     def start(self) -> None:
+        if self._closed:
+            raise errors.EndOfData("the input was closed")
         if self._cancelled.is_set():
             self._cancelled.clear()
             raise errors.StepCancelled("the step was cancelled before it began")
 
     def cancel(self) -> None:
         self._cancelled.set()
+
+    def close(self) -> None:
+        self._closed = True
 
 
 class DatasetInputs(Inputs):
@@ -164,7 +170,9 @@ class DatasetInputs(Inputs):
                     with tf.control_dependencies([self._queue.enqueue([_ELEMENT, *flat])]):
                         return count + 1
 
-                return tf.while_loop(lambda _: True, body, [tf.constant(0, tf.int64)])
+                return tf.while_loop(
+                    lambda _: True, body, [tf.constant(0, tf.int64)], parallel_iterations=1
+                )
 
             pump()
         except tf.errors.OutOfRangeError:
@@ -195,6 +203,8 @@ class DatasetInputs(Inputs):
             if status == str(_FAILED) and self._error is not None:
                 self._again(_FAILED)
                 return self._error
+        if isinstance(error, tf.errors.OutOfRangeError) and self._queue.is_closed():
+            return errors.EndOfData("the input was closed")
         return error
 
     def _again(self, status: int) -> None:

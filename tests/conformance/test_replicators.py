@@ -146,6 +146,39 @@ def test_outputs_of_several_steps_are_stacked_in_order(replicator):
     assert texts.tolist() == [[str(i).encode() for i in row] for row in rows]
 
 
+def test_order_holds_over_many_steps(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(10_000))
+    with replicator.scope():
+        count = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def step_fn(x):
+        return x, count.assign_add(1)
+
+    step = replicator.replicate(step_fn, inputs, steps_per_call=500)
+    for call in range(2):
+        numbers, counts = replicator.gather(step())
+        want = np.arange(call * 500 * n, (call + 1) * 500 * n).reshape(500, n).T
+        np.testing.assert_array_equal(numbers, want)
+        np.testing.assert_array_equal(counts[0], np.arange(call * 500 + 1, (call + 1) * 500 + 1))
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["dataset", "callable"])
+def test_a_closed_input_ends_the_step(replicator, blocked):
+    release = threading.Event()
+    input_fn = blocking(0, release) if blocked else lambda context: lambda: tf.constant(1.0)
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(lambda x: x, inputs)
+    if blocked:
+        threading.Timer(0.1, inputs.close).start()
+    else:
+        inputs.close()
+    for _ in range(2):
+        with pytest.raises(rr.EndOfData, match="closed"):
+            step()
+    release.set()
+
+
 def test_gather_reduce_and_local_results(replicator):
     n = replicator.num_replicas
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1, 1000))
