@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launchpad import address_book as lp_address_book
 from launchpad import context as lp_context
 from launchpad import errors
 
@@ -26,33 +27,6 @@ WAIT_MESSAGE_SECS = 10.0
 # A node that called lp.stop() itself is interrupted this much later, in seconds.
 _OWN_STOP_SECS = 1.0
 _INTERRUPT_AGAIN_SECS = 2.0
-
-
-class AddressBook:
-    """Addresses published so far, by address key. Thread-safe."""
-
-    def __init__(self, entries: Mapping[str, str] | None = None):
-        self._entries: dict[str, str] = dict(entries or {})
-        self._changed = threading.Condition()
-
-    def publish(self, key: str, address: str) -> None:
-        with self._changed:
-            self._entries[key] = address
-            self._changed.notify_all()
-
-    def get(self, key: str) -> str | None:
-        with self._changed:
-            return self._entries.get(key)
-
-    def snapshot(self) -> dict[str, str]:
-        with self._changed:
-            return dict(self._entries)
-
-    def wait_for(self, key: str, timeout: float) -> str | None:
-        """Returns the address, or None if it is not published within `timeout` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._entries, timeout)
-            return self._entries.get(key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +84,7 @@ class NodeRuntime:
         label: str,
         index: int,
         info: ProgramInfo,
-        book: AddressBook,
+        book: lp_address_book.AddressBook,
         callbacks: Callbacks,
         launch_config: Any = None,
     ):

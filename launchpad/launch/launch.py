@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launchpad import address_book as lp_address_book
 from launchpad import context
 from launchpad import flags as lp_flags
 from launchpad import program as lp_program
 from launchpad import runtime as lp_runtime
 from launchpad.launch import manager as lp_manager
+from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
 from launchpad.launch.local_multi_threading import launch as threads
@@ -22,7 +24,7 @@ from launchpad.rpc import wire
 
 _LOOPBACK = "127.0.0.1"
 
-MakeWorker = Callable[[lp_supervisor.Member, lp_supervisor.Supervisor], lp_supervisor.Worker]
+MakeWorker = Callable[[lp_member.Member, lp_supervisor.Supervisor], lp_member.Worker]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +38,14 @@ class Launch:
       terminal: The `terminal` argument of `launch`.
     """
 
-    members: Sequence[lp_supervisor.Member]
+    members: Sequence[lp_member.Member]
     info: lp_runtime.ProgramInfo
-    book: lp_runtime.AddressBook
+    book: lp_address_book.AddressBook
     terminal: str | None
 
 
 def _threads(launch: Launch) -> MakeWorker:
-    def make(member: lp_supervisor.Member, supervisor: lp_supervisor.Supervisor):
+    def make(member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
         return threads.ThreadWorker(member, supervisor, launch.info, launch.book)
 
     return make
@@ -53,7 +55,7 @@ def _processes(launch: Launch) -> MakeWorker:
     # Pickled here, so that an error is raised by launch() and nothing has been started yet.
     nodes = {m.name: processes.pickle_node(m.node, m.label, m.index) for m in launch.members}
 
-    def make(member: lp_supervisor.Member, supervisor: lp_supervisor.Supervisor):
+    def make(member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
         node = nodes[member.name]
         return processes.ProcessWorker(member, supervisor, launch.info, launch.book, node)
 
@@ -160,7 +162,7 @@ def _describe(
             f"local_resources names {unknown}, but the groups are {sorted(program.groups)}"
         )
     members = [
-        lp_supervisor.Member(label, index, node, resources.get(label))
+        lp_member.Member(label, index, node, resources.get(label))
         for label, nodes in program.groups.items()
         for index, node in enumerate(_flatten(nodes))
     ]
@@ -173,7 +175,7 @@ def _describe(
         host=_LOOPBACK,
         owners={a.key: m.name for m in members for a in m.node.addresses},
     )
-    return Launch(members, info, lp_runtime.AddressBook(), terminal)
+    return Launch(members, info, lp_address_book.AddressBook(), terminal)
 
 
 def _apply(

@@ -29,11 +29,12 @@ class _Child:
     """The node's side of the control channel."""
 
     def __init__(self, connection: socket.socket, spec) -> None:
+        from launchpad import address_book as lp_address_book
         from launchpad import runtime as lp_runtime
         from launchpad.launch import channel as lp_channel
 
         self._channel = lp_channel.Channel(connection)
-        self._book = lp_runtime.AddressBook(spec.addresses)
+        self._book = lp_address_book.AddressBook(spec.addresses)
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,

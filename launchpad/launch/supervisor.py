@@ -11,18 +11,19 @@ handler can post an event safely. The end of a program has these phases:
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.nodes import base
+from launchpad.launch import failures as lp_failures
+from launchpad.launch import member as lp_member
 
 logger = logging.getLogger("launchpad")
 
@@ -32,63 +33,6 @@ _RELEASE_PART = 0.7
 _KILL_SECS = 1.0
 # Stores get at least this long to end after their release, in seconds.
 _LAST_SECS = 2.0
-# Failures this close to the first, in seconds, compete for being the root of all.
-_ROOT_WINDOW_SECS = 1.0
-
-
-class Worker(Protocol):
-    """One running incarnation of a node. The methods return at once and never raise."""
-
-    def start(self) -> None: ...
-    def notify_stop(self) -> None: ...
-    def release(self) -> None: ...
-    def kill(self) -> None: ...
-    def send_address(self, key: str, address: str) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclasses.dataclass
-class Member:
-    """A node of the program and what is known of it.
-
-    Attributes:
-      worker: Its current incarnation; None before the first and between two.
-      was_active: True once it had something to do of its own.
-      is_abandoned: True if it was given up without having ended.
-      num_restarts: Restarts in a row.
-      started_at: Monotonic time of the last start.
-      restart_at: Monotonic time of the next start, or None.
-      is_replaced: True if its worker was killed to be started again.
-    """
-
-    label: str
-    index: int
-    node: base.Node
-    launch_config: Any = None
-    restart_policy: base.RestartPolicy | None = None
-    worker: Worker | None = None
-    state: str = lp_runtime.STARTING
-    was_active: bool = False
-    is_abandoned: bool = False
-    num_restarts: int = 0
-    started_at: float = 0.0
-    restart_at: float | None = None
-    is_replaced: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.label}/{self.index}"
-
-    @property
-    def is_gone(self) -> bool:
-        return self.is_abandoned or self.state == lp_runtime.ENDED
-
-
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    member: Member
-    record: errors.ExceptionRecord
-    time: float
 
 
 class Supervisor:
@@ -104,9 +48,9 @@ class Supervisor:
 
     def __init__(
         self,
-        members: Sequence[Member],
-        make_worker: Callable[[Member, Supervisor], Worker],
-        book: lp_runtime.AddressBook,
+        members: Sequence[lp_member.Member],
+        make_worker: Callable[[lp_member.Member, Supervisor], lp_member.Worker],
+        book: lp_address_book.AddressBook,
         termination_notice_secs: float,
     ):
         """Prepares; `start()` starts the nodes.
@@ -130,7 +74,7 @@ class Supervisor:
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._published: dict[str, str] = {}
-        self._failures: list[_Failure] = []
+        self._failures: list[lp_failures.Failure] = []
         self._is_awaited = False
         self._stop_at: float | None = None
         self._kill_at: float | None = None
@@ -144,16 +88,16 @@ class Supervisor:
 
     # -- events: callable from any thread, and from signal handlers -----------------------------
 
-    def post_state(self, worker: Worker, state: str) -> None:
+    def post_state(self, worker: lp_member.Worker, state: str) -> None:
         self._events.put((self._on_state, worker, state))
 
     def post_publish(self, key: str, address: str) -> None:
         self._events.put((self._on_publish, key, address))
 
-    def post_failure(self, worker: Worker, record: errors.ExceptionRecord) -> None:
+    def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         self._events.put((self._on_failure, worker, record))
 
-    def post_ended(self, worker: Worker, record: errors.ExceptionRecord | None) -> None:
+    def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
         """Tells that the worker is gone; `record` says why, where that was not normal."""
         self._events.put((self._on_ended, worker, record))
 
@@ -192,7 +136,9 @@ class Supervisor:
         except BaseException as error:  # A bug here must not leave nodes running.
             logger.exception("the supervisor failed")
             self._failures.append(
-                _Failure(self._members[0], errors.ExceptionRecord.of(error), time.monotonic())
+                lp_failures.Failure(
+                    self._members[0], errors.ExceptionRecord.of(error), time.monotonic()
+                )
             )
             for member in self._members:
                 if member.worker is not None:
@@ -200,7 +146,7 @@ class Supervisor:
         finally:
             self._finish()
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: lp_member.Member) -> None:
         member.state = lp_runtime.STARTING
         member.restart_at = None
         member.is_replaced = False
@@ -217,14 +163,14 @@ class Supervisor:
             self.launcher.notify_stop()
             self.launcher.close()
             lp_runtime.remove_launcher_runtime(self.launcher)
-        self.failure = self._root_failure()
+        self.failure = lp_failures.root_failure(self._failures)
         self.done.set()
 
-    def _member_of(self, worker: Worker) -> Member | None:
+    def _member_of(self, worker: lp_member.Worker) -> lp_member.Member | None:
         """Returns the worker's node, or None if the worker was replaced since."""
         return next((m for m in self._members if m.worker is worker), None)
 
-    def _on_state(self, worker: Worker, state: str) -> None:
+    def _on_state(self, worker: lp_member.Worker, state: str) -> None:
         member = self._member_of(worker)
         if member is not None and not member.is_gone:
             member.state = state
@@ -239,18 +185,18 @@ class Supervisor:
             if member.worker is not None and not member.is_gone:
                 member.worker.send_address(key, address)
 
-    def _on_failure(self, worker: Worker, record: errors.ExceptionRecord) -> None:
+    def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
         if member is None:
             return
         # Once servers are closed, calls of others fail as a matter of course.
         if not self._is_released:
-            self._failures.append(_Failure(member, record, time.monotonic()))
+            self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
         else:
             logger.debug("%s failed while stopping: %s", member.name, record.message)
         self._begin_stop()
 
-    def _on_ended(self, worker: Worker, record: errors.ExceptionRecord | None) -> None:
+    def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
         member = self._member_of(worker)
         if member is None or member.is_gone:
             return
@@ -260,7 +206,7 @@ class Supervisor:
             self._on_failure(worker, record)
         member.state = lp_runtime.ENDED
 
-    def _may_restart(self, member: Member, record: errors.ExceptionRecord | None) -> bool:
+    def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
         """Plans the restart of a failed or replaced node, if its policy allows one."""
         policy = member.restart_policy
         if self._stop_at is not None:
@@ -376,7 +322,7 @@ class Supervisor:
         if all(m.is_gone for m in first):
             self._end_last(last, now)
 
-    def _end_last(self, last: Sequence[Member], now: float) -> None:
+    def _end_last(self, last: Sequence[lp_member.Member], now: float) -> None:
         assert self._stop_at is not None
         if self._last_at is None:
             self._last_at = now
@@ -391,35 +337,20 @@ class Supervisor:
         if self._last_kill_at is not None and now >= self._last_kill_at + _KILL_SECS:
             self._abandon(last)
 
-    def _kill(self, members: Sequence[Member]) -> None:
+    def _kill(self, members: Sequence[lp_member.Member]) -> None:
         self._kill_at = self._kill_at or time.monotonic()
         for member in members:
             if not member.is_gone and member.worker is not None:
                 member.worker.kill()
 
-    def _tell_late(self, members: Sequence[Member]) -> None:
+    def _tell_late(self, members: Sequence[lp_member.Member]) -> None:
         late = [m.name for m in members if not m.is_gone]
         if late:
             logger.warning("killed after %g s: %s", self._notice, ", ".join(late))
 
-    def _abandon(self, members: Sequence[Member]) -> None:
+    def _abandon(self, members: Sequence[lp_member.Member]) -> None:
         left = [m for m in members if not m.is_gone]
         if left:
             logger.warning("left behind: %s", ", ".join(m.name for m in left))
         for member in left:
             member.is_abandoned = True
-
-    def _root_failure(self) -> errors.NodeFailedError | None:
-        """Picks the failure that the others followed from.
-
-        A peer that lost its connection often reports before the death of the process at the other
-        end is known, so among failures close in time one with a cause of its own wins.
-        """
-        if not self._failures:
-            return None
-        start = self._failures[0].time + _ROOT_WINDOW_SECS
-        close = [f for f in self._failures if f.time <= start]
-        root = next((f for f in close if not f.record.is_collateral), close[0])
-        error = errors.NodeFailedError(root.member.label, root.member.index, root.record)
-        error.__cause__ = root.record.rebuild()
-        return error

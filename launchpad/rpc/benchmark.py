@@ -95,6 +95,7 @@ def main() -> None:
 
     manager = lp.launch(program, "test_mt")
     client = manager.resolve(handle)
+    client.fetch()
     print(f"threads: {_rate(lambda: client.same(1)):.0f} small calls/s", end=", ")
     print(f"{_rate(client.fetch):.0f} fetches of 10 MB/s")
     manager.stop_and_wait()

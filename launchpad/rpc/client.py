@@ -16,6 +16,7 @@ import grpc
 from launchpad import address as lp_address
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.rpc import link as rpc_link
 from launchpad.rpc import server as rpc_server
 from launchpad.rpc import wire
 
@@ -25,15 +26,6 @@ logger = logging.getLogger("launchpad")
 DEFAULT_CALL_TIMEOUT_SECS = 600.0
 # How long calls wait for a server that went away, in seconds.
 DEFAULT_RETRY_SECS = 60.0
-
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
 
 
 class CourierClient:
@@ -85,7 +77,7 @@ class CourierClient:
         self._runtime = (
             lp_runtime.current() if isinstance(server_address, str) else server_address.runtime()
         )
-        self._link: _Link | None = None
+        self._link: rpc_link.Link | None = None
         self._lock = threading.Lock()
         self._futures = _FuturesClient(self)
 
@@ -171,19 +163,19 @@ class CourierClient:
             return None
         return max(0.001, self._timeout - (time.monotonic() - started))
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, link: rpc_link.Link) -> None:
         with self._lock:
             if self._link is link:
                 self._link = None  # Not closed: other threads may still wait for answers on it.
 
-    def _connect(self, started: float, lost_at: float | None) -> _Link:
+    def _connect(self, started: float, lost_at: float | None) -> rpc_link.Link:
         """Waits for the server; returns a connection that has answered once."""
         with self._lock:
             if self._link is not None:
                 return self._link
             told = time.monotonic()
             while True:
-                link = _Link(self.address, self._compression)
+                link = rpc_link.Link(self.address, self._compression)
                 if self._is_alive(link):
                     self._link = link
                     return link
@@ -200,7 +192,7 @@ class CourierClient:
                     )
                 time.sleep(0.1)
 
-    def _is_alive(self, link: _Link) -> bool:
+    def _is_alive(self, link: rpc_link.Link) -> bool:
         ping = wire.encode(self._token(), rpc_server.PING, None)
         try:
             link.call(ping, 1.0)
@@ -281,65 +273,6 @@ class _FuturesClient:
 
         call.add_done_callback(finish)
         return result
-
-
-class _Link:
-    """One connection to a server: through gRPC, or directly where it lives in this process.
-
-    The direct way still pickles, so that callers never share objects with the server.
-    """
-
-    def __init__(self, address: str, compression: Any):
-        self.address = address
-        self._compression = compression
-        self._server = rpc_server.local_server(address)
-        self._channel: grpc.Channel | None = None
-        if self._server is None:
-            self._channel = grpc.insecure_channel(
-                address, options=list(_OPTIONS), compression=compression
-            )
-            self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
-
-    @property
-    def is_local(self) -> bool:
-        return self._server is not None
-
-    def call(self, request: bytes, timeout: float | None) -> bytes:
-        if self._server is None:
-            return self._method(request, timeout=timeout)
-        if request[: wire.TOKEN_BYTES] != self._server.token:
-            raise _LocalRpcError(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-        if timeout is None:
-            answer = self._server.call_in_process(request)
-        else:
-            future = self._server.submit_in_process(request)
-            try:
-                answer = future.result(timeout)
-            except futures.TimeoutError:
-                if not future.done():
-                    raise _LocalRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "timed out") from None
-                raise
-        if answer is None:
-            raise _LocalRpcError(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
-        return answer
-
-    def start(self, request: bytes, timeout: float | None) -> Any:
-        return self._method.future(request, timeout=timeout)
-
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
-
-class _LocalRpcError(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, details: str):
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
 
 
 def _unpack(answer: bytes) -> Any:

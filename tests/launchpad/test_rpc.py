@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import launchpad as lp
+from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import client as rpc_client
 from launchpad.rpc import server as rpc_server
@@ -125,7 +126,7 @@ def _serve(token: bytes) -> rpc_server.Server:
 def _runtime(token: bytes) -> lp_runtime.NodeRuntime:
     info = lp_runtime.ProgramInfo("id", token, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {})
     ignore = lp_runtime.Callbacks(*[lambda *args: None] * 4)
-    return lp_runtime.NodeRuntime("stranger", 0, info, lp_runtime.AddressBook(), ignore)
+    return lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
 
 
 @pytest.mark.parametrize("token", [b"w" * 32, b"", b"r" * 31])

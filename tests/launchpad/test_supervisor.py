@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import launchpad as lp
+from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 
 
@@ -44,11 +46,11 @@ class _Program:
         self.store = lp.ReverbNode(list)
         user = lp.PyNode(print, self.store.create_handle())
         nodes = {"user": user, "other": lp.PyNode(print), "store": self.store}
-        self.members = {name: lp_supervisor.Member(name, 0, node) for name, node in nodes.items()}
+        self.members = {name: lp_member.Member(name, 0, node) for name, node in nodes.items()}
         self.supervisor = lp_supervisor.Supervisor(
             list(self.members.values()),
             lambda member, supervisor: _Worker(member.label, self.log),
-            lp_runtime.AddressBook(),
+            lp_address_book.AddressBook(),
             notice,
         )
         self.supervisor.start()

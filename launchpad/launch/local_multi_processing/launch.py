@@ -14,9 +14,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
+from launchpad.launch import member as lp_member
 from launchpad.launch import serialization
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base
@@ -77,10 +79,10 @@ class ProcessWorker:
 
     def __init__(
         self,
-        member: lp_supervisor.Member,
+        member: lp_member.Member,
         supervisor: lp_supervisor.Supervisor,
         info: lp_runtime.ProgramInfo,
-        book: lp_runtime.AddressBook,
+        book: lp_address_book.AddressBook,
         node: bytes,
     ):
         self._name = member.name

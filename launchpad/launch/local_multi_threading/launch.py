@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base
 
@@ -18,10 +20,10 @@ class ThreadWorker:
 
     def __init__(
         self,
-        member: lp_supervisor.Member,
+        member: lp_member.Member,
         supervisor: lp_supervisor.Supervisor,
         info: lp_runtime.ProgramInfo,
-        book: lp_runtime.AddressBook,
+        book: lp_address_book.AddressBook,
     ):
         self._supervisor = supervisor
         self.runtime = lp_runtime.NodeRuntime(

@@ -1,0 +1,33 @@
+"""Where the servers of a program are, as far as it is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+
+class AddressBook:
+    """Addresses published so far, by address key. Thread-safe."""
+
+    def __init__(self, entries: Mapping[str, str] | None = None):
+        self._entries: dict[str, str] = dict(entries or {})
+        self._changed = threading.Condition()
+
+    def publish(self, key: str, address: str) -> None:
+        with self._changed:
+            self._entries[key] = address
+            self._changed.notify_all()
+
+    def get(self, key: str) -> str | None:
+        with self._changed:
+            return self._entries.get(key)
+
+    def snapshot(self) -> dict[str, str]:
+        with self._changed:
+            return dict(self._entries)
+
+    def wait_for(self, key: str, timeout: float) -> str | None:
+        """Returns the address, or None if it is not published within `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._entries, timeout)
+            return self._entries.get(key)

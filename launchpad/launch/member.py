@@ -1,0 +1,57 @@
+"""A node of a launched program, as the supervisor and the engines see it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base
+
+
+class Worker(Protocol):
+    """One running incarnation of a node. The methods return at once and never raise."""
+
+    def start(self) -> None: ...
+    def notify_stop(self) -> None: ...
+    def release(self) -> None: ...
+    def kill(self) -> None: ...
+    def send_address(self, key: str, address: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclasses.dataclass
+class Member:
+    """A node of the program and what is known of it.
+
+    Attributes:
+      worker: Its current incarnation; None before the first and between two.
+      was_active: True once it had something to do of its own.
+      is_abandoned: True if it was given up without having ended.
+      num_restarts: Restarts in a row.
+      started_at: Monotonic time of the last start.
+      restart_at: Monotonic time of the next start, or None.
+      is_replaced: True if its worker was killed to be started again.
+    """
+
+    label: str
+    index: int
+    node: base.Node
+    launch_config: Any = None
+    restart_policy: base.RestartPolicy | None = None
+    worker: Worker | None = None
+    state: str = lp_runtime.STARTING
+    was_active: bool = False
+    is_abandoned: bool = False
+    num_restarts: int = 0
+    started_at: float = 0.0
+    restart_at: float | None = None
+    is_replaced: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}/{self.index}"
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_abandoned or self.state == lp_runtime.ENDED
