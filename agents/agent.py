@@ -20,13 +20,12 @@ class VariableSource(Protocol):
 
 
 class Learner(VariableSource, Protocol):
-    """Trains on the replay table.
+    """Trains on the replay table."""
 
-    Attributes:
-      published: names of the networks that `get_variables` gives.
-    """
-
-    published: Sequence[str]
+    @property
+    def published(self) -> Sequence[str]:
+        """Names of the networks that `get_variables` gives."""
+        ...
 
     def step(self) -> None:
         """Runs one compiled call of some learner steps; blocks until the table has the rows."""

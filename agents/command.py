@@ -51,6 +51,7 @@ class D4PGOptions:
                 f"--checkpoint-seconds: expected more than 0, got {self.checkpoint_seconds:g}"
             )
 
+
 @dataclasses.dataclass(frozen=True)
 class AgentCommand:
     """An agent on the command line: the object behind an entry point of `rl_replicator.trainables`.

@@ -1,6 +1,6 @@
 """The wiring: a run of an agent as a Launchpad program. There is no other.
 
-    environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> variables -> actor
+environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> variables -> actor
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dm_env
-import imageio.v2 as imageio
+import imageio.v3 as iio
 from acme import core
 
 import environments
@@ -46,12 +46,15 @@ def film(
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
     environment, actor = _restore(command, run, seed)
-    total = 0.0
-    with imageio.get_writer(path, fps=_FRAMES_PER_SECOND) as writer:
-        for step, timestep in enumerate(_episode(environment, actor)):
-            total += float(timestep.reward or 0.0)
-            if step % _STEPS_PER_FRAME == 0:
-                writer.append_data(environment.render(_HEIGHT, _WIDTH))
+    total, frames = 0.0, []
+    for step, timestep in enumerate(_episode(environment, actor)):
+        total += float(timestep.reward or 0.0)
+        if step % _STEPS_PER_FRAME == 0:
+            frames.append(environment.render(_HEIGHT, _WIDTH))
+    if path.suffix == ".mp4":
+        iio.imwrite(path, frames, fps=_FRAMES_PER_SECOND)
+    else:
+        iio.imwrite(path, frames, duration=1000 / _FRAMES_PER_SECOND, loop=0)
     return path, total
 
 

@@ -9,7 +9,7 @@ _LOG = logging.getLogger("agents")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Raised out of a wait when the program stops."""
 
 
@@ -32,10 +32,10 @@ class Waiting:
           waited: seconds since the wait began.
 
         Raises:
-          Stopped: if the program is stopping.
+          StoppedError: if the program is stopping.
         """
         if lp.stop_event().is_set():
-            raise Stopped
+            raise StoppedError
         if waited < self._next_line - _SECONDS_BETWEEN_LINES:
             self._next_line = _SECONDS_BETWEEN_LINES  # Another wait has begun.
         if waited >= self._next_line:

@@ -71,9 +71,9 @@ class D4PGConfig:
             _fail("discount", "a number in [0, 1)", self.discount)
         if self.exploration_sigma < 0:
             _fail("exploration_sigma", "a number of at least 0", self.exploration_sigma)
-        if self.value_min is not None and self.value_max is not None:
-            if self.value_min >= self.value_max:
-                _fail("value_min", f"less than value_max ({self.value_max})", self.value_min)
+        low, high = self.value_min, self.value_max
+        if low is not None and high is not None and low >= high:
+            _fail("value_min", f"less than value_max ({high})", low)
 
 
 def _fail(name: str, expected: str, received: object) -> None:

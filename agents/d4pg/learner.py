@@ -196,4 +196,3 @@ class D4PGLearner(tf.Module):
             for name in names
             for path, array in named_arrays(name, modules[name]).items()
         }
-

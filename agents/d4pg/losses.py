@@ -117,8 +117,8 @@ def importance_weights(probabilities, table_size, exponent):
 def action_gradient(dq_da, max_norm: float | None):
     """The deterministic policy gradient's dQ/da, clipped per example where asked.
 
-    Silver et al. 2014 (DPG): the policy follows dQ/da . da/dtheta. D4PG's released settings clip the
-    norm of dQ/da to 1, so that one steep example does not outweigh the batch.
+    Silver et al. 2014 (DPG): the policy follows dQ/da . da/dtheta. D4PG's released settings clip
+    the norm of dQ/da to 1, so that one steep example does not outweigh the batch.
 
     Args:
       dq_da: [B, A] float32.

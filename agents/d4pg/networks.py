@@ -50,7 +50,9 @@ class CategoricalCritic(snt.Module):
     def __init__(self, layer_sizes: Sequence[int], num_atoms: int, name: str = "critic"):
         super().__init__(name=name)
         self._torso = layer_norm_mlp(layer_sizes, "torso")
-        self._head = snt.Linear(num_atoms, w_init=snt.initializers.VarianceScaling(1e-2), name="head")
+        self._head = snt.Linear(
+            num_atoms, w_init=snt.initializers.VarianceScaling(1e-2), name="head"
+        )
 
     def __call__(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         return self._head(self._torso(tf.concat([observation, action], axis=-1)))

@@ -11,7 +11,7 @@ import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import interact
 from agents.nodes.counter import Counter, Episode
-from agents.waiting import Stopped, Waiting
+from agents.waiting import StoppedError, Waiting
 
 
 class ActorNode:
@@ -55,7 +55,7 @@ class ActorNode:
         try:
             self._act()
             self._adder.flush()
-        except Stopped:
+        except StoppedError:
             pass
         finally:
             self._adder.close()
@@ -91,4 +91,3 @@ class ActorNode:
             self._noise.bit_generator.state = state["noise"]
             if state["environment"] is not None:
                 self._environment.random_state = state["environment"]
-

@@ -98,9 +98,7 @@ class Counter:
             run_dir, resume_step=self._environment_steps if restored else None
         )
 
-    def lease(
-        self, actor: int, done: int, waiting: float, episodes: list[Episode]
-    ) -> int:
+    def lease(self, actor: int, done: int, waiting: float, episodes: list[Episode]) -> int:
         """Takes an actor's report and grants it its next steps.
 
         Args:

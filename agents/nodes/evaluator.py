@@ -50,7 +50,9 @@ class EvaluatorNode:
                 return
             if progress.environment_steps >= due and not progress.steps_done:
                 self._evaluate(progress.environment_steps, self._schedule.episodes, last=False)
-                due = (progress.environment_steps // self._schedule.every + 1) * self._schedule.every
+                due = (
+                    progress.environment_steps // self._schedule.every + 1
+                ) * self._schedule.every
 
     def _evaluate(self, environment_steps: int, episodes: int, last: bool) -> None:
         self._actor.update(wait=True)

@@ -17,7 +17,7 @@ from agents.nodes.counter import Counter
 from agents.replay.checkpoint import ReplayPart
 from agents.replay.table import TABLE
 from agents.variables import WeightsPart
-from agents.waiting import Stopped, Waiting
+from agents.waiting import StoppedError, Waiting
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.parts import JsonPart, TrackablePart
 
@@ -99,7 +99,7 @@ class LearnerNode:
                     report.result()  # It ends early by an error alone.
                 if time.monotonic() >= self._save_at:
                     self._save()
-        except (Stopped, rr.StepCancelled):
+        except (StoppedError, rr.StepCancelled):
             pass  # Nobody feeds the table any more.
 
     def _wait_for_first_rows(self) -> None:

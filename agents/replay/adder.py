@@ -108,9 +108,7 @@ class NStepTransitionAdder(base.Adder):
         """
         if not timestep.first():
             raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
-        self._layout.check_step(
-            "observation", timestep.observation, self._layout.observation_size
-        )
+        self._layout.check_step("observation", timestep.observation, self._layout.observation_size)
         self.reset()
         self._observation = timestep.observation
 

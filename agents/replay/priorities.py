@@ -71,7 +71,7 @@ class PriorityWriter:
                     tf.reshape(keys, [-1]),
                     tf.cast(tf.maximum(tf.reshape(priorities, [-1]), _MIN_PRIORITY), tf.float64),
                 )
-            except Exception as error:  # noqa: BLE001 - handed to the learner's thread
+            except Exception as error:  # Handed to the learner's thread.
                 self._error = error
                 return
 
@@ -82,4 +82,3 @@ class PriorityWriter:
         except queue.Full:
             return
         self._thread.join(timeout)
-

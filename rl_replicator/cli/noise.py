@@ -43,7 +43,7 @@ def silence() -> None:
     assert grep.stdin is not None
     os.dup2(grep.stdin.fileno(), 2)
     grep.stdin.close()
-    sys.stderr = _Quiet(os.fdopen(real, "w", buffering=1, closefd=False))  # type: ignore[assignment]
+    sys.stderr = _Quiet(os.fdopen(real, "w", buffering=1, closefd=False))
 
     def restore() -> None:
         os.dup2(real, 2)  # The filter sees the end of its input, unless a child still has it.

@@ -87,9 +87,7 @@ def play(adder, rewards, last_discount):
 
 def rows(server, layout, count):
     """Reads `count` rows back, oldest first."""
-    samples = list(
-        server.localhost_client().sample(TABLE, num_samples=count, emit_timesteps=False)
-    )
+    samples = list(server.localhost_client().sample(TABLE, num_samples=count, emit_timesteps=False))
     priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
     return priorities, layout.unpack(np.stack([np.ravel(sample.data) for sample in samples]))
 
