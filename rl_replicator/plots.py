@@ -107,9 +107,12 @@ def plot_returns(run_dirs: Sequence[Path], output: Path) -> Path:
 
 
 def _settings(run_dir: Path) -> dict[str, Any]:
-    """What makes this run the run it is, apart from the seed."""
-    identity = RunDirectory(run_dir).config()["identity"]
-    return {name: value for name, value in _flat(identity).items() if name != "seed"}
+    """What makes this run the run it is, apart from the seed; and on how many replicas it ran."""
+    config = RunDirectory(run_dir).config()
+    settings = _flat(config["identity"])
+    if "replicas" in config.get("options", {}):
+        settings["replicas"] = config["options"]["replicas"]
+    return {name: value for name, value in settings.items() if name != "seed"}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

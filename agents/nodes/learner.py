@@ -14,7 +14,7 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, Learner
 from agents.nodes.counter import Counter
-from agents.replay.checkpoint import ReplayPart
+from agents.replay.checkpoint import ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
 from agents.variables import WeightsPart
 from agents.waiting import StoppedError, Waiting
@@ -26,6 +26,9 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _LOOKS_PER_REPORT = 10
 # How long a step may go on waiting for rows once no more will come.
 _SECONDS_TO_STARVE = 1.5
+# Ctrl-C ends a program within ten seconds: a replay that takes longer than this to write is then
+# saved as it was at the checkpoint before.
+_SECONDS_TO_SAVE_IN_HASTE = 3.0
 
 
 class LearnerNode:
@@ -67,6 +70,7 @@ class LearnerNode:
             self._learner.restored()
         self._saved_at_step = -1
         self._save_at = 0.0
+        self._save_seconds = 0.0
         self._no_more_rows = threading.Event()
         self._run_over = threading.Event()
 
@@ -162,11 +166,19 @@ class LearnerNode:
             {
                 "learner": TrackablePart(**self._learner.trackables()),
                 "weights": WeightsPart(self._learner.get_variables(self._learner.published)),
-                "replay": ReplayPart(self._replay),
+                "replay": self._replay_part(),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },
         )
         self._saved_at_step = steps
         # A large table takes seconds to write: saving is to cost a twentieth of the time at most.
-        taken = time.monotonic() - started
-        self._save_at = time.monotonic() + max(self._checkpoint_seconds, 20.0 * taken)
+        self._save_seconds = time.monotonic() - started
+        pause = max(self._checkpoint_seconds, 20.0 * self._save_seconds)
+        self._save_at = time.monotonic() + pause
+
+    def _replay_part(self) -> ReplayPart | SameReplayPart:
+        latest = self._checkpointer.latest()
+        in_haste = lp.stop_event().is_set() and self._save_seconds > _SECONDS_TO_SAVE_IN_HASTE
+        if in_haste and latest is not None:
+            return SameReplayPart(latest.path / "replay")
+        return ReplayPart(self._replay)
