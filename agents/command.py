@@ -46,6 +46,8 @@ class D4PGOptions:
         for name in ("steps", "actors"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"--seed: expected a number from 0 to 2**32 - 1, got {self.seed}")
         if self.checkpoint_seconds <= 0:
             raise ConfigError(
                 f"--checkpoint-seconds: expected more than 0, got {self.checkpoint_seconds:g}"

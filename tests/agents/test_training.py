@@ -149,6 +149,8 @@ def test_resume_without_a_run_says_so(tmp_path, monkeypatch):
 def test_numbers_out_of_range_are_named():
     with pytest.raises(ConfigError, match="--steps: expected at least 1, got 0"):
         D4PGOptions(env=TARGET, steps=0)
+    with pytest.raises(ConfigError, match="--seed: expected a number from 0 .* got -1"):
+        D4PGOptions(env=TARGET, seed=-1)
 
 
 COMMAND = [
