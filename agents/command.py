@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agents.d4pg.config import D4PGConfig
 from agents.evaluation import EvaluationSchedule
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import check_option
 
 if TYPE_CHECKING:
     from acme import specs
@@ -44,14 +44,11 @@ class D4PGOptions:
 
     def __post_init__(self) -> None:
         for name in ("steps", "actors"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"--seed: expected a number from 0 to 2**32 - 1, got {self.seed}")
-        if self.checkpoint_seconds <= 0:
-            raise ConfigError(
-                f"--checkpoint-seconds: expected more than 0, got {self.checkpoint_seconds:g}"
-            )
+            value = getattr(self, name)
+            check_option(value >= 1, name, "at least 1", value)
+        check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
+        seconds = self.checkpoint_seconds
+        check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
 
 
 @dataclasses.dataclass(frozen=True)

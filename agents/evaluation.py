@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import check_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,8 @@ class EvaluationSchedule:
 
     def __post_init__(self) -> None:
         for name in ("every", "episodes", "last_episodes"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ConfigError(
-                    f"--evaluation.{option}: expected at least 1, got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            check_option(value >= 1, f"evaluation.{name}", "at least 1", value)
 
 
 def evaluation_seed(seed: int, environment_steps: int) -> int:

@@ -11,7 +11,7 @@ from acme import core
 import environments
 from agents.environment_loop import episode_return, interact
 from agents.training import environment_spec
-from agents.variables import SavedWeights
+from agents.variables import WeightsPart
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.run_directory import RunDirectory, from_plain
@@ -70,13 +70,14 @@ def _restore(
 ) -> tuple[environments.Environment, core.Actor]:
     """The environment of a run, and the policy of its newest checkpoint."""
     identity = run.config()["identity"]
-    latest = Checkpointer(run.checkpoints).latest()
-    if latest is None:
+    checkpointer = Checkpointer(run.checkpoints)
+    if checkpointer.latest() is None:
         raise UsageError(
             f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer, or "
             "continue the run with --run-dir"
         )
     config = from_plain(command.config_type, identity["agent"])
     agent = command.make_agent(config, environment_spec(identity["env"]))
-    environment = environments.make(identity["env"], seed=seed)
-    return environment, agent.make_evaluator(SavedWeights(latest.path / "weights"))
+    weights = WeightsPart()
+    checkpointer.restore({"weights": weights})
+    return environments.make(identity["env"], seed=seed), agent.make_evaluator(weights)

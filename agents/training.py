@@ -63,8 +63,7 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
         "agent": dataclasses.asdict(options.agent),
     }
     run = _choose_directory(command.name, identity, options)
-    there = run.create(command.name, identity, _plain(options))
-    with run.locked():
+    with run.opened(command.name, identity, _plain(options)) as there:
         plan = RunPlan(
             environment_name=options.env,
             seed=options.seed,

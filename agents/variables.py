@@ -56,29 +56,23 @@ def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) ->
 
 
 class WeightsPart:
-    """Weights inside a checkpoint, readable without the learner that they come from."""
+    """Weights inside a checkpoint, readable without the learner that they come from.
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
+    Restored, it stands where actors otherwise ask a learner.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None = None):
         """Args:
-        arrays: weights by path.
+        arrays: weights by path; None before a restore.
         """
-        self._arrays = arrays
+        self._arrays = dict(arrays or {})
 
     def save(self, folder: Path) -> None:
-        """Writes them."""
+        """Writes the weights."""
         np.savez(folder / _WEIGHTS, **self._arrays)
 
     def restore(self, folder: Path) -> None:
-        """Nothing: who trains on restores the learner, who only acts uses `SavedWeights`."""
-
-
-class SavedWeights:
-    """The weights of a checkpoint: stands where actors otherwise ask a learner."""
-
-    def __init__(self, folder: Path):
-        """Args:
-        folder: where a `WeightsPart` was saved.
-        """
+        """Reads the weights."""
         with np.load(folder / _WEIGHTS) as file:
             self._arrays = dict(file)
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python bench/learning_table.py [RUN_DIR...] [--at STEPS ...]
 
-Without RUN_DIR, all runs under `runs/`. One row for each run and each of `--at` (default: the end of the run): the evaluation at that many
-environment steps (or the last one before), learner steps and the run's own clock at that moment.
+Without RUN_DIR, all runs under `runs/`. One row for each run and each of `--at` (default: the end):
+the evaluation at that many environment steps (or the last one before), learner steps and the run's
+own clock at that moment.
 """
 
 import argparse

@@ -9,6 +9,23 @@ class ConfigError(UsageError):
     """A setting that cannot be used. The text says what was expected, what came, what to do."""
 
 
+def check_option(is_good: bool, option: str, expected: str, received: object) -> None:
+    """Refuses a setting in the words of the command line.
+
+    Args:
+      is_good: whether the setting can be used.
+      option: its path, such as "agent.n_step".
+      expected: what it should be.
+      received: what it is.
+
+    Raises:
+      ConfigError: unless `is_good`.
+    """
+    if not is_good:
+        name = option.replace("_", "-")
+        raise ConfigError(f"--{name}: expected {expected}, got {received}")
+
+
 class CheckpointError(UsageError):
     """A checkpoint that cannot be written, or cannot be trusted when read."""
 

@@ -20,6 +20,7 @@ from typing import Any
 from rl_replicator.errors import UsageError
 
 _CONFIG = "config.json"
+_LOCK = ".lock"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,58 +68,69 @@ class RunDirectory:
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
 
-    def create(
+    @contextlib.contextmanager
+    def opened(
         self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> bool:
-        """Makes the directory, or checks that it holds the same run.
+    ) -> Iterator[bool]:
+        """Makes the directory, or takes up the same run, and keeps other processes out of it.
 
         Args:
           trainable: name of what is trained.
           identity: settings that make it this run and no other, as plain data.
           options: all settings, for the reader.
 
-        Returns:
+        Yields:
           Whether the run was there already.
 
         Raises:
-          UsageError: if another run is there, or the directory cannot be written. Nothing is
-            changed then.
+          UsageError: another run is there, or other files; a process trains in it; or it cannot be
+            written. Nothing is changed then.
         """
         identity = json.loads(json.dumps({"trainable": trainable, **identity}))
         exists = (self.path / _CONFIG).exists()
         if exists:
             _check_same(self.path, self.config()["identity"], identity)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self._has_other_files():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
                 "files in it; choose another --run-dir"
             )
-        config = {"trainable": trainable, "identity": identity, "options": options}
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            config = {"trainable": trainable, "identity": identity, "options": options}
             new = self.path / (_CONFIG + ".new")
-            new.write_text(json.dumps(config, indent=2) + "\n")
-            os.replace(new, self.path / _CONFIG)
-        except OSError as error:
-            raise UsageError(f"cannot write to the run directory {self.path}: {error}") from None
-        return exists
+            try:
+                new.write_text(json.dumps(config, indent=2) + "\n")
+                os.replace(new, self.path / _CONFIG)
+            except OSError as error:
+                raise self._unwritable(error) from None
+            yield exists
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps a second process from training in the same directory.
-
-        Raises:
-          UsageError: if one already does.
-        """
-        with open(self.path / ".lock", "w") as lock:
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise UsageError(
                     f"another process trains in {self.path}; wait for it, or choose another "
                     "--run-dir"
                 ) from None
             yield
+        finally:
+            os.close(lock)
+
+    def _has_other_files(self) -> bool:
+        if not self.path.is_dir():
+            return self.path.exists()
+        return any(path.name != _LOCK for path in self.path.iterdir())
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(f"cannot write to the run directory {self.path}: {error}")
 
 
 def _check_same(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from agents.replay.config import ReplayConfig
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import check_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,31 +51,23 @@ class D4PGConfig:
     """The replay table."""
 
     def __post_init__(self) -> None:
+        def check(is_good: bool, name: str, expected: str) -> None:
+            check_option(is_good, f"agent.{name}", expected, getattr(self, name))
+
         for name in ("policy_layers", "critic_layers"):
             sizes = getattr(self, name)
-            if not sizes or any(size < 1 for size in sizes):
-                _fail(name, "one or more positive layer sizes", sizes)
+            is_good = len(sizes) > 0 and all(size >= 1 for size in sizes)
+            check(is_good, name, "one or more positive layer sizes")
         for name in ("n_step", "global_batch_size", "target_update_period", "steps_per_call"):
-            if getattr(self, name) < 1:
-                _fail(name, "a whole number of at least 1", getattr(self, name))
+            check(getattr(self, name) >= 1, name, "a whole number of at least 1")
         for name in ("policy_learning_rate", "critic_learning_rate"):
-            if not 0 < getattr(self, name) < 1:
-                _fail(name, "a number between 0 and 1", getattr(self, name))
+            check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
         for name in ("max_action_gradient_norm", "max_gradient_norm"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                _fail(name, "a positive number or None", value)
-        if self.num_atoms < 2:
-            _fail("num_atoms", "at least 2", self.num_atoms)
-        if not 0 <= self.discount < 1:
-            _fail("discount", "a number in [0, 1)", self.discount)
-        if self.exploration_sigma < 0:
-            _fail("exploration_sigma", "a number of at least 0", self.exploration_sigma)
+            norm = getattr(self, name)
+            check(norm is None or norm > 0, name, "a positive number or None")
+        check(self.num_atoms >= 2, "num_atoms", "at least 2")
+        check(0 <= self.discount < 1, "discount", "a number in [0, 1)")
+        check(self.exploration_sigma >= 0, "exploration_sigma", "a number of at least 0")
         low, high = self.value_min, self.value_max
-        if low is not None and high is not None and low >= high:
-            _fail("value_min", f"less than value_max ({high})", low)
-
-
-def _fail(name: str, expected: str, received: object) -> None:
-    option = name.replace("_", "-")
-    raise ConfigError(f"--agent.{option}: expected {expected}, got {received}")
+        is_range = low is None or high is None or low < high
+        check(is_range, "value_min", f"less than value_max ({high})")

@@ -15,7 +15,7 @@ _LEASE = 100
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a run stands. Rates are per second, since the last `Progress`-independent second.
+    """Where a run stands.
 
     Attributes:
       environment_steps: taken by all actors since the beginning of the run.
@@ -94,9 +94,8 @@ class Counter:
         self._learner_done = False
         self._finished = False
         self._started = time.monotonic()
-        self._writer = MetricWriter(
-            run_dir, resume_step=self._environment_steps if restored else None
-        )
+        # Rows of a run that was killed, beyond its checkpoint (or before its first), are made anew.
+        self._writer = MetricWriter(run_dir, resume_step=self._environment_steps)
 
     def lease(self, actor: int, done: int, waiting: float, episodes: list[Episode]) -> int:
         """Takes an actor's report and grants it its next steps.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import check_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +25,12 @@ class ReplayConfig:
     """Items that an actor may have sent that the table has not yet confirmed."""
 
     def __post_init__(self) -> None:
-        if self.min_size < 1:
-            _fail("min_size", "at least 1", self.min_size)
-        if self.max_size < self.min_size:
-            _fail("max_size", f"at least min_size ({self.min_size})", self.max_size)
-        if self.samples_per_insert <= 0:
-            _fail("samples_per_insert", "a positive number", self.samples_per_insert)
-        if self.max_in_flight_items < 1:
-            _fail("max_in_flight_items", "at least 1", self.max_in_flight_items)
-        for name in (
-            "priority_exponent",
-            "importance_exponent_start",
-            "importance_exponent_end",
-        ):
-            if not 0 <= getattr(self, name) <= 1:
-                _fail(name, "a number in [0, 1]", getattr(self, name))
+        def check(is_good: bool, name: str, expected: str) -> None:
+            check_option(is_good, f"agent.replay.{name}", expected, getattr(self, name))
 
-
-def _fail(name: str, expected: str, received: object) -> None:
-    option = name.replace("_", "-")
-    raise ConfigError(f"--agent.replay.{option}: expected {expected}, got {received}")
+        check(self.min_size >= 1, "min_size", "at least 1")
+        check(self.max_size >= self.min_size, "max_size", f"at least min_size ({self.min_size})")
+        check(self.samples_per_insert > 0, "samples_per_insert", "a positive number")
+        check(self.max_in_flight_items >= 1, "max_in_flight_items", "at least 1")
+        for name in ("priority_exponent", "importance_exponent_start", "importance_exponent_end"):
+            check(0 <= getattr(self, name) <= 1, name, "a number in [0, 1]")

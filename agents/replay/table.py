@@ -6,7 +6,7 @@ import reverb
 
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TransitionLayout
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, check_option
 
 TABLE = "replay"
 
@@ -32,11 +32,12 @@ class LearnerDemand:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the replicas do not divide the batch."""
-        if self.global_batch_size % self.num_replicas:
-            raise ConfigError(
-                f"--agent.global-batch-size: expected a multiple of {self.num_replicas} replicas, "
-                f"got {self.global_batch_size}"
-            )
+        check_option(
+            self.global_batch_size % self.num_replicas == 0,
+            "agent.global_batch_size",
+            f"a multiple of {self.num_replicas} replicas",
+            self.global_batch_size,
+        )
 
     @property
     def per_replica_batch_size(self) -> int:
