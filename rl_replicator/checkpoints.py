@@ -250,4 +250,6 @@ def _is_disk_error(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # Without the names of operations that TensorFlow puts around its message.
+    text = re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error))
+    return (text.strip().splitlines() or [type(error).__name__])[0]

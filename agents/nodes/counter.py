@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_replicator.errors import UsageError
 from rl_replicator.metrics import MetricWriter
 
 # Environment steps that an actor may take before it asks again.
@@ -219,4 +220,10 @@ class Counter:
 
     def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
         step = self._environment_steps if step is None else step
-        self._writer.write(group, step, {"run_seconds": self._seconds(), **values})
+        try:
+            self._writer.write(group, step, {"run_seconds": self._seconds(), **values})
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the metrics of the run: {error}; make room, then go on with the same "
+                "--run-dir"
+            ) from error
