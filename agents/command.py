@@ -35,7 +35,7 @@ class D4PGOptions:
     """Directory of the run; one that exists is continued. Default: a new one under `runs/`."""
     resume: bool = False
     """Continue the newest run of the same task, seed and agent under `runs/`."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = 30.0
     """Seconds between checkpoints (longer where one takes more than a twentieth of that)."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""

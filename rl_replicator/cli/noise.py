@@ -15,7 +15,8 @@ from typing import Any, TextIO
 # that runs as a process has its name before the line.
 _NOISE = (
     r"^(\[[a-z_]+/[0-9]+\] )?"
-    r"(\[reverb/cc/[^]]*\] *(Initializing|Loading|Started|Shutting|Sampler and server|Stored)"
+    r"(\[reverb/cc/platform/tfrecord_checkpointer"
+    r"|\[reverb/cc/[^]]*\] *(Started|Shutting|Sampler and server|Stored)"
     r"|[IW][0-9]{4} [0-9:.]+ +[0-9]+ "
     r"|WARNING: All log messages before absl::InitializeLog)"
 )
