@@ -44,8 +44,8 @@ class Learner(VariableSource, Protocol):
         """Whether a `step` at this moment would have to wait for rows."""
         ...
 
-    def restored(self) -> None:
-        """Called after the trackables were restored."""
+    def refresh(self) -> None:
+        """Publishes the variables as they are: after a restore, or a call that was cancelled."""
         ...
 
     def metrics(self) -> dict[str, float]:

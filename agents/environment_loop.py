@@ -1,6 +1,6 @@
 """The loop of an actor and an environment."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dm_env
 from acme import core
@@ -29,10 +29,23 @@ def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_
             yield timestep
 
 
-def episode_return(environment: dm_env.Environment, actor: core.Actor) -> float:
-    """The undiscounted sum of rewards over one episode."""
+def episode_return(
+    environment: dm_env.Environment, actor: core.Actor, give_up: Callable[[], bool]
+) -> float | None:
+    """Plays one episode.
+
+    Args:
+      environment: as in `interact`.
+      actor: as there.
+      give_up: asked after every step.
+
+    Returns:
+      The undiscounted sum of rewards; None if given up.
+    """
     total = 0.0
     for timestep in interact(environment, actor):
+        if give_up():
+            return None
         if not timestep.first():
             total += float(timestep.reward)
         if timestep.last():

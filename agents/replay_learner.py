@@ -44,7 +44,7 @@ class ReplayLearner:
         steps_per_call: int,
         published: Sequence[str],
     ):
-        """Connects module, input and table; compiles at the first `step`.
+        """Connects module, input and table, and compiles the step.
 
         Args:
           module: made inside `replicator.scope()`.
@@ -73,8 +73,9 @@ class ReplayLearner:
           rl_replicator.StepCancelled: if `cancel` was called while it waited for rows.
         """
         outputs = self._step()
-        for output in self._replicator.local_results(outputs):
-            self._priorities.write(output.keys, output.priorities)
+        self._priorities.write(
+            [(output.keys, output.priorities) for output in self._replicator.local_results(outputs)]
+        )
         weights = self._module.get_variables(self.published)
         with self._lock:
             self._metrics = outputs.metrics
@@ -119,12 +120,13 @@ class ReplayLearner:
         """All variables that a checkpoint must hold."""
         return {"module": self._module}
 
-    def restored(self) -> None:
-        """To be called after the trackables were restored: what is published follows them."""
+    def refresh(self) -> None:
+        """Publishes the variables as they are: after a restore, or a call that was cancelled."""
         self._num_steps = int(self._module.num_steps.numpy())
         with self._lock:
             self._weights = self._module.get_variables(self.published)
 
     def close(self) -> None:
-        """Writes the last priorities and ends the thread that does it."""
+        """Writes the last priorities; ends the threads of priorities and input."""
         self._priorities.close()
+        self._inputs.close()

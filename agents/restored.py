@@ -30,7 +30,8 @@ def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
     environment, actor = _restore(command, RunDirectory(run_dir), seed)
-    return [episode_return(environment, actor) for _ in range(episodes)]
+    returns = [episode_return(environment, actor, lambda: False) for _ in range(episodes)]
+    return [total for total in returns if total is not None]
 
 
 def film(
@@ -45,6 +46,10 @@ def film(
     path = output or run.video
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output: cannot write to {path.parent}: {error}") from None
     environment, actor = _restore(command, run, seed)
     total, frames = 0.0, []
     for step, timestep in enumerate(_episode(environment, actor)):

@@ -32,6 +32,11 @@ _LAUNCH_TYPES = {
     "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
     "processes": lp.LaunchType.LOCAL_MULTI_PROCESSING,
 }
+# Only the learner may see a GPU: TensorFlow takes all of its memory in every process that does.
+_NO_GPU = {
+    label: lp.PythonProcess(env={"CUDA_VISIBLE_DEVICES": ""})
+    for label in ("counter", "replay", "actor", "evaluator")
+}
 
 
 def environment_spec(name: str) -> specs.EnvironmentSpec:
@@ -63,7 +68,7 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
         "agent": dataclasses.asdict(options.agent),
     }
     run = _choose_directory(command.name, identity, options)
-    with run.opened(command.name, identity, _plain(options)) as there:
+    with run.opened(command.name, identity) as there:
         plan = RunPlan(
             environment_name=options.env,
             seed=options.seed,
@@ -77,6 +82,7 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
         )
         if there:
             plan = _with_checkpoint(plan)
+        run.describe(command.name, identity, _plain(options))
         print(f"{'continuing' if plan.restored_progress else 'training'} in {run.path}", flush=True)
         return _run(agent, plan, options.launch, run)
 
@@ -99,7 +105,10 @@ def replicator_name(replicas: str) -> str:
 
 def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunDirectory:
     if options.run_dir is not None:
-        return RunDirectory(options.run_dir)
+        run = RunDirectory(options.run_dir)
+        if options.resume:
+            run.config()  # Raises where there is no run to go on with.
+        return run
     wanted = json.loads(json.dumps({"trainable": name, **identity}))
     root = _RUNS / name
     if options.resume:
@@ -146,8 +155,10 @@ def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
     scratch = replay_scratch(plan.run_dir)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
+    before = Checkpointer(run.checkpoints).latest()
     program, counter_handle = make_program(agent, plan)
-    manager = lp.launch(program, _LAUNCH_TYPES[launch])
+    resources = _NO_GPU if launch == "processes" else None
+    manager = lp.launch(program, _LAUNCH_TYPES[launch], local_resources=resources)
     line = ProgressLine()
     try:
         counter: Counter = manager.resolve(counter_handle)
@@ -162,7 +173,9 @@ def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
         line.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if manager.signal_number is not None:
-        print(f"stopped and saved; go on with: --run-dir {run.path}", flush=True)
+        saved = Checkpointer(run.checkpoints).latest() != before
+        done = "stopped and saved" if saved else "stopped; what came after the last save is lost"
+        print(f"{done}; go on with: --run-dir {run.path}", flush=True)
         return 128 + manager.signal_number
     return _report(run)
 

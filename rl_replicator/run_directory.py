@@ -20,6 +20,7 @@ from typing import Any
 from rl_replicator.errors import UsageError
 
 _CONFIG = "config.json"
+_NEW_CONFIG = "config.json.new"
 _LOCK = ".lock"
 
 
@@ -49,7 +50,7 @@ class RunDirectory:
         return self.path / "evaluation.mp4"
 
     def config(self) -> dict[str, Any]:
-        """What `create` wrote.
+        """What `describe` wrote.
 
         Raises:
           UsageError: if this is not the directory of a run.
@@ -69,15 +70,12 @@ class RunDirectory:
         return config
 
     @contextlib.contextmanager
-    def opened(
-        self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Iterator[bool]:
+    def opened(self, trainable: str, identity: Mapping[str, Any]) -> Iterator[bool]:
         """Makes the directory, or takes up the same run, and keeps other processes out of it.
 
         Args:
           trainable: name of what is trained.
           identity: settings that make it this run and no other, as plain data.
-          options: all settings, for the reader.
 
         Yields:
           Whether the run was there already.
@@ -86,24 +84,41 @@ class RunDirectory:
           UsageError: another run is there, or other files; a process trains in it; or it cannot be
             written. Nothing is changed then.
         """
-        identity = json.loads(json.dumps({"trainable": trainable, **identity}))
         exists = (self.path / _CONFIG).exists()
         if exists:
-            _check_same(self.path, self.config()["identity"], identity)
+            wanted = json.loads(json.dumps({"trainable": trainable, **identity}))
+            _check_same(self.path, self.config()["identity"], wanted)
         elif self._has_other_files():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
                 "files in it; choose another --run-dir"
             )
         with self._locked():
-            config = {"trainable": trainable, "identity": identity, "options": options}
-            new = self.path / (_CONFIG + ".new")
-            try:
-                new.write_text(json.dumps(config, indent=2) + "\n")
-                os.replace(new, self.path / _CONFIG)
-            except OSError as error:
-                raise self._unwritable(error) from None
             yield exists
+
+    def describe(
+        self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        """Writes the run's config, in one move.
+
+        Args:
+          trainable: as in `opened`.
+          identity: as there.
+          options: all settings, for the reader.
+
+        Raises:
+          UsageError: it cannot be written.
+        """
+        identity = {"trainable": trainable, **identity}
+        config = {"trainable": trainable, "identity": identity, "options": options}
+        new = self.path / _NEW_CONFIG
+        try:
+            new.write_text(json.dumps(config, indent=2) + "\n")
+            os.replace(new, self.path / _CONFIG)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise self._unwritable(error) from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -127,7 +142,7 @@ class RunDirectory:
     def _has_other_files(self) -> bool:
         if not self.path.is_dir():
             return self.path.exists()
-        return any(path.name != _LOCK for path in self.path.iterdir())
+        return any(path.name not in (_LOCK, _NEW_CONFIG) for path in self.path.iterdir())
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write to the run directory {self.path}: {error}")

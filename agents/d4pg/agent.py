@@ -45,8 +45,8 @@ class D4PG:
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], None]
     ) -> NStepTransitionAdder:
-        """Writes n-step transitions, discounted; a new row has the priority of a critic that knows
-        nothing: the cross-entropy of a uniform distribution."""
+        """Writes n-step transitions, discounted. A new row has the highest priority that a row can
+        have with a critic that knows nothing: KL(target || uniform) is at most log(atoms)."""
         return NStepTransitionAdder(
             client,
             self._layout(),
@@ -63,11 +63,11 @@ class D4PG:
         """The online policy with Gaussian noise."""
         noise = GaussianNoise(self.config.exploration_sigma, random)
         size = self._layout().observation_size
-        return ExploringActor(self._policy(), source, size, noise, adder)
+        return ExploringActor(self._acting_policy(source), source, size, noise, adder)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
         """The online policy, without noise."""
-        return PolicyActor(self._policy(), source, self._layout().observation_size)
+        return PolicyActor(self._acting_policy(source), source, self._layout().observation_size)
 
     def make_learner(
         self, replicator: rr.Replicator, replay_address: str, total_environment_steps: int
@@ -121,7 +121,12 @@ class D4PG:
             low = float(np.min(getattr(reward, "minimum", -np.inf))) * horizon
         if high is None:
             high = float(np.max(getattr(reward, "maximum", np.inf))) * horizon
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        if math.isfinite(low) and math.isfinite(high) and low >= high:
+            raise ConfigError(
+                f"--agent.value-min: expected less than the highest return ({high:g}), got "
+                f"{low:g}; pass --agent.value-min and --agent.value-max"
+            )
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise ConfigError(
                 "expected the range of returns, but this environment does not bound its rewards "
                 f"(got [{low:g}, {high:g}]); pass --agent.value-min and --agent.value-max"
@@ -134,6 +139,12 @@ class D4PG:
 
     def _layout(self) -> TransitionLayout:
         return TransitionLayout(self.environment_spec)
+
+    def _acting_policy(self, source: VariableSource) -> Policy:
+        # Answered when the learner has drawn its weights. In threads all draw from one stream, and
+        # the run's seed is to fix those of the learner.
+        source.get_variables(["policy"])
+        return self._policy()
 
     def _policy(self, prefix: str = "") -> Policy:
         layout = self._layout()

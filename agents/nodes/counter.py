@@ -224,6 +224,6 @@ class Counter:
             self._writer.write(group, step, {"run_seconds": self._seconds(), **values})
         except OSError as error:
             raise UsageError(
-                f"cannot write the metrics of the run: {error}; make room, then go on with the same "
-                "--run-dir"
+                f"cannot write the metrics of the run: {error}; make room, then go on with "
+                "the same --run-dir"
             ) from error

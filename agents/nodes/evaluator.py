@@ -60,7 +60,8 @@ class EvaluatorNode:
         environment = environments.make(self._environment_name, seed=seed)
         returns = []
         for _ in range(episodes):
-            returns.append(episode_return(environment, self._actor))
-            if lp.stop_event().is_set():
+            total = episode_return(environment, self._actor, lp.stop_event().is_set)
+            if total is None:
                 return
+            returns.append(total)
         self._counter.record_evaluation(environment_steps, returns, last)

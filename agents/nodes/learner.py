@@ -29,6 +29,8 @@ _SECONDS_TO_STARVE = 1.5
 # Ctrl-C ends a program within ten seconds: a replay that takes longer than this to write is then
 # saved as it was at the checkpoint before.
 _SECONDS_TO_SAVE_IN_HASTE = 3.0
+# A low guess, good enough to tell a table that is saved in a second from one that takes ten.
+_BYTES_PER_SECOND = 1.5e7
 
 
 class LearnerNode:
@@ -67,10 +69,13 @@ class LearnerNode:
         self._checkpointer = Checkpointer(checkpoints)
         if self._checkpointer.latest() is not None:
             self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
-            self._learner.restored()
-        self._saved_at_step = -1
+            self._learner.refresh()
+        self._saved: tuple[int, int] | None = None
         self._save_at = 0.0
-        self._save_seconds = 0.0
+        # How long the last save took; before the first, what the size of a restored one says.
+        latest = self._checkpointer.latest()
+        self._save_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
+        self._trained = threading.Event()
         self._no_more_rows = threading.Event()
         self._run_over = threading.Event()
 
@@ -104,7 +109,12 @@ class LearnerNode:
                 if time.monotonic() >= self._save_at:
                     self._save()
         except (StoppedError, rr.StepCancelled):
-            pass  # Nobody feeds the table any more.
+            # Nobody feeds the table any more. Some steps of the last call may have been done.
+            self._learner.refresh()
+        finally:
+            self._trained.set()
+        if report.done():
+            report.result()
 
     def _wait_for_first_rows(self) -> None:
         """Waits where it can be interrupted, until the table lets itself be sampled."""
@@ -132,6 +142,13 @@ class LearnerNode:
 
     def _report(self) -> None:
         """Every second: figures to the counter, and an eye on a learner that gets no rows."""
+        try:
+            self._watch()
+        except BaseException:
+            self._learner.cancel()  # A step that waits must not hide the error.
+            raise
+
+    def _watch(self) -> None:
         waiting = Waiting("the learner", self._missing_rows)
         last_steps, last_change = -1, time.monotonic()
         while True:
@@ -148,19 +165,21 @@ class LearnerNode:
             progress = self._counter.report_learner(steps, starved / _LOOKS_PER_REPORT, metrics)
             if progress.steps_done:
                 self._no_more_rows.set()
+            # A learner that saves, or whose steps are long, does not move either.
+            is_waiting = starved == _LOOKS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or lp.stop_event().is_set():
-                if now - last_change > _SECONDS_TO_STARVE:
+                if is_waiting and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
-            elif steps > 0:
+            elif is_waiting and steps > 0:
                 waiting.tick(now - last_change)
 
     def _save(self) -> None:
         """One checkpoint of everything: replay, learner, counters, random streams."""
         steps = self._learner.num_steps
-        if steps == self._saved_at_step:
-            return
         started = time.monotonic()
         progress = self._counter.snapshot()
+        if self._saved == (steps, progress["environment_steps"]):
+            return
         self._checkpointer.save(
             steps,
             {
@@ -170,7 +189,7 @@ class LearnerNode:
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },
         )
-        self._saved_at_step = steps
+        self._saved = (steps, progress["environment_steps"])
         # A large table takes seconds to write: saving is to cost a twentieth of the time at most.
         self._save_seconds = time.monotonic() - started
         pause = max(self._checkpoint_seconds, 20.0 * self._save_seconds)

@@ -1,5 +1,6 @@
 """The replay table inside a run's checkpoint."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import reverb
 from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
+
+_FULL_DISK_BYTES = 1 << 20
 
 
 class ReplayPart:
@@ -23,7 +26,13 @@ class ReplayPart:
 
     def save(self, folder: Path) -> None:
         """Writes the tables; inserting and sampling wait meanwhile."""
-        written = Path(self._client.checkpoint())
+        try:
+            written = Path(self._client.checkpoint())
+        except (IndexError, RuntimeError) as error:
+            # Reverb's errors are of no class of their own; the disk's state tells what it was.
+            if "No space left" in str(error) or shutil.disk_usage(folder).free < _FULL_DISK_BYTES:
+                raise OSError(errno.ENOSPC, "No space left on device for the replay") from error
+            raise
         for path in written.iterdir():
             shutil.move(str(path), folder / path.name)
         written.rmdir()

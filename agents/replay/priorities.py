@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections.abc import Sequence
 
 import reverb
 import tensorflow as tf
@@ -36,12 +37,12 @@ class PriorityWriter:
         self._thread = threading.Thread(target=self._run, name="priorities", daemon=True)
         self._thread.start()
 
-    def write(self, keys: tf.Tensor, priorities: tf.Tensor) -> None:
-        """Hands over a batch; returns at once.
+    def write(self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> None:
+        """Hands over what one call of the learner returned; returns at once.
 
         Args:
-          keys: uint64 of any shape.
-          priorities: float32 of the same shape, not negative.
+          batches: from each replica, keys (uint64 of any shape) and priorities (float32 of the same
+            shape, not negative).
 
         Raises:
           RuntimeError: if an earlier batch could not be written.
@@ -50,7 +51,7 @@ class PriorityWriter:
             raise RuntimeError("priorities could not be written to the replay") from self._error
         while True:
             try:
-                self._queue.put_nowait((keys, priorities))
+                self._queue.put_nowait(batches)
                 return
             except queue.Full:
                 try:
@@ -61,15 +62,14 @@ class PriorityWriter:
 
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
-            if item is None:
+            batches = self._queue.get()
+            if batches is None:
                 return
-            keys, priorities = item
             try:
+                keys = tf.concat([tf.reshape(k, [-1]) for k, _ in batches], 0)
+                priorities = tf.concat([tf.reshape(p, [-1]) for _, p in batches], 0)
                 self._client.update_priorities(
-                    TABLE,
-                    tf.reshape(keys, [-1]),
-                    tf.cast(tf.maximum(tf.reshape(priorities, [-1]), _MIN_PRIORITY), tf.float64),
+                    TABLE, keys, tf.cast(tf.maximum(priorities, _MIN_PRIORITY), tf.float64)
                 )
             except Exception as error:  # Handed to the learner's thread.
                 self._error = error

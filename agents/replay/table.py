@@ -52,7 +52,8 @@ class LearnerDemand:
     @property
     def transitions_in_flight(self) -> int:
         """The most that the input pipelines can hold beyond what a call has consumed."""
-        held = PREFETCHED_BATCHES + 1 + IN_FLIGHT_BATCHES  # ready + being built + in the sampler
+        # In the sampler, being built, ready; two queued for the step, and one on its way there.
+        held = IN_FLIGHT_BATCHES + 1 + PREFETCHED_BATCHES + 3
         return held * self.global_batch_size
 
 

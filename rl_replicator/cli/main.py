@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       traceback is shown), 130 after an interrupt.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")  # A user's own factory, `--env my_module:make`, lies here.
     quiet_libraries()
     try:
         status = _run(args)

@@ -128,8 +128,10 @@ def test_a_corrupt_checkpoint_is_refused_before_anything_starts(run_dir):
     data = bytearray(replay.read_bytes())
     data[len(data) // 2] ^= 0xFF
     replay.write_bytes(data)
+    before = untouched(run_dir)
     with pytest.raises(CheckpointError, match=r"chunks\.tfrecord.*remove"):
         d4pg.train(options(run_dir, steps=1500))
+    assert untouched(run_dir) == before
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
@@ -144,6 +146,9 @@ def test_resume_without_a_run_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"found none; leave --resume out"):
         d4pg.train(options(None, resume=True))
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        d4pg.train(options(tmp_path / "typo", resume=True))
+    assert not (tmp_path / "typo").exists()
 
 
 def test_numbers_out_of_range_are_named():

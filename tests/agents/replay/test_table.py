@@ -26,16 +26,16 @@ def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
     demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=2)
     assert demand.per_replica_batch_size == 128
     assert demand.transitions_per_call == 4096
-    assert demand.transitions_in_flight == 5 * 256
-    assert error_buffer(ReplayConfig(min_size=1000, samples_per_insert=64.0), demand) == 10752
+    assert demand.transitions_in_flight == 8 * 256
+    assert error_buffer(ReplayConfig(min_size=1000, samples_per_insert=64.0), demand) == 12288
 
 
 def test_a_limiter_that_would_block_is_refused_with_the_number_that_would_not():
     demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=1)
-    with pytest.raises(ConfigError, match="expected at least 168") as error:
+    with pytest.raises(ConfigError, match="expected at least 192") as error:
         error_buffer(ReplayConfig(min_size=10, samples_per_insert=64.0), demand)
     assert "\n" not in str(error.value)
-    error_buffer(ReplayConfig(min_size=168, samples_per_insert=64.0), demand)
+    error_buffer(ReplayConfig(min_size=192, samples_per_insert=64.0), demand)
 
 
 def test_a_batch_that_replicas_do_not_divide_is_refused():
@@ -95,8 +95,10 @@ def test_priorities_reach_the_table(server, layout):
     keys = {value: info.key for value, info in draw(client, 100)}
     writer = PriorityWriter(f"localhost:{server.port}")
     writer.write(
-        np.array([[keys[0], keys[1]], [keys[2], keys[2]]], np.uint64),
-        np.array([[9.0, 4.0], [16.0, 0.0]], np.float32),
+        [
+            (np.array([[keys[0], keys[1]]], np.uint64), np.array([[9.0, 4.0]], np.float32)),
+            (np.array([[keys[2], keys[2]]], np.uint64), np.array([[16.0, 0.0]], np.float32)),
+        ]
     )
     writer.close()
     deadline = time.monotonic() + 5
@@ -113,6 +115,6 @@ def test_priorities_never_wait_for_the_table(server):
     writer = PriorityWriter(f"localhost:{server.port}")
     started = time.monotonic()
     for _ in range(200):
-        writer.write(np.zeros(256, np.uint64), np.ones(256, np.float32))
+        writer.write([(np.zeros(256, np.uint64), np.ones(256, np.float32))])
     assert time.monotonic() - started < 2.0
     writer.close()
