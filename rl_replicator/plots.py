@@ -85,7 +85,11 @@ def plot_returns(run_dirs: Sequence[Path], output: Path) -> Path:
         mean = curve.returns.mean(axis=0)
         marker = "o" if len(curve.steps) <= 40 else None
         (line,) = axes.plot(
-            curve.steps, mean, marker=marker, markersize=3, label=f"{label} ({seeds})".strip()
+            curve.steps,
+            mean,
+            marker=marker,
+            markersize=3,
+            label=f"{label} ({seeds})" if label else seeds,
         )
         if curve.seeds > 1:
             low, high = curve.returns.min(axis=0), curve.returns.max(axis=0)
