@@ -17,6 +17,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
+from rl_replicator.run_directory import RunDirectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                 plan.total_steps,
                 replay,
                 counter,
-                checkpoints_folder(plan.run_dir),
+                RunDirectory(plan.run_dir).checkpoints,
                 plan.checkpoint_seconds,
             )
         )
@@ -118,11 +119,6 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
     return program, counter
 
 
-def checkpoints_folder(run_dir: Path) -> Path:
-    """Where a run's checkpoints are."""
-    return run_dir / "checkpoints"
-
-
 def replay_scratch(run_dir: Path) -> Path:
     """Where the replay server writes before its tables move into a checkpoint."""
-    return run_dir / "checkpoints" / ".replay"
+    return RunDirectory(run_dir).checkpoints / ".replay"

@@ -16,7 +16,7 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent
 from agents.nodes.counter import Counter
-from agents.program import RunPlan, checkpoints_folder, make_program, replay_scratch
+from agents.program import RunPlan, make_program, replay_scratch
 from agents.progress import ProgressLine, clock
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
@@ -128,7 +128,7 @@ def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunD
 
 def _with_checkpoint(plan: RunPlan) -> RunPlan:
     """Adds what a checkpoint holds for replay and counter, if there is one."""
-    checkpointer = Checkpointer(checkpoints_folder(plan.run_dir))
+    checkpointer = Checkpointer(RunDirectory(plan.run_dir).checkpoints)
     latest = checkpointer.latest()
     if latest is None:
         return plan
@@ -162,7 +162,6 @@ def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
     line = ProgressLine()
     try:
         counter: Counter = manager.resolve(counter_handle)
-        progress = None
         while not manager.wait(timeout=1.0):
             try:
                 progress = counter.progress()

@@ -29,7 +29,6 @@ class Progress:
       actor_waiting: share of their time that the actors wait for the replay, 0 to 1.
       learner_waiting: share of its time that the learner waits for rows, 0 to 1.
       learner_done: whether the learner has saved its last checkpoint.
-      finished: whether the last evaluation is recorded too.
     """
 
     environment_steps: int
@@ -42,7 +41,6 @@ class Progress:
     actor_waiting: float
     learner_waiting: float
     learner_done: bool
-    finished: bool
 
     @property
     def steps_done(self) -> bool:
@@ -93,7 +91,6 @@ class Counter:
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._learner_done = False
-        self._finished = False
         self._started = time.monotonic()
         # Rows of a run that was killed, beyond its checkpoint (or before its first), are made anew.
         self._writer = MetricWriter(run_dir, resume_step=self._environment_steps)
@@ -162,13 +159,12 @@ class Counter:
         with self._lock:
             self._learner_done = True
 
-    def record_evaluation(self, environment_steps: int, returns: list[float], last: bool) -> None:
+    def record_evaluation(self, environment_steps: int, returns: list[float]) -> None:
         """Takes an evaluation.
 
         Args:
           environment_steps: at the start of the evaluation.
           returns: of its episodes.
-          last: whether this is the evaluation of the trained agent, after which the run is over.
         """
         with self._lock:
             mean = sum(returns) / len(returns)
@@ -184,7 +180,6 @@ class Counter:
                 },
                 step=environment_steps,
             )
-            self._finished = self._finished or last
 
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint must hold of the run's progress, as plain data."""
@@ -212,7 +207,6 @@ class Counter:
                 actor_waiting=self._waiting["actor"],
                 learner_waiting=self._waiting["learner"],
                 learner_done=self._learner_done,
-                finished=self._finished,
             )
 
     def _seconds(self) -> float:

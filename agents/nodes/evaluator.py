@@ -45,16 +45,16 @@ class EvaluatorNode:
         while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
             progress = self._counter.progress()
             if progress.learner_done:
-                self._evaluate(progress.total_steps, self._schedule.last_episodes, last=True)
+                self._evaluate(progress.total_steps, self._schedule.last_episodes)
                 lp.stop()
                 return
             if progress.environment_steps >= due and not progress.steps_done:
-                self._evaluate(progress.environment_steps, self._schedule.episodes, last=False)
+                self._evaluate(progress.environment_steps, self._schedule.episodes)
                 due = (
                     progress.environment_steps // self._schedule.every + 1
                 ) * self._schedule.every
 
-    def _evaluate(self, environment_steps: int, episodes: int, last: bool) -> None:
+    def _evaluate(self, environment_steps: int, episodes: int) -> None:
         self._actor.update(wait=True)
         seed = evaluation_seed(self._seed, environment_steps)
         environment = environments.make(self._environment_name, seed=seed)
@@ -64,4 +64,4 @@ class EvaluatorNode:
             if total is None:
                 return
             returns.append(total)
-        self._counter.record_evaluation(environment_steps, returns, last)
+        self._counter.record_evaluation(environment_steps, returns)

@@ -177,7 +177,8 @@ class LearnerNode:
         """One checkpoint of everything: replay, learner, counters, random streams."""
         steps = self._learner.num_steps
         started = time.monotonic()
-        progress = self._counter.snapshot()
+        # What the counter was told of the learner may be a second old.
+        progress = {**self._counter.snapshot(), "learner_steps": steps}
         if self._saved == (steps, progress["environment_steps"]):
             return
         self._checkpointer.save(

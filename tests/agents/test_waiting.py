@@ -54,7 +54,6 @@ def make_progress(**changes):
         "actor_waiting": 0.0,
         "learner_waiting": 0.0,
         "learner_done": False,
-        "finished": False,
     }
     return Progress(**(settings | changes))
 
