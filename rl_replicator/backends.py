@@ -1,6 +1,14 @@
 """Replicators by name."""
 
-from rl_replicator import errors, multi_device, replicator
+import importlib
+
+from rl_replicator import errors, replicator
+
+# Each class makes itself from what follows the colon, with its class method `from_text`.
+_BACKENDS = {
+    "single_device": ("replicator", "SingleDeviceReplicator"),
+    "multi_device": ("multi_device", "MultiDeviceReplicator"),
+}
 
 
 def make(name: str) -> replicator.Replicator:
@@ -13,13 +21,11 @@ def make(name: str) -> replicator.Replicator:
       ConfigError: unknown name, or an argument that it does not take.
     """
     kind, colon, argument = name.partition(":")
-    if kind == "single_device" and not colon:
-        return replicator.SingleDeviceReplicator()
-    if kind == "multi_device" and not colon:
-        return multi_device.MultiDeviceReplicator()
-    if kind == "multi_device" and argument.isdecimal() and int(argument) > 0:
-        return multi_device.MultiDeviceReplicator(int(argument))
-    raise errors.ConfigError(
-        f"expected a replicator such as single_device or multi_device:2, got {name!r}; "
-        "write one of these"
-    )
+    if kind not in _BACKENDS or (colon and not argument):
+        raise errors.ConfigError(
+            f"expected a replicator such as single_device or multi_device:2, got {name!r}; "
+            f"write one of {', '.join(_BACKENDS)}"
+        )
+    module, class_name = _BACKENDS[kind]
+    backend = getattr(importlib.import_module(f"rl_replicator.{module}"), class_name)
+    return backend.from_text(argument)

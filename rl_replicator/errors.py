@@ -36,3 +36,7 @@ class StepCancelled(Exception):  # noqa: N818 - an event, not a mistake
 
 class EndOfData(Exception):  # noqa: N818 - likewise
     """A finite dataset has no element left for the step."""
+
+
+class StepFailed(RuntimeError):  # noqa: N818 - reads like the two above
+    """A step that another process could not take; its replicas stopped together."""

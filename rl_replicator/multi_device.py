@@ -7,7 +7,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator import devices as devices_lib
-from rl_replicator import replicator
+from rl_replicator import errors, replicator
 
 
 class MultiDeviceReplicator(replicator.Replicator):
@@ -31,23 +31,24 @@ class MultiDeviceReplicator(replicator.Replicator):
         # between parts of one CPU, plain copies are faster anyway.
         super().__init__(snt.distribute.Replicator(names, tf.distribute.ReductionToOneDevice()))
 
-    def local_results(self, outputs: Any) -> tuple[Any, ...]:
-        def pick(leaf: Any, index: int) -> Any:
-            return leaf.values[index] if isinstance(leaf, replicator.PerReplica) else leaf
+    @classmethod
+    def from_text(cls, argument: str) -> "MultiDeviceReplicator":
+        if not argument:
+            return cls()
+        if not argument.isdecimal() or int(argument) < 1:
+            raise errors.ConfigError(
+                f"expected a number of replicas as in multi_device:2, got {argument!r}; "
+                "write a number from 1"
+            )
+        return cls(int(argument))
 
-        return tuple(
-            tf.nest.map_structure(lambda leaf, i=i: pick(leaf, i), outputs)
-            for i in range(self.num_replicas)
-        )
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.num_local_replicas
 
-    def run(self, function: Callable[[int], None]) -> None:
         def replica() -> None:
             context = tf.distribute.get_replica_context()
-            function(int(tf.get_static_value(context.replica_id_in_sync_group)))
+            index = int(tf.get_static_value(context.replica_id_in_sync_group))
+            results[index] = function(index)
 
         self.strategy.run(replica)
-
-    def join(self, results: list[Any]) -> Any:
-        return tf.nest.map_structure(
-            lambda *xs: None if xs[0] is None else replicator.PerReplica(xs), *results
-        )
+        return results

@@ -3,13 +3,14 @@
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import errors, gradients, variables
+from rl_replicator import background, errors, gradients, trace, variables
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
 
@@ -33,9 +34,44 @@ class Replicator(abc.ABC):
         self.strategy = strategy
         self.registry = variables.Registry()
 
+    @classmethod
+    @abc.abstractmethod
+    def from_text(cls, argument: str) -> "Replicator":
+        """Makes one from what follows the colon in `rr.make`; "" if nothing does.
+
+        Raises:
+          ConfigError: says what was expected.
+        """
+
     @property
     def num_replicas(self) -> int:
+        """All replicas, of all processes."""
         return self.strategy.num_replicas_in_sync
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas of this process."""
+        return self.num_replicas // self.num_processes
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that run the same program, each with its share of the replicas."""
+        return 1
+
+    @property
+    def process_index(self) -> int:
+        """Which of the processes this is, from 0."""
+        return 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one to write checkpoints and to report."""
+        return self.process_index == 0
+
+    @functools.cached_property
+    def background(self) -> background.Background:
+        """Where `ReplicatedStep.begin` runs."""
+        return background.Background()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -66,15 +102,36 @@ class Replicator(abc.ABC):
         with self.scope():
             gradients.build(optimizer, parameters)
 
-    def make_inputs(self, input_fn: inputs_lib.InputFn) -> inputs_lib.Inputs:
-        """Calls `input_fn(InputContext)`, whose result feeds all replicas of this process.
+    def make_inputs(
+        self,
+        input_fn: inputs_lib.InputFn,
+        per_replica: bool = False,
+        pad_to: int | None = None,
+    ) -> inputs_lib.Inputs:
+        """Calls `input_fn(InputContext)`, whose result feeds the replicas of this process.
 
         Args:
           input_fn: returns a `tf.data.Dataset` of per-replica batches (each replica takes an
             element of its own), or a zero-argument callable, run inside every replica.
+          per_replica: calls `input_fn` for every replica, which then has a pipeline of its own;
+            and not only once for every process.
+          pad_to: for finite data that is to be used to its last example: the per-replica batch
+            size, to which short batches are filled up. `step_fn` then receives
+            `(batch, mask)`; see `PaddedInputs`. Without it an incomplete row is dropped.
+
+        Raises:
+          ConfigError: `input_fn` returns something else, or what cannot be padded.
         """
-        context = inputs_lib.InputContext(num_replicas=self.num_replicas)
-        return inputs_lib.make(input_fn, context)
+        local = self.num_local_replicas if per_replica else 1
+        contexts = [
+            inputs_lib.InputContext(
+                num_replicas=self.num_replicas,
+                input_pipeline_id=self.process_index * local + i,
+                num_input_pipelines=self.num_processes * local,
+            )
+            for i in range(local)
+        ]
+        return inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to)
 
     def replicate(
         self,
@@ -91,9 +148,10 @@ class Replicator(abc.ABC):
             every output stacked to [K, ...].
 
         Raises:
-          ConfigError: the step touches a variable that was created outside `scope()`.
+          ConfigError: the step touches a variable that was created outside `scope()`; or its
+            replicas call different collectives, or call them where not all may come by.
         """
-        return step_lib.ReplicatedStep(self, step_fn, inputs, steps_per_call)
+        return step_lib.CompiledStep(self, step_fn, inputs, steps_per_call)
 
     def reduce(self, op: str, outputs: Any) -> Any:
         """Reduces outputs over the replicas, on the host.
@@ -123,17 +181,53 @@ class Replicator(abc.ABC):
         stacked = [_stack(leaves) for leaves in zip(*flat, strict=True)]
         return tf.nest.pack_sequence_as(results[0], stacked)
 
-    @abc.abstractmethod
     def local_results(self, outputs: Any) -> tuple[Any, ...]:
         """The outputs of each replica of this process, in the order of the replicas."""
 
-    @abc.abstractmethod
-    def run(self, function: Callable[[int], None]) -> None:
-        """Traces `function(replica)` once for each replica, on its device. For `ReplicatedStep`."""
+        def pick(leaf: Any, index: int) -> Any:
+            return leaf.values[index] if isinstance(leaf, PerReplica) else leaf
+
+        return tuple(
+            tf.nest.map_structure(lambda leaf, i=i: pick(leaf, i), outputs)
+            for i in range(self.num_local_replicas)
+        )
 
     @abc.abstractmethod
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        """Traces `function(i)` for each replica i of this process, on its device; for steps.
+
+        Returns:
+          What they returned, in the order of the replicas.
+        """
+
     def join(self, results: list[Any]) -> Any:
-        """The inverse of `local_results`. For `ReplicatedStep`."""
+        """The inverse of `local_results`. For `CompiledStep`."""
+        if len(results) == 1:
+            return results[0]
+        return tf.nest.map_structure(
+            lambda *xs: None if xs[0] is None else PerReplica(xs), *results
+        )
+
+    def agree(self, status: tf.Tensor, agreed: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Traced by a step, outside of `run`: what the processes make of their inputs' statuses.
+
+        Args:
+          status: int32 scalar of this process, see `Inputs.take`.
+          agreed: `Inputs.agreed`.
+
+        Returns:
+          The same int32 scalar in all processes.
+        """
+        del agreed
+        return status
+
+    def check_calls(self, calls: trace.Trace) -> None:
+        """Refuses a traced step whose collectives are not those of the other processes."""
+        del calls
+
+    def failure(self, error: Exception) -> Exception:
+        """The error to raise for one of TensorFlow's that came out of a step."""
+        return error
 
 
 class SingleDeviceReplicator(Replicator):
@@ -142,19 +236,22 @@ class SingleDeviceReplicator(Replicator):
     def __init__(self) -> None:
         super().__init__(tf.distribute.get_strategy())
 
+    @classmethod
+    def from_text(cls, argument: str) -> "SingleDeviceReplicator":
+        if argument:
+            raise errors.ConfigError(
+                f"expected single_device without an argument, got {argument!r}; leave it out, or "
+                "use multi_device"
+            )
+        return cls()
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         with self.registry.recording():
             yield
 
-    def local_results(self, outputs: Any) -> tuple[Any, ...]:
-        return (outputs,)
-
-    def run(self, function: Callable[[int], None]) -> None:
-        function(0)
-
-    def join(self, results: list[Any]) -> Any:
-        return results[0]
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        return [function(0)]
 
 
 _HOST_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

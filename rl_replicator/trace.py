@@ -1,4 +1,4 @@
-"""What is known of a step while it is traced: its graph, and what its replicas said to each other."""
+"""What is known of a step while it is traced: what its replicas say to each other."""
 
 import contextlib
 import weakref
