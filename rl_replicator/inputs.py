@@ -382,9 +382,7 @@ class PaddedInputs(DatasetInputs):
         flat = tf.nest.flatten(element)
         size = tf.shape(flat[0])[0]
         missing = self._batch_size - size
-        tf.debugging.assert_non_negative(
-            missing, "a batch of the data is larger than per_replica_batch_size"
-        )
+        tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
         flat.append(tf.ones([size]))
         return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
 

@@ -12,60 +12,115 @@ import numpy as np
 from rl_replicator import errors
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_FILE = "variables"
+_STATE = "state.json"
 
 
 class TrackablePart:
     """Models, optimizers and variables, by name; independent of how many replicas hold them.
 
-    All their variables must exist before a restore: build the model on a first input, and the
-    optimizer with `Replicator.build_optimizer`.
+    The variables are found as `tf.train.Checkpoint(**trackables)` finds them and are written under
+    the names that it gives them, as plain values. So what was saved by one kind of replicator is
+    restored by any other; and on several processes the chief may save alone, while all restore.
+
+    All variables must exist before a restore: build the model on a first input, and the optimizer
+    with `Replicator.build_optimizer`.
     """
 
     def __init__(self, **trackables: Any):
         self._trackables = trackables
 
     def save(self, folder: pathlib.Path) -> None:
-        self._checkpoint().write(str(folder / "variables"))
+        """Raises `CheckpointError` if something holds state that is not a variable."""
+        import tensorflow as tf
+
+        from rl_replicator import values
+
+        present = self._variables()
+        with tf.device("/cpu:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(folder / _FILE),
+                tensor_names=[name + _VALUE for name in present],
+                shape_and_slices=[""] * len(present),
+                tensors=[tf.constant(values.read(*item)) for item in present.items()],
+            )
 
     def check(self, folder: pathlib.Path) -> None:
-        """Compares names and shapes.
+        """Compares names, shapes and types.
 
         Raises:
           CheckpointError: names the first variable that does not match.
         """
         import tensorflow as tf
 
+        reader = tf.train.load_checkpoint(str(folder / _FILE))
+        dtypes = reader.get_variable_to_dtype_map()
         saved = {
-            name.removesuffix(_VALUE): tuple(shape)
-            for name, shape in tf.train.list_variables(str(folder / "variables"))
+            name.removesuffix(_VALUE): _describe(dtypes[name], shape)
+            for name, shape in reader.get_variable_to_shape_map().items()
             if name.endswith(_VALUE)
         }
-        present = _variables(self._checkpoint())
-        for name, shape in present.items():
-            if name not in saved:
-                raise _mismatch(folder, name, f"shape {shape}", "no such variable")
-            if saved[name] != shape:
-                raise _mismatch(folder, name, f"shape {shape}", f"{saved[name]}")
-        for name, shape in saved.items():
+        present = self._variables()
+        for name, variable in present.items():
+            here = _describe(variable.dtype, variable.shape)
+            if saved.get(name) != here:
+                raise _mismatch(folder, name, here, saved.get(name, "no such variable"))
+        for name, there in sorted(saved.items()):
             if name not in present:
-                raise _mismatch(folder, name, "no such variable", f"one of shape {shape}")
+                raise _mismatch(folder, name, "no such variable", there)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Raises `CheckpointError` if anything does not match; see `check`."""
-        self.check(folder)
-        try:
-            self._checkpoint().read(str(folder / "variables")).assert_consumed()
-        except (AssertionError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or ["mismatch"])[0]
-            raise errors.CheckpointError(
-                f"the checkpoint in {folder} does not fit: {reason}; use the settings it was "
-                "saved with"
-            ) from error
-
-    def _checkpoint(self) -> Any:
         import tensorflow as tf
 
-        return tf.train.Checkpoint(**self._trackables)
+        from rl_replicator import values
+
+        self.check(folder)
+        reader = tf.train.load_checkpoint(str(folder / _FILE))
+        for name, variable in self._variables().items():
+            values.write(name, variable, reader.get_tensor(name + _VALUE))
+
+    def _variables(self) -> dict[str, Any]:
+        """All variables, under their shortest paths, as TensorFlow has it."""
+        import tensorflow as tf
+
+        root = tf.train.Checkpoint(**self._trackables)
+        view = tf.train.TrackableView(root)
+        queue = collections.deque([("", root)])
+        seen = {id(root)}
+        found = {}
+        while queue:
+            path, node = queue.popleft()
+            if path and isinstance(node, tf.Variable):
+                found[path] = node
+                continue
+            _check_has_no_other_state(path, node)
+            for name, child in view.children(node).items():
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    escaped = name.replace(".", "..").replace("/", ".S")
+                    queue.append((f"{path}/{escaped}" if path else escaped, child))
+        return found
+
+
+class InputPart:
+    """How far an input has been used, in steps: valid for any number of replicas.
+
+    Restored before the first step, with the same `input_fn` and global batch the data goes on
+    behind the last step of the checkpoint. The data up to there is read and dropped, so `input_fn`
+    must give the same data in the same order again (a shuffle needs a seed).
+    """
+
+    def __init__(self, inputs: Any):
+        """Takes what `Replicator.make_inputs` returned."""
+        self._inputs = inputs
+
+    def save(self, folder: pathlib.Path) -> None:
+        (folder / _STATE).write_text(json.dumps({"position": self._inputs.position}))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Raises `ConfigError` if a step has been taken from the input."""
+        self._inputs.go_to(json.loads((folder / _STATE).read_text())["position"])
 
 
 class JsonPart:
@@ -78,32 +133,32 @@ class JsonPart:
 
     def save(self, folder: pathlib.Path) -> None:
         text = json.dumps(self._get(), default=_encode)
-        (folder / "state.json").write_text(text, encoding="utf-8")
+        (folder / _STATE).write_text(text, encoding="utf-8")
 
     def restore(self, folder: pathlib.Path) -> None:
-        text = (folder / "state.json").read_text(encoding="utf-8")
+        text = (folder / _STATE).read_text(encoding="utf-8")
         self._set(json.loads(text, object_hook=_decode))
 
 
-def _variables(root: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of all variables below `root`, under the shortest path, as TensorFlow has it."""
+def _describe(dtype: Any, shape: Any) -> str:
     import tensorflow as tf
 
-    view = tf.train.TrackableView(root)
-    queue = collections.deque([("", root)])
-    seen = {id(root)}
-    found = {}
-    while queue:
-        path, node = queue.popleft()
-        if path and isinstance(node, tf.Variable):
-            found[path] = tuple(node.shape.as_list())
-            continue
-        for name, child in view.children(node).items():
-            if id(child) not in seen:
-                seen.add(id(child))
-                escaped = name.replace(".", "..").replace("/", ".S")
-                queue.append((f"{path}/{escaped}" if path else escaped, child))
-    return found
+    return f"{tf.as_dtype(dtype).base_dtype.name} {list(shape)}"
+
+
+def _check_has_no_other_state(path: str, node: Any) -> None:
+    """Refuses lookup tables, dataset iterators and the like: silence would lose their state."""
+    from tensorflow.python.trackable import base
+
+    # TensorFlow has no public question for "does this object save anything by itself?".
+    hooks = ("_serialize_to_tensors", "_gather_saveables_for_checkpoint")
+    for hook in hooks:
+        own = getattr(type(node), hook, None)
+        if own is not None and own is not getattr(base.Trackable, hook):
+            raise errors.CheckpointError(
+                f"expected a checkpoint of variables only, found a {type(node).__name__} at "
+                f"{path!r}; keep it out of TrackablePart and save it as a part of its own"
+            )
 
 
 def _mismatch(folder: pathlib.Path, name: str, here: str, there: str) -> errors.CheckpointError:

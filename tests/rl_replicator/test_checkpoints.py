@@ -225,8 +225,8 @@ FEATURES = 4
 DATA = np.random.default_rng(0).normal(size=(48, FEATURES)).astype(np.float32)
 
 
-def make_training(name, width=8, start=0):
-    """A replicator's learner, its part, and a function that trains for some steps."""
+def make_training(name, width=8):
+    """A replicator's learner: its parts, its step, its model and its optimizer."""
     replicator = rr.make(name)
     with replicator.scope():
         model = snt.Sequential([snt.Linear(width), snt.LayerNorm(-1, True, True), snt.Linear(1)])
@@ -243,28 +243,69 @@ def make_training(name, width=8, start=0):
 
     def input_fn(context):
         size = context.per_replica_batch_size(8)
-        data = tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
-        return data.skip(start * context.num_replicas)
+        return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
 
-    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 10)
-    part = parts.TrackablePart(model=model, optimizer=optimizer)
-    return part, step, model, optimizer
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(step_fn, inputs, 10)
+    learner = {
+        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
+        "input": parts.InputPart(inputs),
+    }
+    return learner, step, model, optimizer
 
 
 def test_save_under_one_replica_count_and_go_on_under_another(tmp_path):
-    part, step, model, _ = make_training("multi_device:2")
+    learner, step, model, _ = make_training("multi_device:2")
     step()
     checkpointer = checkpoints.Checkpointer(tmp_path, keep=3)
-    checkpointer.save(10, {"learner": part})
+    checkpointer.save(10, learner)
     step()
     undisturbed = [v.numpy() for v in model.trainable_variables]
     for name in ("single_device", "multi_device:2", "multi_device:4"):
-        part, step, model, optimizer = make_training(name, start=10)
-        checkpointer.restore({"learner": part})
+        learner, step, model, optimizer = make_training(name)
+        checkpointer.restore(learner)
         assert int(optimizer.step.numpy()) == 10
         step()
         for got, want in zip(model.trainable_variables, undisturbed, strict=True):
             np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(rr.ConfigError, match="before the first step"):
+        checkpointer.restore(learner)
+
+
+def test_every_type_of_value(tmp_path):
+    dtypes = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.uint8, tf.bool)
+    saved = [tf.Variable(tf.cast([[0, 1], [1, 3]], dtype)) for dtype in dtypes]
+    saved.append(tf.Variable("text"))
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    checkpointer.save(1, {"all": parts.TrackablePart(variables=saved)})
+    restored = [tf.Variable(tf.zeros_like(v)) for v in saved]
+    checkpointer.restore({"all": parts.TrackablePart(variables=restored)})
+    for got, want in zip(restored, saved, strict=True):
+        assert np.all(got.numpy() == want.numpy())
+
+
+def test_state_that_is_not_a_variable_is_refused(tmp_path):
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.int64, -1, empty_key=-1, deleted_key=-2
+    )
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="found a DenseHashTable at 'box/table'"):
+        checkpointer.save(1, {"a": parts.TrackablePart(box=tf.train.Checkpoint(table=table))})
+    iterator = iter(tf.data.Dataset.range(3))
+    with pytest.raises(rr.CheckpointError, match="Iterator at 'iterator'"):
+        checkpointer.save(1, {"a": parts.TrackablePart(iterator=iterator)})
+    assert checkpointer.latest() is None
+
+
+def test_copies_that_are_parts_of_a_sum_are_refused(tmp_path):
+    with rr.make("multi_device:2").scope():
+        count = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    with pytest.raises(rr.CheckpointError, match="'count', whose copies are added up"):
+        checkpoints.Checkpointer(tmp_path).save(1, {"a": parts.TrackablePart(count=count)})
 
 
 def test_a_mismatch_names_the_variable(tmp_path):
@@ -273,10 +314,14 @@ def test_a_mismatch_names_the_variable(tmp_path):
     x, y = tf.Variable([0.0, 0.0]), tf.Variable(0.0)
     with pytest.raises(rr.CheckpointError, match=r"variable 'y': expected no such variable"):
         checkpointer.restore({"a": parts.TrackablePart(x=x)})
-    with pytest.raises(rr.CheckpointError, match=r"variable 'z': expected shape \(\), found no"):
+    with pytest.raises(rr.CheckpointError, match=r"variable 'z': expected float32 \[\], found no"):
         checkpointer.restore({"a": parts.TrackablePart(x=x, y=y, z=tf.Variable(0.0))})
-    with pytest.raises(rr.CheckpointError, match=r"'x': expected shape \(3,\), found \(2,\)"):
+    with pytest.raises(
+        rr.CheckpointError, match=r"'x': expected float32 \[3\], found float32 \[2\]"
+    ):
         checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0.0] * 3), y=y)})
+    with pytest.raises(rr.CheckpointError, match=r"'x': expected int32 \[2\], found float32 \[2\]"):
+        checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0, 0]), y=y)})
     assert y.numpy() == 0.0
     checkpointer.restore({"a": parts.TrackablePart(x=x, y=y)})
     assert (x.numpy().tolist(), y.numpy()) == ([1.0, 2.0], 3.0)

@@ -1,4 +1,4 @@
-"""Inputs from a real replay table: cancelled while it is empty, used when it has data."""
+"""Inputs of all kinds: replay tables, finite data, pipelines per replica, positions."""
 
 import threading
 import time
@@ -73,3 +73,128 @@ def test_context():
     assert (context.num_replicas_in_sync, context.input_pipeline_id) == (4, 0)
     assert context.num_input_pipelines == 1
     assert context.per_replica_batch_size(256) == 64
+
+
+NAMES = ("single_device", "multi_device:2", "multi_device:4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("per_replica", [False, True], ids=["shared", "per_replica"])
+@pytest.mark.parametrize("steps_per_call", [None, 2])
+def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_call):
+    """23 examples in batches of 4: a short batch, and replicas that have none in the last row."""
+    replicator = rr.make(name)
+
+    def input_fn(context):
+        data = tf.data.Dataset.range(1, 24).map(lambda x: {"x": tf.cast(x, tf.float32)})
+        return context.shard(data).batch(4)
+
+    def step_fn(taken):
+        batch, mask = taken
+        assert mask.shape == batch["x"].shape == [4]
+        return tf.reduce_sum(batch["x"] * mask), tf.reduce_sum(mask)
+
+    inputs = replicator.make_inputs(input_fn, per_replica=per_replica, pad_to=4)
+    step = replicator.replicate(step_fn, inputs, steps_per_call)
+    for _ in range(2):  # The data can be gone through again.
+        totals = np.zeros(2)
+        with pytest.raises(rr.EndOfData):
+            while True:
+                totals += np.array(replicator.gather(step())).reshape(2, -1).sum(axis=1)
+        if steps_per_call is None:
+            assert totals.tolist() == [23 * 24 / 2, 23]
+        with pytest.raises(rr.EndOfData):
+            step()
+        inputs.restart()
+
+
+def test_what_cannot_be_filled_up_is_refused():
+    replicator = rr.SingleDeviceReplicator()
+    with pytest.raises(rr.ConfigError, match="expected batches of dense tensors"):
+        replicator.make_inputs(lambda context: tf.data.Dataset.range(3), pad_to=2)
+    with pytest.raises(rr.ConfigError, match="the only thing to pad"):
+        replicator.make_inputs(lambda context: lambda: 1, pad_to=2)
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(3).batch(3), pad_to=2)
+    step = replicator.replicate(lambda x: x, inputs)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="larger than pad_to"):
+        step()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipeline_for_every_replica(name):
+    replicator = rr.make(name)
+    contexts = []
+
+    def input_fn(context):
+        contexts.append((context.input_pipeline_id, context.num_input_pipelines))
+        return tf.data.Dataset.range(100).map(lambda x: x + 1000 * context.input_pipeline_id)
+
+    n = replicator.num_replicas
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(input_fn, per_replica=True))
+    assert contexts == [(i, n) for i in range(n)]
+    for k in range(2):
+        assert replicator.gather(step()).tolist() == [1000 * i + k for i in range(n)]
+
+    callables = replicator.make_inputs(
+        lambda context: lambda: tf.constant(context.input_pipeline_id), per_replica=True
+    )
+    numbers = replicator.replicate(lambda x: x, callables)
+    assert replicator.gather(numbers()).tolist() == list(range(n))
+
+
+def test_pipelines_must_be_alike():
+    def input_fn(context):
+        return tf.data.Dataset.from_tensors(np.zeros(context.input_pipeline_id))
+
+    with pytest.raises(rr.ConfigError, match="expected datasets with equal elements"):
+        rr.make("multi_device:2").make_inputs(input_fn, per_replica=True)
+
+
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_positions(per_replica):
+    replicator = rr.make("multi_device:2")
+
+    def input_fn(context):
+        return context.shard(tf.data.Dataset.range(100_000))
+
+    inputs = replicator.make_inputs(input_fn, per_replica=per_replica)
+    inputs.go_to(7)
+    step = replicator.replicate(lambda x: x, inputs)
+    more = replicator.replicate(lambda x: x, inputs, steps_per_call=3)
+    assert sorted(replicator.gather(step())) == [14, 15]
+    assert sorted(replicator.gather(more()).ravel()) == list(range(16, 22))
+    assert inputs.position == 11
+    step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            step()
+    assert sorted(replicator.gather(step())) == [2 * inputs.position - 2, 2 * inputs.position - 1]
+
+
+def test_steps_in_the_background_keep_their_order():
+    replicator = rr.make("multi_device:2")
+    release = threading.Event()
+
+    def numbers():
+        for i in range(100):
+            if i == 4:
+                release.wait(30)
+            yield i
+
+    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+    inputs = replicator.make_inputs(lambda context: data)
+    plus = replicator.replicate(lambda x: x, inputs)
+    minus = replicator.replicate(lambda x: -x, inputs)
+    futures = [plus.begin(), minus.begin()]
+    assert [replicator.gather(f.result(30)).tolist() for f in futures] == [[0, 1], [-2, -3]]
+    futures = [plus.begin(), minus.begin()]  # Both wait for data, and this line is reached.
+    assert not futures[0].done()
+    threading.Timer(0.2, release.set).start()
+    futures.append(plus.begin())  # Blocks: there is room for two.
+    assert futures[0].done()
+    results = [replicator.gather(f.result(30)).tolist() for f in futures]
+    assert results == [[4, 5], [-6, -7], [8, 9]]
+    plus.cancel()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            plus.begin().result(30)
