@@ -52,7 +52,8 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
     for i, y in enumerate(flat):
         if y is not None:
             flat[i] = _identity(y)
-            groups.setdefault(i if flat[i].dtype == tf.int32 else flat[i].dtype, []).append(i)
+            dtype = flat[i].dtype.name  # The name, because a DType equals its number too.
+            groups.setdefault((dtype, i) if dtype == "int32" else dtype, []).append(i)
     for places in groups.values():
         reduced = context.all_reduce(mode, [flat[i] for i in places])
         for i, y in zip(places, reduced, strict=True):

@@ -118,6 +118,10 @@ class Inputs(abc.ABC):
         """
 
     @abc.abstractmethod
+    def restart(self) -> None:
+        """Begins again with the first row. After `EndOfData` only."""
+
+    @abc.abstractmethod
     def start(self) -> None:
         """Called before every step."""
 
@@ -166,6 +170,9 @@ class CallableInputs(Inputs):
 
     def go_to(self, position: int) -> None:
         self._position.assign(position)
+
+    def restart(self) -> None:
+        self._position.assign(0)
 
     def start(self) -> None:
         if self._closed:
@@ -273,7 +280,6 @@ class DatasetInputs(Inputs):
                 self._pump = pump
 
     def restart(self) -> None:
-        """Begins again with the first element. After `EndOfData` only."""
         with self._lock:
             self._lasting = self._pump = None
             self._position.assign(0)

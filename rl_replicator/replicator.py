@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import background, errors, gradients, trace, variables
+from rl_replicator import background, errors, evaluation, gradients, trace, variables
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
 
@@ -152,6 +152,30 @@ class Replicator(abc.ABC):
             replicas call different collectives, or call them where not all may come by.
         """
         return step_lib.CompiledStep(self, step_fn, inputs, steps_per_call)
+
+    def make_evaluation(
+        self,
+        sums_fn: Callable[[Any, tf.Tensor], Any],
+        input_fn: inputs_lib.InputFn,
+        global_batch_size: int,
+    ) -> evaluation.Evaluation:
+        """Compiles a sum over finite data in which every example counts exactly once.
+
+        Args:
+          sums_fn: takes a batch and its mask, [per-replica batch] float32, 1 for an example and 0
+            for filling; returns a nest of tensors to be added up, such as the number of right
+            answers and `tf.reduce_sum(mask)`.
+          input_fn: its dataset's batches have at most the per-replica batch size; the last one
+            may be short, and pipelines may end at different times.
+          global_batch_size: over all replicas.
+
+        Returns:
+          A function without arguments; every call goes through the data once.
+
+        Raises:
+          ConfigError: the batch does not divide by the replicas, or the data cannot be padded.
+        """
+        return evaluation.Evaluation(self, sums_fn, input_fn, global_batch_size)
 
     def reduce(self, op: str, outputs: Any) -> Any:
         """Reduces outputs over the replicas, on the host.
