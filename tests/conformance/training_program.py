@@ -14,7 +14,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts
+from rl_replicator import checkpoints, parts, values
 
 GLOBAL_BATCH = 16
 STEPS_PER_CALL = 10
@@ -72,7 +72,7 @@ def make_learner(replicator: rr.Replicator, model_class):
     for variable in model.trainable_variables:
         fan_in = np.prod(variable.shape[:-1]) or 1
         start = rng.normal(size=variable.shape) / np.sqrt(fan_in)
-        rr.values.write(variable.name, variable, start.astype(np.float32))
+        values.write(variable.name, variable, start.astype(np.float32))
 
     def step_fn(batch):
         images, labels = batch
@@ -99,7 +99,7 @@ def train(step, steps: int) -> None:
 def write_weights(replicator, path: pathlib.Path, variables) -> None:
     if replicator.is_chief:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, *(rr.values.read(v.name, v) for v in variables))
+        np.savez(path, *(values.read(v.name, v) for v in variables))
 
 
 def main() -> None:
