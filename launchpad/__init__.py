@@ -1,4 +1,4 @@
-"""Launchpad: programs of nodes that run as threads or processes.
+"""Launchpad: programs of nodes that run as threads, as processes, or on a Ray cluster.
 
     import launchpad as lp
 
@@ -45,6 +45,7 @@ from launchpad.launch.worker_manager import (
     stop_event,
     unregister_stop_handler,
     wait_for_stop,
+    wait_until_ready,
 )
 from launchpad.nodes.base import RestartPolicy
 from launchpad.nodes.cacher.node import CacherNode
@@ -102,4 +103,5 @@ __all__ = [
     "stop_event",
     "unregister_stop_handler",
     "wait_for_stop",
+    "wait_until_ready",
 ]

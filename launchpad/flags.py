@@ -24,12 +24,23 @@ TERMINATION_NOTICE_SECS = flags.DEFINE_integer(
     "negative number never.",
     allow_override=True,
 )
+CLUSTER_ADDRESS = flags.DEFINE_string(
+    "lp_address",
+    None,
+    "Ray cluster to run on: host:port, or 'env' for RAY_ADDRESS; none for a Ray of its own.",
+    allow_override=True,
+)
 
 
 def parse_if_needed() -> None:
     """Parses the command line's known flags, for programs that don't use absl's app.run()."""
     if not FLAGS.is_parsed():
         FLAGS(sys.argv, known_only=True)
+
+
+def cluster_address() -> str | None:
+    """Returns the flag's value, or its default where no flags are parsed."""
+    return CLUSTER_ADDRESS.value if FLAGS.is_parsed() else CLUSTER_ADDRESS.default
 
 
 def termination_notice_secs() -> int:

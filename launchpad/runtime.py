@@ -74,6 +74,7 @@ class NodeRuntime:
     """One node's view of its program.
 
     Attributes:
+      ready_event: Set when all nodes of the program have been constructed.
       stop_event: Set when the program stops: leave `run()`.
       release_event: Set when nobody needs this node's server any more: stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
@@ -92,6 +93,7 @@ class NodeRuntime:
         self.index = index
         self.info = info
         self.book = book
+        self.ready_event = threading.Event()
         self.stop_event = threading.Event()
         self.release_event = threading.Event()
         self.owned_keys: frozenset[str] = frozenset()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchpad import address_book as lp_address_book
@@ -13,61 +12,28 @@ from launchpad import context
 from launchpad import flags as lp_flags
 from launchpad import program as lp_program
 from launchpad import runtime as lp_runtime
+from launchpad.launch import engine
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
 from launchpad.launch.local_multi_threading import launch as threads
+from launchpad.launch.ray import launch as ray
 from launchpad.nodes import base
 from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
+from launchpad.nodes.python import local_multi_processing
 from launchpad.rpc import wire
 
 _LOOPBACK = "127.0.0.1"
 
-MakeWorker = Callable[[lp_member.Member, lp_supervisor.Supervisor], lp_member.Worker]
 
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """One launch, as an engine sees it.
-
-    Attributes:
-      members: The nodes.
-      info: What all nodes share.
-      book: The addresses.
-      terminal: The `terminal` argument of `launch`.
-    """
-
-    members: Sequence[lp_member.Member]
-    info: lp_runtime.ProgramInfo
-    book: lp_address_book.AddressBook
-    terminal: str | None
-
-
-def _threads(launch: Launch) -> MakeWorker:
-    def make(member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
-        return threads.ThreadWorker(member, supervisor, launch.info, launch.book)
-
-    return make
-
-
-def _processes(launch: Launch) -> MakeWorker:
-    # Pickled here, so that an error is raised by launch() and nothing has been started yet.
-    nodes = {m.name: processes.pickle_node(m.node, m.label, m.index) for m in launch.members}
-
-    def make(member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
-        node = nodes[member.name]
-        return processes.ProcessWorker(member, supervisor, launch.info, launch.book, node)
-
-    return make
-
-
-# How each launch type makes the workers of a launch. New engines go here.
-LAUNCHERS: dict[context.LaunchType, Callable[[Launch], MakeWorker]] = {
-    context.LaunchType.LOCAL_MULTI_THREADING: _threads,
-    context.LaunchType.TEST_MULTI_THREADING: _threads,
-    context.LaunchType.LOCAL_MULTI_PROCESSING: _processes,
-    context.LaunchType.TEST_MULTI_PROCESSING: _processes,
+# What makes the engine of a launch, by launch type. New engines go here.
+LAUNCHERS: dict[context.LaunchType, Callable[[engine.Launch], engine.Engine]] = {
+    context.LaunchType.LOCAL_MULTI_THREADING: threads.ThreadEngine,
+    context.LaunchType.TEST_MULTI_THREADING: threads.ThreadEngine,
+    context.LaunchType.LOCAL_MULTI_PROCESSING: processes.ProcessEngine,
+    context.LaunchType.TEST_MULTI_PROCESSING: processes.ProcessEngine,
+    context.LaunchType.RAY: ray.RayEngine,
 }
 
 _TEST_TYPES = (
@@ -86,11 +52,12 @@ def launch(
     *,
     termination_notice_secs: float | None = None,
     restart_policies: Mapping[str, base.RestartPolicy] | None = None,
+    address: str | None = None,
 ) -> lp_manager.ProgramManager:
     """Starts a program and returns its manager at once.
 
     A script that ends after `launch` waits for the program first; `manager.wait()` does so
-    explicitly. With the local types, Ctrl-C and SIGTERM stop the program in order.
+    explicitly. With all but the test types, Ctrl-C and SIGTERM stop the program in order.
 
     Args:
       programs: The program; of several, upstream's rule holds: only the first is launched.
@@ -103,21 +70,30 @@ def launch(
         once, a negative number never; None for the flag `--lp_termination_notice_secs`.
       restart_policies: Label -> what to do when a node of that group fails, for nodes without a
         `restart_policy` of their own; by default a failure ends the program.
+      address: "host:port" of the Ray cluster to run on, or "env" for the one that RAY_ADDRESS
+        names; None for the flag `--lp_address`. By default a Ray of the program's own is started
+        on this machine, and stopped with it.
 
     Raises:
-      ValueError: no nodes, an unknown or unsupported launch type, or resources for no group.
-      TypeError: a node does not pickle.
+      ValueError: no nodes, an unknown or unsupported launch type, resources for no group or more
+        than there are.
+      TypeError: a node does not pickle, or resources are not a PythonProcess.
+      ConnectionError: there is no such cluster.
     """
-    del xm_resources
+    del xm_resources, terminal
     program = _first(programs)
     launch_type = _launch_type(launch_type)
-    launch_ = _describe(program, launch_type, dict(local_resources or {}), terminal)
+    launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
     _apply(restart_policies or {}, program, launch_)
-    make_worker = LAUNCHERS[launch_type](launch_)
+    engine_ = LAUNCHERS[launch_type](launch_)
     if termination_notice_secs is None:
         termination_notice_secs = lp_flags.termination_notice_secs()
     supervisor = lp_supervisor.Supervisor(
-        launch_.members, make_worker, launch_.book, termination_notice_secs
+        launch_.members,
+        engine_.make_worker,
+        launch_.book,
+        termination_notice_secs,
+        engine_.close,
     )
     supervisor.launcher = _launcher_runtime(launch_, supervisor)
     is_test = launch_type in _TEST_TYPES
@@ -154,17 +130,28 @@ def _describe(
     program: lp_program.Program,
     launch_type: context.LaunchType,
     resources: dict[str, Any],
-    terminal: str | None,
-) -> Launch:
+    address: str | None,
+) -> engine.Launch:
     unknown = sorted(set(resources) - set(program.groups))
     if unknown:
         raise ValueError(
             f"local_resources names {unknown}, but the groups are {sorted(program.groups)}"
         )
+    for label, config in resources.items():
+        if not isinstance(config, local_multi_processing.PythonProcess):
+            raise TypeError(
+                f"local_resources[{label!r}] is a {type(config).__name__}; expected a "
+                "lp.PythonProcess"
+            )
+    if launch_type != context.LaunchType.RAY and address is not None:
+        raise ValueError(f"address={address!r} is only for launch_type='ray'")
+    if launch_type == context.LaunchType.RAY and address is None:
+        address = lp_flags.cluster_address()
+    default = local_multi_processing.PythonProcess()
     members = [
-        lp_member.Member(label, index, node, resources.get(label))
+        lp_member.Member(label, index, node, resources.get(label, default), colocation)
         for label, nodes in program.groups.items()
-        for index, node in enumerate(_flatten(nodes))
+        for index, (node, colocation) in enumerate(_flatten(nodes))
     ]
     if not members:
         raise ValueError(f"program {program.name!r} has no nodes")
@@ -175,11 +162,11 @@ def _describe(
         host=_LOOPBACK,
         owners={a.key: m.name for m in members for a in m.node.addresses},
     )
-    return Launch(members, info, lp_address_book.AddressBook(), terminal)
+    return engine.Launch(members, info, lp_address_book.AddressBook(), address)
 
 
 def _apply(
-    policies: Mapping[str, base.RestartPolicy], program: lp_program.Program, launch_: Launch
+    policies: Mapping[str, base.RestartPolicy], program: lp_program.Program, launch_: engine.Launch
 ) -> None:
     unknown = sorted(set(policies) - set(program.groups))
     if unknown:
@@ -190,19 +177,17 @@ def _apply(
         member.restart_policy = member.node.restart_policy or policies.get(member.label)
 
 
-def _flatten(nodes: Sequence[base.Node]) -> list[base.Node]:
-    """Replaces nodes that only say where others are placed by those others."""
-    flat: list[base.Node] = []
+def _flatten(nodes: Sequence[base.Node]) -> Iterator[tuple[base.Node, int | None]]:
+    """Replaces colocations by their nodes; yields each node with its colocation's identity."""
     for node in nodes:
         if isinstance(node, multi_processing_colocation.MultiProcessingColocation):
-            flat.extend(_flatten(node.nodes))
+            yield from ((inner, id(node)) for inner, _ in _flatten(node.nodes))
         else:
-            flat.append(node)
-    return flat
+            yield node, None
 
 
 def _launcher_runtime(
-    launch_: Launch, supervisor: lp_supervisor.Supervisor
+    launch_: engine.Launch, supervisor: lp_supervisor.Supervisor
 ) -> lp_runtime.NodeRuntime:
     """Makes the runtime through which this process takes part: handles, lp.stop()."""
     runtime = lp_runtime.NodeRuntime(

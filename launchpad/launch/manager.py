@@ -81,6 +81,23 @@ class ProgramManager:
 
     join = wait
 
+    def wait_until_ready(self, timeout: float | None = None) -> bool:
+        """Waits until every node has been constructed.
+
+        Args:
+          timeout: Seconds to wait; None for as long as it takes.
+
+        Returns:
+          True once all are up, False if the time is over or the program has ended before.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self._supervisor.ready.wait(
+            max(0.0, min(_POLL_SECS, deadline - time.monotonic()))
+        ):
+            if self._supervisor.done.is_set() or time.monotonic() >= deadline:
+                return False
+        return True
+
     def stop(self) -> None:
         """Asks the program to stop; returns at once."""
         self._supervisor.post_stop()

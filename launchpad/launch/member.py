@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
+from launchpad.nodes.python import local_multi_processing
 
 
 class Worker(Protocol):
@@ -14,6 +15,7 @@ class Worker(Protocol):
 
     def start(self) -> None: ...
     def notify_stop(self) -> None: ...
+    def notify_ready(self) -> None: ...
     def release(self) -> None: ...
     def kill(self) -> None: ...
     def send_address(self, key: str, address: str) -> None: ...
@@ -25,6 +27,8 @@ class Member:
     """A node of the program and what is known of it.
 
     Attributes:
+      launch_config: What its process may use.
+      colocation: Members of the same number share a machine; None for no such wish.
       worker: Its current incarnation; None before the first and between two.
       was_active: True once it had something to do of its own.
       is_abandoned: True if it was given up without having ended.
@@ -37,7 +41,8 @@ class Member:
     label: str
     index: int
     node: base.Node
-    launch_config: Any = None
+    launch_config: local_multi_processing.PythonProcess = local_multi_processing.PythonProcess()
+    colocation: int | None = None
     restart_policy: base.RestartPolicy | None = None
     worker: Worker | None = None
     state: str = lp_runtime.STARTING

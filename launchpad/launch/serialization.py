@@ -32,6 +32,21 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
+def dump_node(node: Any, name: str) -> bytes:
+    """Pickles the node called `name` for another process.
+
+    Raises:
+      TypeError: it holds something that does not pickle.
+    """
+    try:
+        return dumps(node)
+    except Exception as error:
+        raise TypeError(
+            f"node {name} can't be sent to a process: {error}. Pass a function that makes the "
+            "object, or wrap it in lp.Deferred, so that it is made in the node"
+        ) from error
+
+
 def _all_flags() -> flags.FlagValues:
     return FLAGS
 

@@ -24,6 +24,7 @@ from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import failures as lp_failures
 from launchpad.launch import member as lp_member
+from launchpad.launch import restarts
 
 logger = logging.getLogger("launchpad")
 
@@ -39,6 +40,7 @@ class Supervisor:
     """Runs the workers of one program until they have all ended.
 
     Attributes:
+      ready: Set when all nodes have been constructed.
       done: Set when every node is gone.
       failure: The root failure once `done` is set, or None.
       signal_number: Signal that ended the program, or None.
@@ -52,6 +54,7 @@ class Supervisor:
         make_worker: Callable[[lp_member.Member, Supervisor], lp_member.Worker],
         book: lp_address_book.AddressBook,
         termination_notice_secs: float,
+        close_engine: Callable[[], None] = lambda: None,
     ):
         """Prepares; `start()` starts the nodes.
 
@@ -60,13 +63,16 @@ class Supervisor:
           make_worker: Makes a new incarnation of a node.
           book: Where published addresses go.
           termination_notice_secs: Seconds from stop to kill; 0 kills at once, negative never.
+          close_engine: Called once all nodes are gone.
         """
+        self.ready = threading.Event()
         self.done = threading.Event()
         self.failure: errors.NodeFailedError | None = None
         self.signal_number: int | None = None
         self.was_killed = False
         self._members = list(members)
         self._make_worker = make_worker
+        self._close_engine = close_engine
         self._book = book
         self.launcher: lp_runtime.NodeRuntime | None = None
         self._notice = (
@@ -153,11 +159,17 @@ class Supervisor:
         member.started_at = time.monotonic()
         member.worker = self._make_worker(member, self)
         member.worker.start()
+        if self.ready.is_set():
+            member.worker.notify_ready()
 
     def _finish(self) -> None:
         for member in self._members:
             if member.worker is not None:
                 member.worker.close()
+        try:
+            self._close_engine()
+        except Exception:  # The nodes' own failures are what the user must see.
+            logger.exception("the engine was not closed in order")
         if self.launcher is not None:
             self.launcher.mark_stop_aware()  # The launching thread is never interrupted.
             self.launcher.notify_stop()
@@ -175,6 +187,17 @@ class Supervisor:
         if member is not None and not member.is_gone:
             member.state = state
             member.was_active |= state == lp_runtime.RUNNING
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        if self.ready.is_set() or any(m.state == lp_runtime.STARTING for m in self._members):
+            return
+        self.ready.set()
+        if self.launcher is not None:
+            self.launcher.ready_event.set()
+        for member in self._members:
+            if member.worker is not None and not member.is_gone:
+                member.worker.notify_ready()
 
     def _on_publish(self, key: str, address: str) -> None:
         self._book.publish(key, address)
@@ -208,33 +231,12 @@ class Supervisor:
 
     def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
         """Plans the restart of a failed or replaced node, if its policy allows one."""
-        policy = member.restart_policy
         if self._stop_at is not None:
             return False
         now = time.monotonic()
-        if member.is_replaced:
-            pause = 0.0
-        else:
-            if policy is None or record is None:
-                return False
-            if now - member.started_at > policy.reset_after_secs:
-                member.num_restarts = 0
-            is_exception = record.type_name != errors.PROCESS_DIED
-            if member.num_restarts >= policy.max_restarts or (
-                is_exception and not policy.on_exception
-            ):
-                return False
-            member.num_restarts += 1
-            pause = policy.backoff_secs(member.num_restarts)
-            logger.warning(
-                "%s failed: %s: %s; restart %d of %d in %.1f s",
-                member.name,
-                record.type_name,
-                record.message,
-                member.num_restarts,
-                policy.max_restarts,
-                pause,
-            )
+        pause = 0.0 if member.is_replaced else restarts.count_restart(member, record, now)
+        if pause is None:
+            return False
         if member.worker is not None:
             member.worker.close()
         member.worker = None

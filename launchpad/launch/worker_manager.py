@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from launchpad import runtime as lp_runtime
+
+# A node that waits for the others looks this often whether the program stops, in seconds.
+_POLL_SECS = 0.1
 
 
 def stop_event() -> threading.Event:
@@ -36,6 +41,29 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
       RuntimeError: outside a running program.
     """
     return stop_event().wait(timeout_secs)
+
+
+def wait_until_ready(timeout_secs: float | None = None) -> bool:
+    """Blocks until every node of the program has been constructed, this one too.
+
+    For work that must not begin while others still start: call it in `run()`, never in a
+    constructor. A node that was started again later finds the program ready.
+
+    Args:
+      timeout_secs: Seconds to wait; None for as long as it takes.
+
+    Returns:
+      True once all are up, False if the time is over or the program stops before.
+
+    Raises:
+      RuntimeError: outside a running program.
+    """
+    runtime = lp_runtime.require_current()
+    deadline = math.inf if timeout_secs is None else time.monotonic() + timeout_secs
+    while not runtime.ready_event.wait(min(_POLL_SECS, max(0.0, deadline - time.monotonic()))):
+        if runtime.stop_event.is_set() or time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def register_stop_handler(handler: Callable[[], Any]) -> None:

@@ -8,13 +8,28 @@ import psutil
 import pytest
 
 import launchpad as lp
+from launchpad.launch.ray import cluster
 
 # Every engine passes the conformance tests.
-ENGINES = (lp.LaunchType.TEST_MULTI_THREADING, lp.LaunchType.TEST_MULTI_PROCESSING)
+ENGINES = (
+    lp.LaunchType.TEST_MULTI_THREADING,
+    lp.LaunchType.TEST_MULTI_PROCESSING,
+    lp.LaunchType.RAY,
+)
+
+
+@pytest.fixture(scope="session")
+def ray_connection():
+    """Keeps one Ray for all programs of the session: starting one takes seconds."""
+    connection = cluster.acquire(None)
+    yield
+    cluster.release(connection)
 
 
 @pytest.fixture(params=ENGINES, ids=lambda t: t.value)
 def engine(request) -> lp.LaunchType:
+    if request.param == lp.LaunchType.RAY:
+        request.getfixturevalue("ray_connection")
     return request.param
 
 

@@ -25,6 +25,9 @@ class _Worker:
     def notify_stop(self) -> None:
         self._log.append(f"stop {self._name}")
 
+    def notify_ready(self) -> None:
+        self._log.append(f"ready {self._name}")
+
     def release(self) -> None:
         self._log.append(f"release {self._name}")
 

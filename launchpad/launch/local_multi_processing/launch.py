@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pickle
 import signal
@@ -11,18 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
-from launchpad import address_book as lp_address_book
 from launchpad import errors
-from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
+from launchpad.launch import child, engine, remote_worker
 from launchpad.launch import member as lp_member
-from launchpad.launch import serialization
 from launchpad.launch import supervisor as lp_supervisor
-from launchpad.nodes import base
-from launchpad.nodes.python import local_multi_processing
+from launchpad.launch.local_multi_processing import placement
 
 # Output of a process that has ended is awaited this long, in seconds.
 _OUTPUT_SECS = 1.0
@@ -30,82 +25,40 @@ _OUTPUT_SECS = 1.0
 _output_lock = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True)
-class ChildSpec:
-    """What a process needs to become a node; it travels through a memory file.
+class ProcessEngine:
+    """Makes processes of this machine."""
 
-    Attributes:
-      label: Group of the node.
-      index: Its index in the group.
-      info: What all nodes of the program share.
-      addresses: Address book at the start of the process.
-      node: The pickled node.
-      launch_config: The group's PythonProcess.
-      argv: The launcher's command line, for the node's own use.
-      flags: absl flags; see serialization.
-      python_path: The launcher's PYTHONPATH, to be restored, or None.
-      parent_pid: The launcher.
-    """
+    def __init__(self, launch: engine.Launch):
+        """Pickles the nodes and hands out the GPUs: an error is raised before anything starts."""
+        self._launch = launch
+        self._nodes = engine.dump_nodes(launch)
+        self._environments = placement.environments(launch.members)
 
-    label: str
-    index: int
-    info: lp_runtime.ProgramInfo
-    addresses: Mapping[str, str]
-    node: bytes
-    launch_config: local_multi_processing.PythonProcess
-    argv: Sequence[str]
-    flags: bytes
-    python_path: str | None
-    parent_pid: int
+    def make_worker(
+        self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
+    ) -> ProcessWorker:
+        spec = engine.make_spec(self._launch, member, self._nodes[member.name])
+        return ProcessWorker(member, supervisor, spec, self._environments[member.name])
+
+    def close(self) -> None:
+        pass
 
 
-def pickle_node(node: base.Node, label: str, index: int) -> bytes:
-    """Pickles a node for another process.
-
-    Raises:
-      TypeError: it holds something that does not pickle.
-    """
-    try:
-        return serialization.dumps(node)
-    except Exception as error:
-        raise TypeError(
-            f"node {label}/{index} can't be sent to a process: {error}. Pass a function that makes "
-            "the object, or wrap it in lp.Deferred, so that it is made in the node"
-        ) from error
-
-
-class ProcessWorker:
+class ProcessWorker(remote_worker.RemoteWorker):
     """A node in a fresh interpreter, in a session of its own."""
 
     def __init__(
         self,
         member: lp_member.Member,
         supervisor: lp_supervisor.Supervisor,
-        info: lp_runtime.ProgramInfo,
-        book: lp_address_book.AddressBook,
-        node: bytes,
+        spec: child.NodeSpec,
+        environment: dict[str, str],
     ):
-        self._name = member.name
-        self._supervisor = supervisor
-        self._config = member.launch_config or local_multi_processing.PythonProcess()
-        self._spec = ChildSpec(
-            label=member.label,
-            index=member.index,
-            info=info,
-            addresses=book.snapshot(),
-            node=node,
-            launch_config=self._config,
-            argv=list(sys.argv),
-            flags=serialization.dump_flags(self._config.args),
-            python_path=os.environ.get("PYTHONPATH"),
-            parent_pid=os.getpid(),
-        )
+        super().__init__(member, supervisor)
+        self._spec = spec
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: lp_channel.Channel | None = None
-        self._reader: threading.Thread | None = None
         self._pumps: list[threading.Thread] = []
-        self._record: errors.ExceptionRecord | None = None
-        self._has_finished = False
 
     @property
     def pid(self) -> int | None:
@@ -117,12 +70,17 @@ class ProcessWorker:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("launchpad")
         with os.fdopen(memory, "wb", closefd=False) as file:
-            file.write(pickle.dumps(self._spec))
+            file.write(pickle.dumps((os.getpid(), os.environ.get("PYTHONPATH"), self._spec)))
         os.lseek(memory, 0, os.SEEK_SET)
         try:
             self._process = subprocess.Popen(
                 self._command(theirs.fileno(), memory),
-                env=self._environment(),
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    **self._environment,
+                    "PYTHONPATH": engine.search_path(),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -131,25 +89,15 @@ class ProcessWorker:
             )
         except OSError as error:
             ours.close()
-            self._supervisor.post_ended(self, errors.ExceptionRecord.of(error))
+            self.report_end(errors.ExceptionRecord.of(error))
             return
         finally:
             theirs.close()
             os.close(memory)
-        self._channel = lp_channel.Channel(ours)
-        self._reader = self._thread(self._read, "control")
+        self.attach(lp_channel.Channel(ours))
         for stream, target in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
             self._pumps.append(self._thread(self._pump, target, stream, target))
         self._thread(self._await_end, "wait")
-
-    def notify_stop(self) -> None:
-        self._send("stop")
-
-    def release(self) -> None:
-        self._send("release")
-
-    def send_address(self, key: str, address: str) -> None:
-        self._send("address", key, address)
 
     def kill(self) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -160,63 +108,25 @@ class ProcessWorker:
     def close(self) -> None:
         for pump in self._pumps:
             pump.join(_OUTPUT_SECS)
-        if self._channel is not None:
-            self._channel.close()
-
-    # -- start-up ---------------------------------------------------------------------------------
+        super().close()
 
     def _command(self, channel: int, memory: int) -> list[str]:
         return [
-            self._config.absolute_interpreter_path,
+            self._spec.launch_config.absolute_interpreter_path,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             "-P",  # The working directory must not come before what the launcher imports from.
             "-m",
             "launchpad.launch.process_entry",
-            self._name,
+            self.name,
             str(channel),
             str(memory),
         ]
 
-    def _environment(self) -> dict[str, str]:
-        ours = {str(k): str(v) for k, v in self._config.env.items()}
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        return {**os.environ, "PYTHONUNBUFFERED": "1", **ours, "PYTHONPATH": path}
-
-    # -- threads ----------------------------------------------------------------------------------
-
-    def _thread(self, target: Any, role: str, *args: Any) -> threading.Thread:
-        thread = threading.Thread(
-            target=target, args=args, name=f"{self._name} {role}", daemon=True
-        )
-        thread.start()
-        return thread
-
-    def _send(self, *message: Any) -> None:
-        if self._channel is not None:
-            self._channel.send(*message)
-
-    def _read(self) -> None:
-        assert self._channel is not None
-        while (message := self._channel.receive()) is not None:
-            kind, *details = message
-            if kind == "state":
-                self._has_finished |= details[0] == lp_runtime.FINISHED
-                self._supervisor.post_state(self, details[0])
-            elif kind == "publish":
-                self._supervisor.post_publish(*details)
-            elif kind == "stop":
-                self._supervisor.post_stop()
-            elif kind == "failed":
-                self._record = details[0]
-
     def _await_end(self) -> None:
-        assert self._process is not None and self._reader is not None
+        assert self._process is not None
         code = self._process.wait()
-        self._reader.join(_OUTPUT_SECS)  # A last message may be on its way.
-        record = self._record
-        if record is None and code != 0 and not self._has_finished:
-            record = errors.ExceptionRecord(errors.PROCESS_DIED, _describe(code), "")
-        self._supervisor.post_ended(self, record)
+        death = errors.ExceptionRecord(errors.PROCESS_DIED, _describe(code), "") if code else None
+        self.report_end(death)
 
     def _pump(self, stream: IO[bytes], target: str) -> None:
         for line in iter(stream.readline, b""):
@@ -225,7 +135,7 @@ class ProcessWorker:
             try:
                 with _output_lock:
                     out = getattr(sys, target)
-                    out.write(f"[{self._name}] {text}")
+                    out.write(f"[{self.name}] {text}")
                     out.flush()
             except (OSError, ValueError):
                 pass  # Nobody reads the launcher's output; go on emptying the pipe.

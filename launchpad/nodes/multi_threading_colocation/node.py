@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launchpad import runtime as lp_runtime
-from launchpad.launch.local_multi_threading import launch as threads
+from launchpad.launch import node_thread
 from launchpad.nodes.python import node as python
 
 
@@ -91,19 +91,20 @@ class _States:
         self._runtime = runtime
         self._states = [lp_runtime.STARTING] * num_nodes
         self._told = lp_runtime.STARTING
-        self._was_running = False
+        self._has_run = False
         self._lock = threading.Lock()
 
     def set(self, index: int, state: str) -> None:
         with self._lock:
             self._states[index] = state
-            if state == lp_runtime.RUNNING and not self._was_running:
-                # Once is enough to know that this node has something to do of its own.
-                self._was_running = True
-                self._tell(state)
+            self._has_run |= state == lp_runtime.RUNNING
             least = min(self._states, key=self._ORDER.index)
-            if least not in (self._told, lp_runtime.STARTING):
-                self._tell(least)
+            if least in (self._told, lp_runtime.STARTING):
+                return
+            if self._told == lp_runtime.STARTING and self._has_run and least != lp_runtime.RUNNING:
+                # The supervisor must learn that this node had something to do of its own.
+                self._tell(lp_runtime.RUNNING)
+            self._tell(least)
 
     def _tell(self, state: str) -> None:
         self._told = state
@@ -138,8 +139,9 @@ class _Part:
             ),
             outer.launch_context.launch_config,
         )
+        self._runtime.ready_event = outer.ready_event
         self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
-        self._thread = threads.NodeThread(
+        self._thread = node_thread.NodeThread(
             f"{outer.name} part {index}", node, self._runtime, self._on_end
         )
 
@@ -154,7 +156,7 @@ class _Part:
 
     def _on_end(self, error: BaseException | None) -> None:
         self._runtime.mark_ended()
-        if error is not None and threads.failure_of(error, self._runtime) is None:
+        if error is not None and node_thread.failure_of(error, self._runtime) is None:
             error = None
         if error is None:
             # A failed part is not idle: its colocation is about to fail.

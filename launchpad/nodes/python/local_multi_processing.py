@@ -1,4 +1,4 @@
-"""How the processes of one group are started."""
+"""How the processes of one group are started, and what they may use."""
 
 from __future__ import annotations
 
@@ -6,21 +6,49 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
+# What numeric libraries read when they are loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 
 @dataclasses.dataclass(frozen=True)
 class PythonProcess:
     """Launch configuration of one group: a value of `local_resources`.
 
+    Every node of the group gets this for itself. Threads share one process, and ignore it.
+
     Attributes:
       args: absl flags for the processes of the group, over those of the launcher.
       env: Environment variables, set before anything is imported in the process.
-      interpreter: Python executable; the launcher's where empty.
+      interpreter: Python executable; the launcher's where empty. Ray always uses its own.
+      cpus: CPUs that Ray keeps for the node; processes only check that the machine has them.
+      gpus: GPUs that the node sees, whole ones or a part of one; 0 hides all. None is 0 on Ray, and
+        leaves the environment alone elsewhere.
+      threads: Threads of a numeric library, such as OpenMP's pool or TensorFlow's; None for what
+        the library chooses.
     """
 
     args: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
     env: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict)
     interpreter: str = ""
+    cpus: float = 0.0
+    gpus: float | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        gpus = self.gpus or 0.0
+        if self.cpus < 0 or gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+            raise ValueError(
+                f"cpus={self.cpus:g}, gpus={gpus:g}: expected cpus >= 0, and gpus a whole number "
+                "or a part of one"
+            )
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: expected a positive number, or None")
 
     @property
     def absolute_interpreter_path(self) -> str:
         return self.interpreter or sys.executable
+
+    def environment(self) -> dict[str, str]:
+        """Returns `env` as text, after the variables that `threads` stands for."""
+        threads = {} if self.threads is None else dict.fromkeys(THREAD_VARIABLES, self.threads)
+        return {str(name): str(value) for name, value in {**threads, **self.env}.items()}

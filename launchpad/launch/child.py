@@ -1,0 +1,144 @@
+"""A node in a process of its own: what it is sent, and how it obeys the control channel."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from launchpad import address_book as lp_address_book
+from launchpad import runtime as lp_runtime
+from launchpad.launch import channel as lp_channel
+from launchpad.launch import node_thread, serialization
+from launchpad.nodes.python import local_multi_processing
+
+# A process whose launcher is gone ends within this many seconds.
+_ORPHAN_SECS = 3.0
+# A finished node gets this long for its interpreter to end once the program stops, in seconds.
+_LINGER_SECS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeSpec:
+    """What a process needs to become a node.
+
+    Attributes:
+      label: Group of the node.
+      index: Its index in the group.
+      info: What all nodes of the program share.
+      addresses: Address book at the start of the process.
+      node: The pickled node.
+      launch_config: The group's PythonProcess.
+      argv: The launcher's command line, for the node's own use.
+      flags: absl flags; see serialization.
+    """
+
+    label: str
+    index: int
+    info: lp_runtime.ProgramInfo
+    addresses: Mapping[str, str]
+    node: bytes
+    launch_config: local_multi_processing.PythonProcess
+    argv: Sequence[str]
+    flags: bytes
+
+
+class Child:
+    """Runs a node in the main thread of this process, for the launcher behind `channel`."""
+
+    def __init__(self, channel: lp_channel.Channel, spec: NodeSpec):
+        """Takes SIGTERM over and begins to listen."""
+        self._channel = channel
+        self._spec = spec
+        self._book = lp_address_book.AddressBook(spec.addresses)
+        self.runtime = lp_runtime.NodeRuntime(
+            spec.label,
+            spec.index,
+            spec.info,
+            self._book,
+            lp_runtime.Callbacks(
+                publish=lambda key, address: channel.send("publish", key, address),
+                set_state=lambda state: channel.send("state", state),
+                request_stop=lambda: channel.send("stop"),
+                interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            ),
+            spec.launch_config,
+        )
+        lp_runtime.set_process_runtime(self.runtime)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        threading.Thread(target=self._receive, name="control", daemon=True).start()
+
+    def run(self) -> int:
+        """Runs the node, told of all failures, to its end; returns the exit status."""
+        sys.argv[:] = self._spec.argv
+        serialization.load_flags(self._spec.flags)
+        status = self._execute()
+        threading.Thread(target=self._linger, name="linger", daemon=True).start()
+        return status
+
+    def _execute(self) -> int:
+        try:
+            node = pickle.loads(self._spec.node)
+            self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
+            node.execute()
+        except BaseException as error:  # Whatever ends a node must reach the launcher.
+            record = node_thread.failure_of(error, self.runtime)
+            if record is not None:
+                self._channel.send("failed", record)
+                return 1
+        self.runtime.set_state(lp_runtime.FINISHED)
+        return 0
+
+    def _linger(self) -> None:
+        """Ends the process soon after the stop, even if the interpreter's end hangs."""
+        self.runtime.stop_event.wait()
+        time.sleep(_LINGER_SECS)
+        os._exit(0)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self.runtime.was_interrupted:
+            raise SystemExit(0)
+        if not self.runtime.stop_event.is_set():
+            self.runtime.stop()  # Sent by somebody else, who wants the program to end in order.
+
+    def _receive(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            kind, *details = message
+            if kind == "address":
+                self._book.publish(*details)
+            elif kind == "ready":
+                self.runtime.ready_event.set()
+            elif kind == "release":
+                self.runtime.release()
+            elif kind == "stop":
+                # Stop handlers are the users' code, and may block.
+                threading.Thread(target=self.runtime.notify_stop, name="stop", daemon=True).start()
+        # The launcher is gone without a word: nobody would end this process.
+        threading.Thread(target=self.runtime.notify_stop, daemon=True).start()
+        time.sleep(_ORPHAN_SECS)
+        _kill_own_group()
+
+
+def _kill_own_group() -> None:
+    """Kills this process with all that it started, and nobody else's processes."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_exit_handlers() -> None:
+    """Does what an interpreter does at its end before it tears modules down.
+
+    The teardown of TensorFlow takes seconds, and that of native servers crashes at times.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()

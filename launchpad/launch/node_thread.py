@@ -1,0 +1,72 @@
+"""A thread that runs a node, and how its end is told."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.nodes import base
+
+
+class NodeThread(threading.Thread):
+    """A daemon thread that runs a node, can be interrupted, and always tells its end."""
+
+    def __init__(
+        self,
+        name: str,
+        node: base.Node,
+        runtime: lp_runtime.NodeRuntime,
+        on_end: Callable[[BaseException | None], None],
+    ):
+        super().__init__(name=name, daemon=True)
+        self._node = node
+        self._runtime = runtime
+        self._on_end = on_end
+        self._gate = threading.Lock()
+        self._is_open = True
+
+    def interrupt(self) -> None:
+        """Raises SystemExit in the node's code as soon as it executes Python again."""
+        with self._gate:
+            if self._is_open and self.is_alive():
+                _set_async_exception(self.ident, ctypes.py_object(SystemExit))
+
+    def run(self) -> None:
+        lp_runtime.set_thread_runtime(self._runtime)
+        has_begun = False
+        error = None
+        # An interrupt may also strike between the node's end and the closing of the gate.
+        while self._is_open:
+            try:
+                if not has_begun:
+                    has_begun = True
+                    self._node.execute()
+                self._close_gate()
+            except BaseException as raised:  # Whatever ends a node must be told.
+                error = error or raised
+        self._on_end(error)
+
+    def _close_gate(self) -> None:
+        with self._gate:
+            _set_async_exception(self.ident, None)  # One that is set and not raised yet.
+            self._is_open = False
+
+
+def _set_async_exception(ident: int | None, exception: Any) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), exception)
+
+
+def failure_of(
+    error: BaseException, runtime: lp_runtime.NodeRuntime
+) -> errors.ExceptionRecord | None:
+    """Returns the record of an exception that ended a node, or None if that is a normal end."""
+    if isinstance(error, SystemExit) and (error.code in (None, 0) or runtime.stop_event.is_set()):
+        return None
+    if runtime.was_interrupted:
+        lp_runtime.logger.warning("%s: interrupted by the stop: %r", runtime.name, error)
+        return None
+    return errors.ExceptionRecord.of(error)

@@ -1,0 +1,224 @@
+"""The connection to Ray: a Ray of the program's own on this machine, or a named cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from launchpad.launch.ray import guard, shipping
+
+_REACH_SECS = 5.0
+_START_SECS = 120.0
+_GUARD_SECS = 6.0
+# Ray's own messages come in batches: the last lines of the nodes are awaited this long.
+_LAST_LINES_SECS = 0.6
+# Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
+_OBJECT_STORE_BYTES = 80 * 2**20
+
+# One secret per process: Ray keeps the first one that it has read.
+_TOKEN = secrets.token_hex(32)
+
+
+class Cluster:
+    """A connection to Ray, which the programs of this process share.
+
+    Attributes:
+      address: The named cluster, or None for a Ray of this process's own.
+      host: IP address of this process in the cluster.
+    """
+
+    def __init__(self, address: str | None, close: Callable[[], None]):
+        import ray
+
+        self.address = address
+        self.host: str = ray.util.get_node_ip_address()
+        self.num_users = 0
+        self.close = close
+
+
+_lock = threading.Lock()
+_shared: Cluster | None = None
+
+
+def acquire(address: str | None) -> Cluster:
+    """Connects to Ray, or shares the connection that this process has.
+
+    Args:
+      address: "host:port", "env" for what RAY_ADDRESS names, or None for a Ray of one's own.
+
+    Raises:
+      ValueError: the address can't be used, or this process is connected to another Ray.
+      ConnectionError: nobody answers there.
+    """
+    global _shared
+    address = _check(address)
+    with _lock:
+        if _shared is None:
+            _shared = _connect(address)
+        elif _shared.address != address:
+            raise ValueError(
+                f"this process is connected to {_shared.address or 'a Ray of its own'}, so it "
+                f"can't also use {address or 'a Ray of its own'}: end the other program first"
+            )
+        _shared.num_users += 1
+        return _shared
+
+
+def release(cluster: Cluster) -> None:
+    """Gives up what `acquire` returned; the last one closes the connection."""
+    global _shared
+    with _lock:
+        cluster.num_users -= 1
+        if cluster.num_users == 0:
+            _shared = None
+            cluster.close()
+
+
+def _check(address: str | None) -> str | None:
+    if address == "env":
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address:
+            raise ValueError("address='env', but RAY_ADDRESS is not set: set it to host:port")
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ValueError(
+            f"address={address!r}: expected 'host:port' of a Ray cluster that this machine is part "
+            "of, or 'env'; ray:// clients and 'auto' are not supported"
+        )
+    return address
+
+
+def _connect(address: str | None) -> Cluster:
+    if "ray" not in sys.modules:
+        # Read when Ray is imported. Where somebody else has done that, a Ray of our own asks for
+        # the token nevertheless, because that is its default.
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        if address is None or _has_token():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    import ray
+
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, here):
+            raise ValueError(f"this process is connected to the Ray at {here}, not to {address}")
+        return Cluster(address, lambda: None)  # Who called ray.init() ends it too.
+    return _start_own() if address is None else _join(address)
+
+
+def _has_token() -> bool:
+    """True if there is a token for clusters that ask for one."""
+    names = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    default = pathlib.Path.home() / ".ray" / "auth_token"
+    return any(os.environ.get(name) for name in names) or default.exists()
+
+
+def _start_own() -> Cluster:
+    """Starts a Ray on the loopback device, in a directory of its own, with its own secret."""
+    directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, directory],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+    def end_watcher() -> None:
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(_GUARD_SECS)
+
+    token = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    try:
+        session = _Session(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=directory,
+            # Nodes have environments of their own: Ray's idle workers would never be used.
+            _system_config={"prestart_worker_first_driver": False},
+        )
+    except BaseException:
+        end_watcher()
+        raise
+
+    def close() -> None:
+        session.close()
+        end_watcher()
+        if os.environ.get("RAY_AUTH_TOKEN") == token == _TOKEN:
+            del os.environ["RAY_AUTH_TOKEN"]  # It is no secret of other clusters.
+
+    return Cluster(None, close)
+
+
+def _short_directory() -> str | None:
+    """Returns where Ray's files go: names of its sockets must stay below 108 characters."""
+    return None if len(tempfile.gettempdir()) < 24 else "/tmp"
+
+
+def _join(address: str) -> Cluster:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _REACH_SECS).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address}: {error}; expected the host:port that "
+            "'ray start --head' printed"
+        ) from error
+    session = _Session(address=address, runtime_env={"py_modules": shipping.own_modules()})
+    return Cluster(address, session.close)
+
+
+class _Session:
+    """`ray.init()` to `ray.shutdown()` in one thread.
+
+    Off the main thread, Ray does not take SIGTERM over. And the kernel kills the daemons of a local
+    Ray when the thread that started them ends, so it must be one that stays.
+    """
+
+    def __init__(self, **options: Any):
+        self._options = options
+        self._has_started = threading.Event()
+        self._should_end = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._thread.start()
+        if not self._has_started.wait(_START_SECS):
+            raise ConnectionError(f"Ray has not started in {_START_SECS:g} s")
+        if self._error is not None:
+            where = options["address"]
+            raise ConnectionError(
+                f"Ray ({where}) can't be used: {' '.join(str(self._error).split())}"
+            ) from self._error
+
+    def close(self) -> None:
+        self._should_end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        import ray
+
+        try:
+            ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
+        except BaseException as error:  # Raised again in the thread that asked.
+            self._error = error
+            return
+        finally:
+            self._has_started.set()
+        self._should_end.wait()
+        threading.Event().wait(_LAST_LINES_SECS)
+        ray.shutdown()

@@ -1,0 +1,105 @@
+"""Control channels between the launcher and its nodes on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable
+
+from launchpad.launch import channel as lp_channel
+from launchpad.rpc import wire
+
+# What a node says first: the program's token, its own key, its process id.
+_HELLO = struct.Struct(f"<{wire.TOKEN_BYTES}s16sI")
+_HELLO_SECS = 10.0
+
+# A peer whose machine is gone is noticed after about 5 + 3 * 2 seconds.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+
+OnCall = Callable[[lp_channel.Channel, int], object]
+
+
+class Switchboard:
+    """Where the nodes call the launcher. Nothing is unpickled from a caller without the token."""
+
+    def __init__(self, host: str, token: bytes):
+        self._token = token
+        self._expected: dict[bytes, OnCall] = {}
+        self._lock = threading.Lock()
+        self._listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
+
+    def expect(self, on_call: OnCall) -> bytes:
+        """Returns a key; `on_call(channel, process id)` is called for the one who shows it."""
+        key = uuid.uuid4().bytes
+        with self._lock:
+            self._expected[key] = on_call
+        return key
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # Wakes accept() up.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_HELLO_SECS)
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+            connection.settimeout(None)
+        except OSError:
+            hello = b""
+        if len(hello) == _HELLO.size and hmac.compare_digest(
+            hello[: len(self._token)], self._token
+        ):
+            _, key, pid = _HELLO.unpack(hello)
+            with self._lock:
+                on_call = self._expected.pop(key, None)
+            if on_call is not None:
+                _keep_alive(connection)
+                on_call(lp_channel.Channel(connection), pid)
+                return
+        connection.close()
+
+
+def call(address: tuple[str, int], token: bytes, key: bytes) -> lp_channel.Channel:
+    """Calls the launcher from a node.
+
+    Raises:
+      ConnectionError: it can't be reached.
+    """
+    try:
+        connection = socket.create_connection(address, _HELLO_SECS)
+    except OSError as error:
+        raise ConnectionError(
+            f"the launcher at {address[0]}:{address[1]} can't be reached from "
+            f"{socket.gethostname()}: {error}; nodes need a way to every port of its machine"
+        ) from error
+    connection.settimeout(None)
+    connection.sendall(_HELLO.pack(token, key, os.getpid()))
+    _keep_alive(connection)
+    return lp_channel.Channel(connection)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    for level, option, value in _KEEPALIVE:
+        connection.setsockopt(level, option, value)

@@ -1,0 +1,134 @@
+"""A node of the Ray engine, as the supervisor sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from launchpad import errors
+from launchpad.launch import channel as lp_channel
+from launchpad.launch import child, remote_worker
+from launchpad.launch import member as lp_member
+from launchpad.launch import supervisor as lp_supervisor
+from launchpad.launch.ray import control, node_actor
+
+_WAIT_MESSAGE_SECS = 10.0
+
+
+class RayWorker(remote_worker.RemoteWorker):
+    """A node in a Ray actor's process.
+
+    Attributes:
+      pid: Its process id on its machine, once it has called; None before.
+    """
+
+    def __init__(
+        self,
+        member: lp_member.Member,
+        supervisor: lp_supervisor.Supervisor,
+        spec: child.NodeSpec,
+        switchboard: control.Switchboard,
+        environment: Mapping[str, str],
+        seen: Mapping[str, str | None],
+        machine: str | None,
+    ):
+        """Prepares; `start()` starts it.
+
+        Args:
+          member: The node.
+          supervisor: Who is told of it.
+          spec: What its process needs.
+          switchboard: Where it calls.
+          environment: What is set in its process before Python starts.
+          seen: What the node's code sees of that instead; None for a variable that is not set.
+          machine: Ray's key of the machine that it should run on; None to spread the nodes.
+        """
+        super().__init__(member, supervisor)
+        self.pid: int | None = None
+        self._spec = spec
+        self._switchboard = switchboard
+        self._config = member.launch_config
+        self._environment = environment
+        self._seen = seen
+        self._machine = machine
+        self._actor: Any = None
+        self._was_called_off = False
+
+    def start(self) -> None:
+        call = node_actor.Call(
+            address=self._switchboard.address,
+            key=self._switchboard.expect(self._on_call),
+            directory=os.getcwd(),
+            environment=self._seen,
+        )
+        try:
+            actor_class = ray.remote(node_actor.NodeActor).options(**self._options())
+            self._actor = actor_class.remote(self.name)
+            end = self._actor.run.remote(self._spec, call)
+        except Exception as error:
+            self.report_end(errors.ExceptionRecord.of(error))
+            return
+        self._thread(self._await_end, "wait", end)
+
+    def _options(self) -> dict[str, Any]:
+        strategy: Any = "SPREAD"
+        if self._machine is not None:
+            # Soft: when that machine has died, a restart elsewhere is better than none.
+            strategy = NodeAffinitySchedulingStrategy(self._machine, soft=True)
+        return {
+            "num_cpus": self._config.cpus,
+            "num_gpus": self._config.gpus or 0.0,
+            "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
+            "runtime_env": {"env_vars": dict(self._environment)},
+            "scheduling_strategy": strategy,
+        }
+
+    def notify_stop(self) -> None:
+        super().notify_stop()
+        if not self.is_attached:  # It has not run a line of the node's code yet.
+            self._was_called_off = True
+            self.kill()
+
+    def kill(self) -> None:
+        with contextlib.suppress(Exception):  # Gone already, or Ray is.
+            ray.kill(self._actor, no_restart=True)
+
+    def _on_call(self, channel: lp_channel.Channel, pid: int) -> None:
+        self.pid = pid
+        self.attach(channel)
+
+    def _await_end(self, end: Any) -> None:
+        death = None
+        try:
+            while not ray.wait([end], timeout=_WAIT_MESSAGE_SECS)[0]:
+                if not self.is_attached:
+                    self._tell_waiting()
+            ray.get(end)
+        except Exception as error:
+            death = _death(error)
+        self.kill()  # Without the interpreter's own end: the node's exit handlers have run.
+        self.report_end(None if self._was_called_off else death)
+
+    def _tell_waiting(self) -> None:
+        free = ray.available_resources()
+        lp_supervisor.logger.warning(
+            "%s: waiting for Ray to start it on %g CPUs and %g GPUs; free are %g and %g",
+            self.name,
+            self._config.cpus,
+            self._config.gpus or 0.0,
+            free.get("CPU", 0.0),
+            free.get("GPU", 0.0),
+        )
+
+
+def _death(error: Exception) -> errors.ExceptionRecord:
+    """Returns what is known of a process that did not end in order."""
+    if not isinstance(error, ray.exceptions.RayActorError):
+        return errors.ExceptionRecord.of(error)
+    detail = str(error).rpartition("Worker exit detail: ")[2].partition(" Some common causes")[0]
+    return errors.ExceptionRecord(errors.PROCESS_DIED, f"Ray says: {' '.join(detail.split())}", "")

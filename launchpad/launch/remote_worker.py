@@ -1,0 +1,108 @@
+"""The launcher's side of a node in another process."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from typing import Any
+
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.launch import channel as lp_channel
+from launchpad.launch import member as lp_member
+from launchpad.launch import supervisor as lp_supervisor
+
+# The last messages of a process that has ended are awaited this long, in seconds.
+_LAST_MESSAGES_SECS = 1.0
+
+
+class RemoteWorker(abc.ABC):
+    """A node that is told what to do over a control channel; see `child.Child`.
+
+    An engine starts the process, calls `attach()` with the channel to it, and `report_end()` once
+    the process is gone. What is told to the node before it is attached is kept for it.
+    """
+
+    def __init__(self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor):
+        self.name = member.name
+        self._supervisor = supervisor
+        self._channel: lp_channel.Channel | None = None
+        self._reader: threading.Thread | None = None
+        self._early_messages: list[tuple[Any, ...]] = []
+        self._lock = threading.Lock()
+        self._record: errors.ExceptionRecord | None = None
+        self._has_finished = False
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Starts the process."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Kills the process and what it started itself."""
+
+    @property
+    def is_attached(self) -> bool:
+        return self._channel is not None
+
+    def attach(self, channel: lp_channel.Channel) -> None:
+        """Begins to talk with the node."""
+        with self._lock:
+            self._channel = channel
+            for message in self._early_messages:
+                channel.send(*message)
+        self._reader = self._thread(self._read, "control")
+
+    def notify_stop(self) -> None:
+        self._send("stop")
+
+    def notify_ready(self) -> None:
+        self._send("ready")
+
+    def release(self) -> None:
+        self._send("release")
+
+    def send_address(self, key: str, address: str) -> None:
+        self._send("address", key, address)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def report_end(self, death: errors.ExceptionRecord | None) -> None:
+        """Tells the supervisor that the process is gone.
+
+        Args:
+          death: Why, as seen from outside; None for a normal end. What the node itself told wins.
+        """
+        if self._reader is not None:
+            self._reader.join(_LAST_MESSAGES_SECS)
+        if self._record is None and not self._has_finished:
+            self._record = death
+        self._supervisor.post_ended(self, self._record)
+
+    def _thread(self, target: Any, role: str, *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, name=f"{self.name} {role}", daemon=True)
+        thread.start()
+        return thread
+
+    def _send(self, *message: Any) -> None:
+        with self._lock:
+            if self._channel is None:
+                self._early_messages.append(message)
+            else:
+                self._channel.send(*message)
+
+    def _read(self) -> None:
+        assert self._channel is not None
+        while (message := self._channel.receive()) is not None:
+            kind, *details = message
+            if kind == "state":
+                self._has_finished |= details[0] == lp_runtime.FINISHED
+                self._supervisor.post_state(self, details[0])
+            elif kind == "publish":
+                self._supervisor.post_publish(*details)
+            elif kind == "stop":
+                self._supervisor.post_stop()
+            elif kind == "failed":
+                self._record = details[0]

@@ -1,0 +1,45 @@
+"""Whether and when a failed node is started again."""
+
+from __future__ import annotations
+
+import logging
+
+from launchpad import errors
+from launchpad.launch import member as lp_member
+
+logger = logging.getLogger("launchpad")
+
+
+def count_restart(
+    member: lp_member.Member, record: errors.ExceptionRecord | None, now: float
+) -> float | None:
+    """Counts one more restart of a failed node, and says so.
+
+    Args:
+      member: The node.
+      record: Why it ended; None for a normal end.
+      now: Monotonic time.
+
+    Returns:
+      The seconds until its restart, or None if its policy allows none.
+    """
+    policy = member.restart_policy
+    if policy is None or record is None:
+        return None
+    if now - member.started_at > policy.reset_after_secs:
+        member.num_restarts = 0
+    is_exception = record.type_name != errors.PROCESS_DIED
+    if member.num_restarts >= policy.max_restarts or (is_exception and not policy.on_exception):
+        return None
+    member.num_restarts += 1
+    pause = policy.backoff_secs(member.num_restarts)
+    logger.warning(
+        "%s failed: %s: %s; restart %d of %d in %.1f s",
+        member.name,
+        record.type_name,
+        record.message,
+        member.num_restarts,
+        policy.max_restarts,
+        pause,
+    )
+    return pause
