@@ -17,6 +17,8 @@ from typing import Any
 
 from launchpad.launch.ray import guard, shipping
 
+LOOPBACK = "127.0.0.1"
+
 _REACH_SECS = 5.0
 _START_SECS = 120.0
 _GUARD_SECS = 6.0
@@ -34,14 +36,12 @@ class Cluster:
 
     Attributes:
       address: The named cluster, or None for a Ray of this process's own.
-      host: IP address of this process in the cluster.
+      host: IP address at which the cluster reaches this process.
     """
 
-    def __init__(self, address: str | None, close: Callable[[], None]):
-        import ray
-
+    def __init__(self, address: str | None, host: str, close: Callable[[], None]):
         self.address = address
-        self.host: str = ray.util.get_node_ip_address()
+        self.host = host
         self.num_users = 0
         self.close = close
 
@@ -65,10 +65,10 @@ def acquire(address: str | None) -> Cluster:
     with _lock:
         if _shared is None:
             _shared = _connect(address)
-        elif _shared.address != address:
+        elif address not in (_shared.address, None):
             raise ValueError(
                 f"this process is connected to {_shared.address or 'a Ray of its own'}, so it "
-                f"can't also use {address or 'a Ray of its own'}: end the other program first"
+                f"can't also use {address}: launch the other program from another process"
             )
         _shared.num_users += 1
         return _shared
@@ -107,6 +107,9 @@ def _connect(address: str | None) -> Cluster:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         if address is None or _has_token():
             os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if address is None:
+            # Ray's way of keeping all its daemons on the loopback device.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
@@ -115,7 +118,8 @@ def _connect(address: str | None) -> Cluster:
         here = ray.get_runtime_context().gcs_address
         if address not in (None, here):
             raise ValueError(f"this process is connected to the Ray at {here}, not to {address}")
-        return Cluster(address, lambda: None)  # Who called ray.init() ends it too.
+        # Who called ray.init() ends it too.
+        return Cluster(here, ray.util.get_node_ip_address(), lambda: None)
     return _start_own() if address is None else _join(address)
 
 
@@ -147,7 +151,6 @@ def _start_own() -> Cluster:
             address="local",
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
             _temp_dir=directory,
             # Nodes have environments of their own: Ray's idle workers would never be used.
             _system_config={"prestart_worker_first_driver": False},
@@ -162,7 +165,7 @@ def _start_own() -> Cluster:
         if os.environ.get("RAY_AUTH_TOKEN") == token == _TOKEN:
             del os.environ["RAY_AUTH_TOKEN"]  # It is no secret of other clusters.
 
-    return Cluster(None, close)
+    return Cluster(None, LOOPBACK, close)
 
 
 def _short_directory() -> str | None:
@@ -180,7 +183,9 @@ def _join(address: str) -> Cluster:
             "'ray start --head' printed"
         ) from error
     session = _Session(address=address, runtime_env={"py_modules": shipping.own_modules()})
-    return Cluster(address, session.close)
+    import ray
+
+    return Cluster(address, ray.util.get_node_ip_address(), session.close)
 
 
 class _Session:

@@ -25,7 +25,7 @@ class RayEngine:
         self._nodes = engine.dump_nodes(launch)
         self._cluster = lp_cluster.acquire(launch.cluster_address)
         try:
-            self._is_own = launch.cluster_address is None
+            self._is_own = self._cluster.address is None
             self._machines = placement.place(
                 launch.members, placement.machines(), can_grow=not self._is_own
             )

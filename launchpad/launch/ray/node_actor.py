@@ -21,6 +21,7 @@ class Call:
     Attributes:
       address: Host and port of the launcher's switchboard.
       key: What the node shows there.
+      is_local: True if all nodes run on the launcher's machine.
       directory: The launcher's working directory; used where it exists.
       environment: Variables that the node must see in place of those that its process was started
         with; None for a variable that it must not see.
@@ -28,6 +29,7 @@ class Call:
 
     address: tuple[str, int]
     key: bytes
+    is_local: bool
     directory: str
     environment: Mapping[str, str | None]
 
@@ -54,8 +56,10 @@ class NodeActor:
                 os.environ[name] = value
         with contextlib.suppress(OSError):
             os.chdir(call.directory)
-        info = dataclasses.replace(spec.info, host=ray.util.get_node_ip_address())
-        channel = control.call(call.address, info.token, call.key)
-        status = child.Child(channel, dataclasses.replace(spec, info=info)).run()
+        channel = control.call(call.address, spec.info.token, call.key)
+        if not call.is_local:
+            info = dataclasses.replace(spec.info, host=ray.util.get_node_ip_address())
+            spec = dataclasses.replace(spec, info=info)
+        status = child.Child(channel, spec).run()
         child.run_exit_handlers()
         return status

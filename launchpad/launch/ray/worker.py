@@ -15,7 +15,7 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import child, remote_worker
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
-from launchpad.launch.ray import control, node_actor
+from launchpad.launch.ray import cluster, control, node_actor
 
 _WAIT_MESSAGE_SECS = 10.0
 
@@ -63,6 +63,7 @@ class RayWorker(remote_worker.RemoteWorker):
         call = node_actor.Call(
             address=self._switchboard.address,
             key=self._switchboard.expect(self._on_call),
+            is_local=self._switchboard.address[0] == cluster.LOOPBACK,
             directory=os.getcwd(),
             environment=self._seen,
         )
