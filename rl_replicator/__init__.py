@@ -41,12 +41,17 @@ from rl_replicator.errors import (
     EndOfData,
     StepCancelled,
     UsageError,
+    WorkerLost,
 )
 
 _LAZY = {
+    "Cluster": "cluster",
     "InputContext": "inputs",
     "Inputs": "inputs",
+    "MeshReplicator": "mesh",
     "MultiDeviceReplicator": "multi_device",
+    "MultiWorkerAsyncReplicator": "asynchronous",
+    "MultiWorkerReplicator": "multi_worker",
     "PerReplica": "replicator",
     "Replicator": "replicator",
     "ReplicatedStep": "step",
@@ -62,6 +67,7 @@ __all__ = [
     "EndOfData",
     "StepCancelled",
     "UsageError",
+    "WorkerLost",
     *_LAZY,
     *_MODULES,
 ]

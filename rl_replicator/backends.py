@@ -8,6 +8,9 @@ from rl_replicator import errors, replicator
 _BACKENDS = {
     "single_device": ("replicator", "SingleDeviceReplicator"),
     "multi_device": ("multi_device", "MultiDeviceReplicator"),
+    "mesh": ("mesh", "MeshReplicator"),
+    "multi_worker": ("multi_worker", "MultiWorkerReplicator"),
+    "multi_worker_async": ("asynchronous", "MultiWorkerAsyncReplicator"),
 }
 
 

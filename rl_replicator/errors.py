@@ -40,3 +40,19 @@ class EndOfData(Exception):  # noqa: N818 - likewise
 
 class StepFailed(RuntimeError):  # noqa: N818 - reads like the two above
     """A step that another process could not take; its replicas stopped together."""
+
+
+# A process that ends because it lost another one: the status says "start the group again".
+WORKER_LOST_STATUS = 75
+
+
+class WorkerLost(RuntimeError):  # noqa: N818 - an event, too
+    """Another process of the group is gone, frozen or was restarted; none can go on without it.
+
+    Attributes:
+      workers: indices of the lost ones.
+    """
+
+    def __init__(self, message: str, workers: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.workers = workers

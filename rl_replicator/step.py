@@ -79,6 +79,7 @@ class CompiledStep(ReplicatedStep):
         self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
         self._converted = _with_autograph(step_fn)
         self._template: Any = None
+        self._variables: list[tf.Variable] = []
         self._compiled = self._compile()
 
     def __call__(self) -> Any:
@@ -103,7 +104,7 @@ class CompiledStep(ReplicatedStep):
         one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
             *self._inputs.specs
         )
-        self._replicator.registry.check(one_step)
+        self._variables = self._replicator.registry.check(one_step)
         count = self.steps_per_call
 
         @tf.function(autograph=False)
@@ -139,7 +140,7 @@ class CompiledStep(ReplicatedStep):
         outputs = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
             lambda: self._step(one_step, flat),
-            lambda: _blanks(one_step, []),
+            lambda: blanks(one_step, []),
         )
         return [status, *(outputs or [])]
 
@@ -169,7 +170,7 @@ class CompiledStep(ReplicatedStep):
         outputs = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
             lambda: [array.stack() for array in arrays],
-            lambda: _blanks(one_step, [count]),
+            lambda: blanks(one_step, [count]),
         )
         return [status, *(outputs or [])]
 
@@ -194,7 +195,7 @@ class CompiledStep(ReplicatedStep):
         ]
 
 
-def _blanks(
+def blanks(
     one_step: tf.types.experimental.ConcreteFunction, leading: list[int]
 ) -> list[tf.Tensor]:
     """What stands in for outputs that are not there; nobody looks at them."""

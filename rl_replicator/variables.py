@@ -34,27 +34,44 @@ class Registry:
         with tf.variable_creator_scope(creator):
             yield
 
-    def check(self, function: tf.types.experimental.ConcreteFunction) -> None:
+    def owns(self, handle: tf.Tensor) -> bool:
+        """Whether it is the handle of a variable that was created inside."""
+        owner = self._owners.get(id(handle))
+        return owner is not None and owner() is not None
+
+    def check(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
         """Refuses a traced step that touches a variable from outside.
 
+        Returns:
+          The variables that it touches, a component for each replica, in the order of their use.
+
         Raises:
-          ConfigError: names the first such variable.
+          ConfigError: names the first variable from outside.
         """
-        for handle, _ in function.graph.captures:
-            if handle.dtype != tf.resource or not _is_variable(handle):
+        touched = []
+        for handle, inside in function.graph.captures:
+            if handle.dtype != tf.resource or not _is_variable(handle) or _is_token(inside):
                 continue
-            owner = self._owners.get(id(handle))
-            if owner is None or owner() is None:
+            owner = self._owners.get(id(handle), lambda: None)()
+            if owner is None:
                 raise errors.ConfigError(
                     f"expected every variable of the step to be created in replicator.scope(), "
                     f"found {_name(function, handle)} from outside; create it inside "
                     "`with replicator.scope():`"
                 )
+            touched.append(owner)
+        return touched
 
 
 def _is_variable(handle: tf.Tensor) -> bool:
     data = getattr(handle, "_handle_data", None)
     return data is not None and data.is_set and len(data.shape_and_type) == 1
+
+
+def _is_token(handle: tf.Tensor) -> bool:
+    """Whether this is but a variable of TensorFlow's own that keeps collectives in order."""
+    users = handle.consumers()
+    return bool(users) and all(user.type.startswith("Collective") for user in users)
 
 
 def _name(function: tf.types.experimental.ConcreteFunction, handle: tf.Tensor) -> str:

@@ -1,0 +1,126 @@
+"""Which processes make up a job, and which of them this one is."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_replicator import errors
+
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The addresses of all tasks of a job, by their type, and this process's place among them.
+
+    Raises:
+      ConfigError: an address is not `host:port` or appears twice, a task type is unknown or empty,
+        or the own task is not one of the cluster.
+    """
+
+    addresses: Mapping[str, Sequence[str]]
+    task_type: str
+    task_index: int
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for task_type, addresses in self.addresses.items():
+            _check_type(task_type, addresses)
+            for index, address in enumerate(addresses):
+                place = f"{task_type} {index}"
+                _check_address(place, address)
+                if address in seen:
+                    raise errors.ConfigError(
+                        f"expected every task at an address of its own, got {address} for both "
+                        f"{seen[address]} and {place}; change one of them"
+                    )
+                seen[address] = place
+        present = ", ".join(seen.values())
+        if f"{self.task_type} {self.task_index}" not in seen.values():
+            raise errors.ConfigError(
+                f"expected the own task to be one of {present or 'the cluster'}, got "
+                f"{self.task_type} {self.task_index}; set the task's type and index to its place"
+            )
+
+    @classmethod
+    def of_workers(cls, addresses: Sequence[str], index: int) -> "Cluster":
+        """Equal workers: all addresses, the same list in every process, and the own place in it."""
+        return cls({"worker": tuple(addresses)}, "worker", index)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Cluster":
+        """Reads TF_CONFIG, as TensorFlow's own strategies do.
+
+        Raises:
+          ConfigError: it is not set, not JSON, or not a cluster.
+        """
+        text = (os.environ if environment is None else environment).get("TF_CONFIG", "")
+        if not text:
+            raise errors.ConfigError(
+                "expected TF_CONFIG in the environment, found none; start the program with "
+                "`python -m rl_replicator.supervisor --workers 2 -- COMMAND`, or set it on every "
+                f"machine, such as {_EXAMPLE}"
+            )
+        try:
+            content = json.loads(text)
+            addresses, task = content["cluster"], content["task"]
+            return cls(
+                {kind: tuple(places) for kind, places in addresses.items()},
+                task["type"],
+                int(task["index"]),
+            )
+        except errors.ConfigError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise errors.ConfigError(
+                f"expected TF_CONFIG such as {_EXAMPLE}, got {text[:200]!r} "
+                f"({type(error).__name__}: {error}); correct it"
+            ) from error
+
+    def to_json(self) -> str:
+        """The value of TF_CONFIG for this task."""
+        cluster = {kind: list(places) for kind, places in self.addresses.items()}
+        return json.dumps(
+            {"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}}
+        )
+
+    @property
+    def tasks(self) -> tuple[tuple[str, int], ...]:
+        """All tasks in the order of `TASK_TYPES`: a chief comes before the workers."""
+        return tuple(
+            (task_type, index)
+            for task_type in TASK_TYPES
+            for index in range(len(self.addresses.get(task_type, ())))
+        )
+
+    def address(self, task_type: str, index: int) -> str:
+        return self.addresses[task_type][index]
+
+    @property
+    def own_address(self) -> str:
+        return self.address(self.task_type, self.task_index)
+
+
+def _check_type(task_type: str, addresses: Any) -> None:
+    if task_type not in TASK_TYPES:
+        raise errors.ConfigError(
+            f"expected tasks of type {', '.join(TASK_TYPES)}, got {task_type!r}; rename it"
+        )
+    if isinstance(addresses, str) or not addresses:
+        raise errors.ConfigError(
+            f"expected a list of addresses for {task_type!r}, got {addresses!r}; "
+            "list one host:port for each, or leave the type out"
+        )
+
+
+def _check_address(place: str, address: Any) -> None:
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise errors.ConfigError(
+            f"expected host:port for {place}, got {address!r}; write e.g. 10.0.0.1:2222"
+        )

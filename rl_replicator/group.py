@@ -1,0 +1,286 @@
+"""The processes of a synchronous job: joined, watched, and able to tell each other things.
+
+Everything travels through TensorFlow's own server and collectives, over the one port that the
+cluster names for each process. All use of TensorFlow's private names for this is in this file.
+"""
+
+import atexit
+import contextlib
+import errno
+import socket
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+# Private, for want of public names: joining without the coordination service (see health.py),
+# asking one peer for a sign of life, ending the collectives that wait for a lost one, and numbering
+# the collectives of a step (see `Group.number_collectives`).
+from tensorflow.python.distribute import collective_all_reduce_strategy, cross_device_utils
+from tensorflow.python.eager import context as eager_context
+
+from rl_replicator import cluster as cluster_lib
+from rl_replicator import errors, health
+
+# The strategy numbers its groups of collectives from 1.
+_CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
+# More than a step has collectives.
+_KEYS_OF_A_STEP = 1 << 16
+# The probe holds Python's lock while it waits, so it may not wait long.
+_PROBE_MILLISECONDS = 250
+# Collectives break at once when a peer dies; who it was is known a moment later.
+_PATIENCE = 3.0
+_BREAKAGES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+_DIFFERENT_STEPS = "the processes take different steps"
+
+
+class Group:
+    """This process's membership in a job. A process can enter one, once."""
+
+    _entered = False
+
+    def __init__(
+        self,
+        cluster: cluster_lib.Cluster,
+        start_timeout: float,
+        peer_timeout: float,
+        call_timeout: float,
+    ):
+        """Waits for all the others.
+
+        Args:
+          cluster: a chief, if there is one, comes before the workers.
+          start_timeout: seconds for all processes to start.
+          peer_timeout: seconds after which a process that does not answer is given up.
+          call_timeout: seconds for all to come to an `exchange`.
+
+        Raises:
+          ConfigError: TensorFlow's devices are in use, the port is not free, a second entry, or
+            the processes were given different clusters.
+          WorkerLost: names those that did not start.
+        """
+        tasks = [task for task in cluster.tasks if task[0] != "evaluator"]
+        _check(cluster, tasks)
+        self.size = len(tasks)
+        self.index = tasks.index((cluster.task_type, cluster.task_index))
+        self.names = [f"worker {i} ({cluster.address(*task)})" for i, task in enumerate(tasks)]
+        self._tasks = [f"/job:{kind}/replica:0/task:{number}" for kind, number in tasks]
+        self._device = f"{self._tasks[self.index]}/device:CPU:0"
+        self._call_timeout = call_timeout
+        self._numbers = {_CALLS: 0, _STEPS: 0}
+        self._on_loss: list[Callable[[], None]] = []
+        self.strategy = _join(cluster, tasks)
+        Group._entered = True
+        self._monitor = health.Monitor(
+            {i: cluster.address(*task) for i, task in enumerate(tasks) if i != self.index},
+            self._probe,
+            peer_timeout,
+            self._end_collectives,
+        )
+        self._monitor.wait_for_all(start_timeout)
+        atexit.register(self._monitor.stop)
+        self._compare_clusters(start_timeout)
+
+    def call_on_loss(self, function: Callable[[], None]) -> None:
+        """Has `function` called, in some thread, when a process is lost."""
+        self._on_loss.append(function)
+
+    def exchange(self, kind: str, payload: bytes) -> list[bytes]:
+        """Gives every process the payload of each. All call it alike, in the same order.
+
+        Args:
+          kind: of the call, for those that do not.
+          payload: any bytes.
+
+        Raises:
+          ConfigError: another process makes a call of another kind.
+          StepFailed: another makes none within `call_timeout`.
+          WorkerLost: another is gone or frozen.
+        """
+        return self._exchange(_CALLS, kind, payload, self._call_timeout)
+
+    def exchange_in_step(self, kind: str, payload: bytes) -> list[bytes]:
+        """The same for the thread that takes steps, which may be another than the caller's."""
+        return self._exchange(_STEPS, kind, payload, self._call_timeout)
+
+    def number_collectives(self, step: int) -> None:
+        """Before a step is traced: lets its collectives have the same keys in all processes.
+
+        TensorFlow numbers a process's collectives one by one, so that a step that failed to trace
+        in one process only would have put it out of line with the others for ever.
+        """
+        keys = self.strategy.extended._collective_keys
+        for devices in keys._instance_key_table.values():
+            for device in devices:
+                devices[device] = step * _KEYS_OF_A_STEP
+
+    def all_statuses(self, status: tf.Tensor, step: int) -> tf.Tensor:
+        """Traced: an int32 scalar of every process, [size].
+
+        Args:
+          status: of this process.
+          step: which of its steps this process takes; the others must take the same.
+        """
+        with tf.device(self._device):
+            # One key for all calls: none begins before the one before it is over.
+            found = self._gather(tf.stack([status, step]), _STATUSES, 1, timeout=0.0)
+            statuses, steps = tf.unstack(tf.reshape(found, [self.size, 2]), axis=1)
+            same = tf.debugging.assert_equal(steps, step, _DIFFERENT_STEPS)
+            with tf.control_dependencies([same]):
+                return tf.identity(statuses)
+
+    def failure(self, error: Exception) -> Exception:
+        """What to raise for an error of TensorFlow's, once it is clear whether a peer was lost."""
+        loss = self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0)
+        if loss is not None:
+            return loss
+        if _DIFFERENT_STEPS in str(error):
+            return errors.ConfigError(
+                "expected all processes to take the same steps in the same order, but they take "
+                "different ones; build and call the same steps in every process"
+            )
+        return error
+
+    def _exchange(self, group: int, kind: str, payload: bytes, timeout: float) -> list[bytes]:
+        header = np.array([zlib.crc32(kind.encode()) & 0x7FFFFFFF, len(payload)], np.int32)
+        try:
+            headers = self._gathered(header, group, timeout).reshape(self.size, 2)
+            for index, (code, _) in enumerate(headers):
+                if code != header[0]:
+                    raise errors.ConfigError(
+                        f"expected all processes to make the same calls in the same order, but "
+                        f"{self.names[self.index]} calls {kind} and {self.names[index]} something "
+                        "else; make the same calls in every process"
+                    )
+            width = -(-int(headers[:, 1].max()) // 4)  # In numbers of four bytes.
+            if not width:
+                return [b""] * self.size
+            padded = np.frombuffer(payload.ljust(4 * width, b"\0"), np.int32)
+            rows = self._gathered(padded, group, timeout).reshape(self.size, width)
+        except tf.errors.OpError as error:
+            raise self._exchange_failure(error, kind, timeout) from None
+        return [row.tobytes()[:size] for row, (_, size) in zip(rows, headers, strict=True)]
+
+    def _gathered(self, values: np.ndarray, group: int, timeout: float) -> np.ndarray:
+        self._numbers[group] += 1
+        with tf.init_scope(), tf.device(self._device):
+            # A new tensor each time: TensorFlow caches small constants, and with them their device.
+            tensor = tf.identity(tf.constant(values))
+            return self._gather(tensor, group, self._numbers[group], timeout).numpy()
+
+    def _gather(self, tensor: tf.Tensor, group: int, key: int, timeout: float) -> tf.Tensor:
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tensor,
+            group_size=self.size,
+            group_key=group,
+            instance_key=key,
+            ordering_token=[],
+            communication_hint="ring",
+            timeout_seconds=timeout,
+        )
+
+    def _exchange_failure(self, error: Exception, kind: str, timeout: float) -> Exception:
+        if "timed out" in str(error):
+            return self._monitor.loss() or errors.StepFailed(
+                f"expected all {self.size} processes to call {kind} within {timeout:g} s, but not "
+                "all did; call it in every process alike, or give a longer call_timeout"
+            )
+        return self.failure(error)
+
+    def _compare_clusters(self, timeout: float) -> None:
+        mine = " ".join(self.names)
+        every = self._exchange(_CALLS, "MultiWorkerReplicator", mine.encode(), timeout)
+        for index, theirs in enumerate(every):
+            if theirs.decode() != mine:
+                raise errors.ConfigError(
+                    f"expected the same cluster in all processes, got {mine} here and "
+                    f"{theirs.decode()} in worker {index}; give all the same list of addresses"
+                )
+
+    def _probe(self, index: int) -> health.Answer:
+        try:
+            eager_context.context().check_collective_ops_peer_health(
+                self._tasks[index], timeout_in_ms=_PROBE_MILLISECONDS
+            )
+        except tf.errors.DeadlineExceededError:
+            return health.Answer.SILENT
+        except tf.errors.FailedPreconditionError:
+            return health.Answer.RESTARTED
+        except tf.errors.OpError:
+            return health.Answer.UNREACHABLE
+        return health.Answer.ALIVE
+
+    def _end_collectives(self, loss: errors.WorkerLost) -> None:
+        eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, str(loss))
+        for function in self._on_loss:
+            function()
+
+
+def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
+    if Group._entered:
+        raise errors.ConfigError(
+            "expected one MultiWorkerReplicator in a process, got a second; use the first for all "
+            "steps, TensorFlow can join a group of processes only once"
+        )
+    if any(kind == "ps" for kind, _ in tasks):
+        raise errors.ConfigError(
+            "expected a cluster of workers, got one with parameter servers; use "
+            "multi_worker_async, or leave them out"
+        )
+    if (cluster.task_type, cluster.task_index) not in tasks:
+        raise errors.ConfigError(
+            f"expected the task of a worker, got {cluster.task_type} {cluster.task_index}, which "
+            "takes no part in the steps; use single_device there"
+        )
+    port = int(cluster.own_address.rpartition(":")[2])
+    with contextlib.closing(socket.socket()) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", port))
+        except OSError as error:
+            raise errors.ConfigError(
+                f"expected port {port} of {cluster.own_address} to be free for this process, got "
+                f"{errno.errorcode.get(error.errno or 0, error)}; end the process that listens "
+                "there, or choose another port for all"
+            ) from None
+
+
+def _join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distribute.Strategy:
+    """Starts TensorFlow's server for this process; waits for nobody."""
+    members = {kind: list(cluster.addresses[kind]) for kind, _ in tasks}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(members),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
+        rpc_layer="grpc",
+        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
+    )
+    # An empty type keeps the strategy from configuring one; and `Group` does its own watching.
+    eager_context.context().configure_coordination_service("")
+    collective_all_reduce_strategy.CollectiveAllReduceExtended._enable_check_health = False
+    # A collective has one key for good. The other way, a new key in every call, does not reach
+    # collectives inside the conditions and loops of a compiled step.
+    cross_device_utils.CollectiveReplicaLauncher._prefer_unique_instance_key = False
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise errors.ConfigError(
+            "expected TensorFlow's devices to be unused, but they are in use already; create the "
+            "MultiWorkerReplicator before the first tensor, variable or other replicator"
+        ) from None
+    except tf.errors.OpError as error:
+        raise errors.ConfigError(
+            f"expected TensorFlow's server to start at {cluster.own_address}, got "
+            f"{error.message.splitlines()[0]}; choose a free port for it"
+        ) from None

@@ -1,0 +1,137 @@
+"""Finds out which processes of a group are dead, frozen, restarted, or never started.
+
+TensorFlow's own watch is not used: its coordination service lives in one of the workers, waits an
+hour for one that never starts, and reports a loss without saying whose; its older health check
+retries every 30 seconds.
+"""
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from rl_replicator import errors
+
+# A dead worker is one that refuses two connections in a row: noticed within about a second.
+_INTERVAL = 0.3
+_REFUSALS = 2
+
+
+class Answer(enum.Enum):
+    """What came of asking a process for a sign of life, briefly."""
+
+    ALIVE = "alive"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    RESTARTED = "restarted"
+
+
+class Monitor:
+    """Asks all peers in turn, in a thread, from `wait_for_all` to `stop`."""
+
+    def __init__(
+        self,
+        peers: Mapping[int, str],
+        probe: Callable[[int], Answer],
+        peer_timeout: float,
+        on_loss: Callable[[errors.WorkerLost], None],
+    ):
+        """Asks nobody yet.
+
+        Args:
+          peers: their addresses by index.
+          probe: asks one peer and returns soon, whatever the peer does.
+          peer_timeout: seconds without an answer after which a peer counts as frozen.
+          on_loss: called once, in the monitor's thread, when a peer is lost.
+        """
+        self._peers = peers
+        self._probe = probe
+        self._peer_timeout = peer_timeout
+        self._on_loss = on_loss
+        self._refusals = dict.fromkeys(peers, 0)
+        self._silent_since: dict[int, float] = {}
+        self._stopped = threading.Event()
+        self._found = threading.Event()
+        self._loss: errors.WorkerLost | None = None
+        self._thread = threading.Thread(target=self._run, name="peer-health", daemon=True)
+
+    def wait_for_all(self, timeout: float) -> None:
+        """Returns when every peer has answered, and watches them from then on.
+
+        Raises:
+          WorkerLost: names those that did not within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        missing = set(self._peers)
+        while missing:
+            missing -= {i for i in missing if self._probe(i) is Answer.ALIVE}
+            if missing and time.monotonic() > deadline:
+                raise errors.WorkerLost(
+                    f"expected all workers to start, but {self._names(missing)} did not within "
+                    f"{timeout:g} s; start all of them together, or give a longer start_timeout",
+                    tuple(sorted(missing)),
+                )
+            if missing:
+                time.sleep(_INTERVAL)
+        self._thread.start()
+
+    def loss(self, patience: float = 0.0) -> errors.WorkerLost | None:
+        """Who was lost; None if after `patience` seconds nobody is known to be."""
+        self._found.wait(patience)
+        return self._loss
+
+    def stop(self) -> None:
+        """Stops asking. May be called again."""
+        self._stopped.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_INTERVAL):
+            lost = self._sweep()
+            if not lost:
+                continue
+            # Those who died together are named together.
+            self._stopped.wait(_INTERVAL)
+            lost = self._sweep() | lost
+            self._loss = _lost({i: (self._peers[i], reason) for i, reason in sorted(lost.items())})
+            self._found.set()
+            self._on_loss(self._loss)
+            return
+
+    def _sweep(self) -> dict[int, str]:
+        """Asks every peer once; what is the matter with those that are lost by now."""
+        lost = {}
+        for index in self._peers:
+            answer = self._probe(index)
+            now = time.monotonic()
+            self._refusals[index] = self._refusals[index] + 1 if answer is Answer.UNREACHABLE else 0
+            if answer is Answer.SILENT:
+                # From the first unanswered question, and not from the last answer: this process
+                # may have been frozen in between, which says nothing about the peer.
+                self._silent_since.setdefault(index, now)
+            else:
+                self._silent_since.pop(index, None)
+            silent = now - self._silent_since.get(index, now)
+            if answer is Answer.RESTARTED:
+                lost[index] = "was restarted without the others"
+            elif self._refusals[index] >= _REFUSALS:
+                lost[index] = "is gone: it was killed, crashed, or its program has ended"
+            elif silent >= self._peer_timeout:
+                lost[index] = (
+                    f"has not answered for {silent:.0f} s: it is frozen, or its machine or the "
+                    "network to it is down"
+                )
+        return lost
+
+    def _names(self, indices: set[int]) -> str:
+        return ", ".join(f"worker {i} ({self._peers[i]})" for i in sorted(indices))
+
+
+def _lost(reasons: Mapping[int, tuple[str, str]]) -> errors.WorkerLost:
+    each = "; ".join(f"worker {i} ({address}) {why}" for i, (address, why) in reasons.items())
+    return errors.WorkerLost(
+        f"{each}; end the others and start the whole group again from its last checkpoint, as "
+        "`python -m rl_replicator.supervisor` does",
+        tuple(reasons),
+    )

@@ -1,0 +1,454 @@
+"""What one worker of a group runs for test_multi_worker.py: behaviours, one after the other.
+
+    TF_CONFIG=... python multi_worker_program.py REPORT NAME [NAME ...]
+
+Every worker writes to REPORT.<its index>, as JSON, what each named behaviour came to: None, or the
+traceback of its failure.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import errors
+
+GLOBAL_BATCH = 12
+FEATURES = 5
+DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
+PEER_TIMEOUT = 3.0
+CALL_TIMEOUT = 4.0
+DETAILS = {}  # What a behaviour has to say besides that it holds.
+
+
+def batches(context):
+    size = context.per_replica_batch_size(GLOBAL_BATCH)
+    data = tf.data.Dataset.from_tensor_slices(DATA).batch(size, drop_remainder=True)
+    return context.shard(data.repeat())
+
+
+def numbers(context):
+    return context.shard(tf.data.Dataset.range(10_000))
+
+
+def ones(context):
+    return lambda: tf.constant(1.0)
+
+
+def make_learner(replicator):
+    """A LayerNorm MLP, its optimizer and step function; weights by the strategy's broadcast."""
+    with replicator.scope():
+        model = snt.nets.MLP([16, 1], activation=tf.tanh)
+        model(tf.zeros([1, FEATURES]))
+        optimizer = replicator.wrap_optimizer(snt.optimizers.Adam(1e-2))
+    replicator.build_optimizer(optimizer, model.trainable_variables)
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    return model, optimizer, step_fn
+
+
+def train(replicator, steps, steps_per_call=None):
+    """Weights and losses after some steps from weights that are the same every time."""
+    model, _, step_fn = make_learner(replicator)
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
+    calls = steps // (steps_per_call or 1)
+    losses = [np.atleast_1d(replicator.reduce("mean", step())) for _ in range(calls)]
+    return [v.numpy().tolist() for v in model.trainable_variables], np.concatenate(losses).tolist()
+
+
+def equals_one_replica(replicator):
+    DETAILS["once"] = train(replicator, 20)
+    DETAILS["looped"] = train(replicator, 20, 5)
+
+
+def places(replicator):
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    assert replicator.process_index == task and replicator.is_chief == (task == 0)
+    assert replicator.num_local_replicas == 1
+    assert replicator.num_processes == replicator.num_replicas
+    with pytest.raises(rr.ConfigError, match="one MultiWorkerReplicator in a process"):
+        rr.make("multi_worker")
+
+
+def initial_values_are_the_chiefs(replicator):
+    with replicator.scope():
+        variable = tf.Variable(tf.random.normal([3]) + replicator.process_index)
+    step = replicator.replicate(lambda x: variable * x, replicator.make_inputs(ones))
+    values = replicator.gather(step())
+    assert values.shape == (replicator.num_replicas, 3) and (values == values[0]).all()
+
+
+def order_gather_and_reduce(replicator):
+    n = replicator.num_replicas
+    step = replicator.replicate(
+        lambda x: {
+            "i": x,
+            "f": tf.cast(x, tf.float32) * [1.0, -1.0],
+            "u": tf.cast(x, tf.uint64) + 2**63,
+            "h": tf.cast(x, tf.bfloat16),
+            "s": tf.strings.as_string(x),
+            "nothing": None,
+        },
+        replicator.make_inputs(numbers),
+        steps_per_call=3,
+    )
+    for call in range(2):
+        outputs = step()
+        rows = (call * 3 * n + np.arange(3 * n)).reshape(3, n).T  # [N, K]
+        got = replicator.gather(outputs)
+        np.testing.assert_array_equal(got["i"], rows)
+        np.testing.assert_array_equal(got["f"], np.stack([rows, -rows], axis=-1))
+        np.testing.assert_array_equal(got["u"], rows.astype(np.uint64) + np.uint64(2**63))
+        np.testing.assert_array_equal(got["h"].astype(np.float32), rows)
+        assert got["s"].tolist() == [[str(i).encode() for i in row] for row in rows]
+        assert got["nothing"] is None
+        for op in ("mean", "sum", "min", "max"):
+            assert (replicator.reduce(op, outputs["i"]) == getattr(np, op)(rows, axis=0)).all()
+        mine = replicator.local_results(outputs)
+        assert [r["i"].numpy().tolist() for r in mine] == [rows[replicator.process_index].tolist()]
+    assert replicator.gather({"nothing": None}) == {"nothing": None}
+
+
+def gathering_different_things(replicator):
+    with pytest.raises(rr.ConfigError, match="gather the same nest and shapes"):
+        replicator.gather(tf.zeros([1 + replicator.process_index]))
+
+
+def callable_input(replicator):
+    inputs = replicator.make_inputs(lambda context: lambda: rr.collectives.replica_id())
+    step = replicator.replicate(lambda x: rr.collectives.all_gather(x * 10), inputs, 2)
+    expected = [10 * i for i in range(replicator.num_replicas)]
+    assert replicator.gather(step()).tolist() == [[expected] * 2] * replicator.num_replicas
+
+
+def two_steps_share_one_input(replicator):
+    n = replicator.num_replicas
+    inputs = replicator.make_inputs(numbers)
+    plus = replicator.replicate(lambda x: x, inputs)
+    minus = replicator.replicate(lambda x: -x, inputs, steps_per_call=2)
+    assert replicator.gather(plus()).tolist() == list(range(n))
+    assert replicator.reduce("min", minus()).tolist() == [1 - 2 * n, 1 - 3 * n]
+    future = plus.begin()  # And in the background.
+    assert replicator.reduce("max", future.result()) == 4 * n - 1
+    assert inputs.position == 4
+
+
+def pipelines_per_replica(replicator):
+    ids = []
+
+    def input_fn(context):
+        ids.append((context.input_pipeline_id, context.num_input_pipelines))
+        return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
+
+    inputs = replicator.make_inputs(input_fn, per_replica=True)
+    step = replicator.replicate(lambda x: x, inputs)
+    assert ids == [(replicator.process_index, replicator.num_replicas)]
+    assert replicator.gather(step()).tolist() == list(range(replicator.num_replicas))
+
+
+def layers_and_slots_appear_in_the_first_step(replicator):
+    with replicator.scope():
+        model = snt.Linear(1, w_init=snt.initializers.Ones())
+        optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches), 4)
+    losses = replicator.reduce("mean", step())
+    np.testing.assert_allclose(losses[0], DATA[:GLOBAL_BATCH].sum(1).mean(), rtol=1e-4, atol=1e-5)
+    w, velocity = np.ones(FEATURES), np.zeros(FEATURES)
+    for k in range(4):
+        velocity = 0.9 * velocity + DATA[k * GLOBAL_BATCH : (k + 1) * GLOBAL_BATCH].mean(0)
+        w -= 0.1 * velocity
+    np.testing.assert_allclose(model.w.numpy()[:, 0], w, rtol=1e-5, atol=1e-6)
+
+
+def a_cancel_in_one_process_cancels_the_step_of_all(replicator):
+    is_last = replicator.process_index == replicator.num_processes - 1
+    release = threading.Event()
+
+    def source():
+        for i in range(1000):
+            if i == 2 and is_last:
+                release.wait(60)
+            yield float(i)
+
+    inputs = replicator.make_inputs(
+        lambda context: tf.data.Dataset.from_generator(
+            source, output_signature=tf.TensorSpec([], tf.float32)
+        )
+    )
+    with replicator.scope():
+        count = tf.Variable(0, trainable=False)
+    step = replicator.replicate(lambda x: (x, count.assign_add(1)), inputs, 3)
+    if is_last:
+        threading.Timer(0.5, step.cancel).start()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert count.numpy() == 2 and inputs.position == 2
+    release.set()
+    assert replicator.gather(step()[1]).tolist() == [[3, 4, 5]] * replicator.num_replicas
+
+    inputs = replicator.make_inputs(ones)
+    step = replicator.replicate(lambda x: x, inputs)
+    if is_last:
+        step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert replicator.reduce("sum", step()) == replicator.num_replicas
+
+
+def uneven_data_ends_at_an_agreed_step(replicator):
+    rows = 4 + 3 * replicator.process_index
+    for steps_per_call, calls in ((None, 4), (3, 1)):
+        with replicator.scope():
+            count = tf.Variable(0, trainable=False)
+        inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(rows))
+        step = replicator.replicate(lambda x, c=count: c.assign_add(1), inputs, steps_per_call)
+        for _ in range(calls):
+            step()
+        for _ in range(2):
+            with pytest.raises(rr.EndOfData):
+                step()
+        assert count.numpy() == 4 and inputs.position == 4
+
+
+def padded_evaluation_sees_every_example_once(replicator):
+    # The first process has no example at all.
+    mine = np.arange(7 * replicator.process_index, dtype=np.int64)
+    inputs = replicator.make_inputs(
+        lambda context: tf.data.Dataset.from_tensor_slices(mine).batch(4), pad_to=4
+    )
+
+    def step_fn(batch):
+        values, mask = batch
+        total = tf.reduce_sum(tf.cast(values, tf.float32) * mask)
+        return rr.collectives.all_sum({"examples": tf.reduce_sum(mask), "total": total})
+
+    step = replicator.replicate(step_fn, inputs)
+    sums, steps = {"examples": 0.0, "total": 0.0}, 0
+    with pytest.raises(rr.EndOfData):
+        while True:
+            for name, value in replicator.reduce("max", step()).items():
+                sums[name] += value
+            steps += 1
+    sizes = [7 * i for i in range(replicator.num_processes)]
+    assert sums == {"examples": sum(sizes), "total": sum(s * (s - 1) / 2 for s in sizes)}
+    assert steps == -(-sizes[-1] // 4)
+
+
+def an_error_of_one_input_ends_the_step_of_all(replicator):
+    bad = 2 if replicator.process_index == 1 else -1
+    source = tf.data.Dataset.range(100).map(
+        lambda i: tf.debugging.check_numerics(1.0 / tf.cast(bad - i, tf.float32), "bad")
+    )
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: source))
+    expected = tf.errors.InvalidArgumentError if bad == 2 else errors.StepFailed
+    with pytest.raises(expected, match=r"bad|input of another process failed"):
+        for _ in range(3):
+            step()
+
+
+def a_variable_from_outside_is_refused(replicator):
+    outside = tf.Variable([1.0, 2.0], name="from_outside")
+    with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):
+        replicator.replicate(lambda x: outside * x, replicator.make_inputs(ones))
+
+
+def different_collectives_are_refused(replicator):
+    def step_fn(x):
+        shape = [1] if replicator.process_index else [2]
+        return rr.collectives.all_sum(tf.zeros(shape) + x)
+
+    with pytest.raises(rr.ConfigError, match=r"collectives in the same order.*worker 1"):
+        replicator.replicate(step_fn, replicator.make_inputs(ones))
+
+
+def different_variables_are_refused(replicator):
+    with replicator.scope():
+        first = tf.Variable(1.0, name="first")
+        second = tf.Variable([1.0, 2.0], name="second")
+    second.assign([1.0, 2.0 + replicator.process_index])
+    step = replicator.replicate(lambda x: first * second * x, replicator.make_inputs(ones))
+    with pytest.raises(rr.ConfigError, match=r"'second:0' \(2,\) differs between worker 0"):
+        step()
+    second.assign([3.0, 4.0])
+    assert replicator.gather(step()).tolist() == [[3.0, 4.0]] * replicator.num_replicas
+
+
+def cost_of_a_step(replicator):
+    """Seconds for 1000 empty steps, and for the same without the agreement of the processes."""
+    inputs = replicator.make_inputs(ones)
+    looped = replicator.replicate(lambda x: x, inputs, 1000)
+    single = replicator.replicate(lambda x: x, inputs)
+    agree, replicator.agree = replicator.agree, lambda status, agreed: status
+    alone = replicator.replicate(lambda x: x, inputs, 1000)
+    replicator.agree = agree
+    for step in (looped, single, alone):
+        step()
+    DETAILS["looped"] = _seconds(looped)
+    DETAILS["alone"] = _seconds(alone)
+    DETAILS["called"] = _seconds(lambda: [single() for _ in range(1000)])
+
+
+def _seconds(function):
+    begun = time.monotonic()
+    function()
+    return time.monotonic() - begun
+
+
+# Behaviours after which a group is over. DETAILS["at"] is by the clock that all processes share.
+
+
+def expect_loss(function, match):
+    with pytest.raises(rr.WorkerLost, match=match) as caught:
+        while True:
+            function()
+    DETAILS["at"] = time.time()
+    DETAILS["error"] = str(caught.value)
+    DETAILS["workers"] = caught.value.workers
+
+
+def a_killed_worker(replicator):
+    """The others wait for it in a step, for their own data, or in a gather."""
+    last = replicator.num_processes - 1
+    never = threading.Event()
+
+    def nothing():
+        never.wait(60)
+        yield 1.0
+
+    step = replicator.replicate(lambda x: rr.collectives.all_sum(x), replicator.make_inputs(ones))
+    waiting = replicator.replicate(
+        lambda x: x,
+        replicator.make_inputs(
+            lambda context: tf.data.Dataset.from_generator(
+                nothing, output_signature=tf.TensorSpec([], tf.float32)
+            )
+        ),
+    )
+    step()
+    if replicator.process_index == last:
+        time.sleep(1)
+        DETAILS["at"] = time.time()
+        leave({"a_killed_worker": None}, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    function = [waiting, step, lambda: replicator.gather(tf.zeros([]))][replicator.process_index]
+    if replicator.process_index == 0:
+        waiting._is_checked = True  # Or else it would wait for the others there.
+    expect_loss(function, rf"worker {last} \(127.0.0.1:\d+\) is gone: .* start the whole group")
+
+
+def a_frozen_worker(replicator):
+    step = replicator.replicate(lambda x: rr.collectives.all_sum(x), replicator.make_inputs(ones))
+    step()
+    if replicator.process_index == 1:
+        DETAILS["at"] = time.time()
+        leave({"a_frozen_worker": None}, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
+
+
+def a_worker_that_ends_early(replicator):
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(ones), 10)
+    for _ in range(20):
+        step()
+    if replicator.process_index == 1:
+        DETAILS["at"] = time.time()
+        return
+    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) is gone")
+
+
+def an_error_in_the_step_of_one(replicator):
+    bad = float(replicator.process_index)
+
+    def step_fn(x):
+        checked = tf.debugging.check_numerics(x / (x - bad), "not finite")
+        return rr.collectives.all_sum(checked)
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(ones))
+    DETAILS["at"] = time.time()
+    if replicator.process_index == 1:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+            step()
+        return
+    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) is gone")
+
+
+def a_call_that_one_does_not_make(replicator):
+    if replicator.process_index == 1:
+        time.sleep(CALL_TIMEOUT + 2)
+        return
+    begun = time.time()
+    with pytest.raises(
+        errors.StepFailed, match="expected all 2 processes to call gather or reduce"
+    ):
+        replicator.reduce("mean", tf.zeros([]))
+    DETAILS["seconds"] = time.time() - begun
+
+
+def different_steps(replicator):
+    steps = [replicator.replicate(lambda x: x, replicator.make_inputs(ones)) for _ in range(2)]
+    for step in steps:
+        step()
+    with pytest.raises(rr.ConfigError, match="same steps in the same order"):
+        steps[replicator.process_index]()
+
+
+def sigterm(replicator):
+    """As in any Python program: it ends this one."""
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(ones))
+    step()
+    leave({"sigterm": None}, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    time.sleep(10)
+
+
+def leave(report, how):
+    pathlib.Path(f"{sys.argv[1]}.{own_index()}").write_text(json.dumps([report, DETAILS]))
+    how()
+
+
+def own_index():
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def main():
+    report = {}
+    replicator = rr.MultiWorkerReplicator(
+        start_timeout=60, peer_timeout=PEER_TIMEOUT, call_timeout=CALL_TIMEOUT
+    )
+    for name in sys.argv[2:]:
+        begun = time.monotonic()
+        try:
+            globals()[name](replicator)
+            report[name] = None
+        except BaseException:
+            report[name] = traceback.format_exc()
+        print(f"{name}: {time.monotonic() - begun:.2f} s", file=sys.stderr)
+    leave(report, lambda: None)
+
+
+if __name__ == "__main__":
+    main()
