@@ -80,6 +80,17 @@ class TrackablePart:
         for name, variable in self._variables().items():
             values.write(name, variable, reader.get_tensor(name + _VALUE))
 
+    def first_not_finite(self) -> str | None:
+        """The name of the first variable that holds NaN or infinity, or None."""
+        from rl_replicator import values
+
+        for name, variable in self._variables().items():
+            if variable.dtype.is_floating:
+                value = values.read(name, variable)
+                if not np.isfinite(value.astype(np.float32, copy=False)).all():
+                    return name
+        return None
+
     def _variables(self) -> dict[str, Any]:
         """All variables, under their shortest paths, as TensorFlow has it."""
         import tensorflow as tf

@@ -4,6 +4,7 @@ RUN_DIR/config.json      what was asked for; `identity` is what may not change o
 RUN_DIR/metrics/*.csv    one table per group of figures
 RUN_DIR/tensorboard/     the same for TensorBoard
 RUN_DIR/checkpoints/     the newest checkpoints
+RUN_DIR/best/            the checkpoint with the best evaluation, where there is such a thing
 RUN_DIR/return.png, evaluation.mp4
 """
 
@@ -38,6 +39,11 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """Where checkpoints go."""
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Where the checkpoint with the best evaluation goes."""
+        return self.path / "best"
 
     @property
     def plot(self) -> Path:
@@ -197,6 +203,48 @@ def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
             value = from_plain(hints[name], value)
         values[name] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def choose(
+    root: Path,
+    base: str,
+    trainable: str,
+    identity: Mapping[str, Any],
+    run_dir: Path | None,
+    resume: bool,
+) -> RunDirectory:
+    """The directory that the options of a run ask for. Touches no file.
+
+    Args:
+      root: where runs of its kind are.
+      base: how the name of a new one begins; a number follows.
+      trainable: as in `RunDirectory.opened`.
+      identity: as there.
+      run_dir: what the user has named.
+      resume: whether there must be a run to go on with: the one in `run_dir`, or the newest under
+        `root` of this identity.
+
+    Raises:
+      UsageError: there is none to go on with.
+    """
+    if run_dir is not None:
+        run = RunDirectory(run_dir)
+        if resume:
+            run.config()  # Raises where there is no run.
+        return run
+    if resume:
+        wanted = json.loads(json.dumps({"trainable": trainable, **identity}))
+        for run in runs(root):
+            if run.config()["identity"] == wanted:
+                return run
+        raise UsageError(
+            f"--resume: expected a run of {base} with these settings under {root}, found none; "
+            "leave --resume out, or name the run with --run-dir"
+        )
+    number = 1
+    while (root / f"{base}-{number}").exists():
+        number += 1
+    return RunDirectory(root / f"{base}-{number}")
 
 
 def runs(root: Path) -> list[RunDirectory]:

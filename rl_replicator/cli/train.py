@@ -15,7 +15,8 @@ def run(args: Sequence[str]) -> int:
             f"expected something to train ({', '.join(known) or 'none is registered'}), got nothing"
         )
     if args[0] in ("-h", "--help"):
-        print(f"usage: rl-replicator train {{{','.join(known)}}} [options]\n")
+        print(f"usage: rl-replicator train {{{','.join(known)}}} [options]")
+        print("       rl-replicator train package.module:make_learner [options]\n")
         print("'rl-replicator train NAME --help' lists the options of NAME.")
         return 0
     trainable = trainables.load(args[0])

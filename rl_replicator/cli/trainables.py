@@ -14,13 +14,11 @@ GROUP = "rl_replicator.trainables"
 
 
 class Trainable(Protocol):
-    """One thing that `rl-replicator train` trains.
+    """One thing that `rl-replicator train` trains."""
 
-    Attributes:
-      Options: frozen dataclass of its options.
-    """
-
-    Options: type
+    @property
+    def Options(self) -> type:  # noqa: N802 - a class
+        """Frozen dataclass of its options."""
 
     def train(self, options: Any) -> int | None:
         """Trains, and returns the exit status (None is 0)."""
@@ -38,11 +36,15 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Trainable:
-    """Imports what is registered as `name`.
+    """Imports what is registered as `name`, or a user's own `package.module:make_learner`.
 
     Raises:
-      UsageError: if nothing is.
+      UsageError: if there is no such thing.
     """
+    if ":" in name:
+        from rl_replicator.learners import command
+
+        return command.of_module(name)
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -50,8 +52,8 @@ def load(name: str) -> Trainable:
         if not known:
             hint = "; the project is not installed: 'pip install --no-deps -e .' registers them"
         raise UsageError(
-            f"expected something to train ({', '.join(known) or 'none is registered'}), "
-            f"got {name!r}{hint}"
+            f"expected something to train ({', '.join(known) or 'none is registered'}, or "
+            f"module:make_learner), got {name!r}{hint}"
         )
     (entry,) = metadata.entry_points(group=GROUP, name=name)
     return entry.load()

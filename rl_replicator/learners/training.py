@@ -1,0 +1,309 @@
+"""The loop that trains a learner: on any replicator, from any checkpoint, until it is done."""
+
+import collections
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from rl_replicator import errors
+from rl_replicator.checkpoints import Checkpointer, Part
+from rl_replicator.learners.calls import Call, Calls
+from rl_replicator.learners.learner import Evaluation, Learner
+from rl_replicator.learners.progress import NoReports, Reports
+from rl_replicator.parts import JsonPart, TrackablePart
+from rl_replicator.replicator import Replicator
+from rl_replicator.run_directory import RunDirectory
+
+_CALLS_AHEAD = 2
+_SECONDS_BETWEEN_TICKS = 0.2
+# Saving may take at most this share of the time.
+_SAVING_SHARE = 0.05
+
+
+class Diverged(errors.UsageError):
+    """A number that is not finite, in a metric or in a variable."""
+
+
+class Training:
+    """One process's part in the training of a learner.
+
+    All processes of a job do the same in the same order; the chief alone writes.
+    """
+
+    def __init__(
+        self,
+        replicator: Replicator,
+        learner: Learner,
+        run: RunDirectory,
+        steps_per_call: int,
+        checkpoint_seconds: float,
+    ):
+        """Compiles the learner and restores the newest checkpoint, if there is one.
+
+        Raises:
+          CheckpointError: the checkpoint is damaged, or of another network.
+          ConfigError: the learner cannot be replicated; or the processes of a job do not see the
+            same checkpoint.
+        """
+        self._replicator = replicator
+        self._learner = learner
+        self._run = run
+        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpointer = Checkpointer(run.checkpoints)
+        self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None}
+        is_resumed = self._checkpointer.latest() is not None
+        if is_resumed:
+            self._checkpointer.restore({"progress": JsonPart(dict, self._progress.update)})
+        _check_same_start(replicator, self._progress["batches"], run)
+        self._calls = Calls(replicator, learner, self._progress["batches"], steps_per_call)
+        self._evaluation = learner.evaluation()
+        self._sum_up = _compile(replicator, self._evaluation)
+        self._variables = TrackablePart(**learner.trackables())
+        self._parts: dict[str, Part] = {
+            "learner": self._variables,
+            "progress": JsonPart(lambda: self._progress, self._progress.update),
+        }
+        if is_resumed:  # Only now: compiling has created whatever the learner had not.
+            self._checkpointer.restore({"learner": self._variables})
+        self._reports = (
+            Reports(
+                run,
+                learner.num_steps,
+                self._calls.batches_per_step,
+                learner.global_batch_size,
+                self.step if is_resumed else None,
+            )
+            if replicator.is_chief
+            else NoReports()
+        )
+        self._started = time.monotonic() - self._progress["seconds"]
+        self._saved_at, self._saving_seconds = time.monotonic(), 0.0
+        self._last_tick = 0.0
+
+    @property
+    def step(self) -> int:
+        """Whole steps done since the start of the run."""
+        return self._calls.batches // self._calls.batches_per_step
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, without the time between interruption and resume."""
+        return time.monotonic() - self._started
+
+    def run(self) -> int | None:
+        """Trains to the end, or until SIGINT or SIGTERM; saves in either case.
+
+        Returns:
+          The signal's number, or None at the end.
+
+        Raises:
+          Diverged: a metric or a variable is not finite; nothing is saved then.
+          ConfigError: the data ends.
+          WorkerLost: another process of the job is gone.
+        """
+        with contextlib.closing(self._reports), _signals(self._calls.cancel) as received:
+            try:
+                while self.step < self._learner.num_steps:
+                    goal = self._next_evaluation()
+                    self._train_until(goal)
+                    if self._evaluation is not None and self.step == goal:
+                        self._evaluate(self._evaluation)
+                    self._save()
+            except errors.StepCancelled:
+                self._save()
+                return received[0] if received else signal.SIGTERM
+            except errors.EndOfData:
+                raise errors.ConfigError(
+                    f"expected training data for {self._learner.num_steps} steps, but it ended "
+                    f"after {self.step}; repeat() it in input_fn"
+                ) from None
+        return None
+
+    def measure(self) -> dict[str, float]:
+        """Goes through the evaluation data once.
+
+        Raises:
+          ConfigError: the learner has nothing to evaluate.
+        """
+        if self._evaluation is None or self._sum_up is None:
+            raise errors.ConfigError(
+                "expected a learner with an evaluation, got none; return one from evaluation()"
+            )
+        figures = self._evaluation.metrics_fn(self._sum_up())
+        return {name: float(value) for name, value in figures.items()}
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        """Measures, writes it down, and keeps the checkpoint if it is the best so far."""
+        figures = self.measure()
+        name, score = _score(evaluation, figures)
+        self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
+        self._reports.add_evaluation(self.step, figures, name)
+        best = self._progress["best"]
+        if best is None or score > best:
+            self._progress["best"] = score
+            if self._replicator.is_chief:
+                self._progress["batches"] = self._calls.batches
+                Checkpointer(self._run.best, keep=1).save(self.step, self._parts)
+        if self._replicator.is_chief:
+            self._learner.write_artifacts(self.step, self._run.path)
+
+    def _next_evaluation(self) -> int:
+        """The next step after which to evaluate, or the last of all."""
+        if self._evaluation is None:
+            return self._learner.num_steps
+        every = self._evaluation.every
+        return min((self.step // every + 1) * every, self._learner.num_steps)
+
+    def _train_until(self, step: int) -> None:
+        """Takes the calls up to a step, or up to where a checkpoint is due.
+
+        One call is always begun ahead, so that the devices never wait for Python.
+        """
+        pending: collections.deque[Call] = collections.deque()
+        end = step * self._calls.batches_per_step
+        next_batch = self._calls.batches
+        while pending or next_batch < end:
+            while next_batch < end and len(pending) < _CALLS_AHEAD:
+                pending.append(self._calls.begin(next_batch, end))
+                next_batch += pending[-1].count
+            call = pending.popleft()
+            try:
+                self._absorb(call, self._wait(call))
+            except BaseException:
+                self._drain(pending)
+                raise
+            if self._is_save_due():
+                end = next_batch
+        self._reports.flush(self.step)
+
+    def _wait(self, call: Call) -> Any:
+        while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
+            self._tick()
+        self._tick()
+        return call.future.result()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._last_tick >= _SECONDS_BETWEEN_TICKS:
+            self._last_tick = now
+            ready = self._calls.inputs.num_ready()
+            self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
+
+    def _drain(self, pending: "collections.deque[Call]") -> None:
+        """Ends the calls that were begun and whose results nobody wants any more."""
+        for call in pending:
+            self._calls.cancel()
+            futures.wait([call.future])
+
+    def _absorb(self, call: Call, outputs: Any) -> None:
+        metrics = self._replicator.reduce("mean", outputs)
+        if not isinstance(metrics, Mapping) or any(
+            getattr(value, "shape", None) != (call.count,) for value in metrics.values()
+        ):
+            raise errors.ConfigError(
+                "expected step_fn to return scalars by name, such as {'loss': loss}, got "
+                f"{_shapes(metrics)}; return a dictionary of means over the batch"
+            )
+        prefix = f"{call.phase.name}_" if call.phase.name else ""
+        metrics = {f"{prefix}{name}": np.asarray(value) for name, value in metrics.items()}
+        steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(call.count)]
+        self._check_finite(metrics, steps)
+        self._reports.add(steps[-1], metrics)
+
+    def _check_finite(self, metrics: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
+        """Refuses metrics, [count] each, of `count` steps."""
+        bad = {name: ~np.isfinite(values) for name, values in metrics.items()}
+        if not any(where.any() for where in bad.values()):
+            return
+        index = min(int(where.argmax()) for where in bad.values() if where.any())
+        name = next(name for name, where in bad.items() if where[index])
+        raise self._diverged(f"{name} = {metrics[name][index]} at step {steps[index]}")
+
+    def _diverged(self, found: str) -> Diverged:
+        latest = self._checkpointer.latest()
+        saved = f"the newest checkpoint is of step {latest.step}" if latest else "none is saved"
+        return Diverged(
+            f"expected finite numbers, got {found}; lower the learning rate or clip the gradients "
+            f"({saved})"
+        )
+
+    def _is_save_due(self) -> bool:
+        """The same in all processes, whatever their clocks say."""
+        pause = max(self._checkpoint_seconds, self._saving_seconds / _SAVING_SHARE)
+        due = time.monotonic() - self._saved_at > pause
+        return bool(self._replicator.reduce("max", np.int32(due)))
+
+    def _save(self) -> None:
+        bad = self._variables.first_not_finite()
+        if bad is not None:
+            raise self._diverged(f"numbers that are not in variable {bad!r} after step {self.step}")
+        start = time.monotonic()
+        if self._replicator.is_chief:
+            self._progress["batches"] = self._calls.batches
+            self._progress["seconds"] = self.seconds
+            self._checkpointer.save(self.step, self._parts)
+        self._saved_at = time.monotonic()
+        self._saving_seconds = self._saved_at - start
+
+
+def _compile(replicator: Replicator, evaluation: Evaluation | None) -> Callable[[], Any] | None:
+    if evaluation is None:
+        return None
+    return replicator.make_evaluation(
+        evaluation.sums_fn, evaluation.input_fn, evaluation.global_batch_size
+    )
+
+
+def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:
+    """The figure's name, and a number that is higher for a better checkpoint."""
+    name = evaluation.best.removeprefix("-")
+    if name not in figures:
+        raise errors.ConfigError(
+            f"expected the best checkpoint to be chosen by one of {', '.join(figures)}, got "
+            f"{evaluation.best!r}; name one, with '-' before it if the lowest is best"
+        )
+    return name, -figures[name] if evaluation.best.startswith("-") else figures[name]
+
+
+def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -> None:
+    least, most = (int(replicator.reduce(op, np.int64(batches))) for op in ("min", "max"))
+    if least != most:
+        raise errors.ConfigError(
+            f"expected all processes to find the same checkpoint in {run.path}, got one after "
+            f"{least} batches and one after {most}; put the directory on storage that all share"
+        )
+
+
+def _shapes(metrics: Any) -> str:
+    if isinstance(metrics, Mapping):
+        return str({name: getattr(value, "shape", (1,))[1:] for name, value in metrics.items()})
+    return type(metrics).__name__
+
+
+@contextlib.contextmanager
+def _signals(cancel: Any) -> Iterator[list[int]]:
+    """Turns the first SIGINT or SIGTERM into `cancel()`; the second does what it always does."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        del frame
+        received.append(number)
+        restore()
+        cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        restore()
