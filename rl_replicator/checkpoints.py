@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rl_replicator import errors
+from rl_replicator import errors, settling
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -74,6 +74,7 @@ class Checkpointer:
         Raises:
           CheckpointError: the disk is full or cannot be written. No older checkpoint is touched.
         """
+        settling.settle()
         folders = self._folders()
         number = int(folders[-1].name.split("_")[0]) + 1 if folders else 1
         final = self._directory / f"{number:06d}_step_{step}"
@@ -140,6 +141,7 @@ class Checkpointer:
             check = getattr(part, "check", None)
             if check is not None:
                 check(info.path / name)
+        settling.settle()
         for name, part in parts.items():
             part.restore(info.path / name)
         return info

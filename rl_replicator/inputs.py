@@ -361,7 +361,7 @@ class PaddedInputs(DatasetInputs):
         capacity: int = 2,
     ):
         spec = tf.nest.map_structure(
-            lambda s: _padded_spec(s, per_replica_batch_size), datasets[0].element_spec
+            lambda s: padded_spec(s, per_replica_batch_size), datasets[0].element_spec
         )
         self._batch_size = per_replica_batch_size
         mask_spec = tf.TensorSpec([per_replica_batch_size], tf.float32)
@@ -378,19 +378,11 @@ class PaddedInputs(DatasetInputs):
             row.extend(
                 tf.cond(
                     found[-1],
-                    lambda optional=optional: self._padded(optional.get_value()),
+                    lambda optional=optional: pad(optional.get_value(), self._batch_size),
                     lambda: [tf.zeros(s.shape, s.dtype) for s in self.specs[:width]],
                 )
             )
         return [tf.where(tf.reduce_any(found), ELEMENT, END), *row]
-
-    def _padded(self, element: Any) -> list[tf.Tensor]:
-        flat = tf.nest.flatten(element)
-        size = tf.shape(flat[0])[0]
-        missing = self._batch_size - size
-        tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
-        flat.append(tf.ones([size]))
-        return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
 
     def take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         def fresh():
@@ -415,7 +407,22 @@ class PaddedInputs(DatasetInputs):
         self._over.assign(False)
 
 
-def _padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
+def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
+    """The tensors of a batch, filled up to `batch_size`, and then the mask of its examples."""
+    flat = tf.nest.flatten(element)
+    size = tf.shape(flat[0])[0]
+    missing = batch_size - size
+    tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
+    flat.append(tf.ones([size]))
+    return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
+
+
+def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
+    """What `pad` makes of a tensor.
+
+    Raises:
+      ConfigError: it is not a batch, or its examples differ in size.
+    """
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
         raise errors.ConfigError(
             f"expected batches of dense tensors of known shapes to fill up, got {spec}; "
@@ -432,13 +439,41 @@ def _closed() -> errors.EndOfData:
     return errors.EndOfData("the input was closed")
 
 
+def sources(input_fn: InputFn, contexts: Sequence[InputContext], pad_to: int | None) -> list[Any]:
+    """Calls `input_fn` once for every context.
+
+    Returns:
+      Datasets, or callables.
+
+    Raises:
+      ConfigError: they are neither, or not alike, or callables that should be padded.
+    """
+    found: list[Any] = [input_fn(context) for context in contexts]
+    if all(isinstance(source, tf.data.Dataset) for source in found):
+        for source in found[1:]:
+            if source.element_spec != found[0].element_spec:
+                raise errors.ConfigError(
+                    f"expected datasets with equal elements, got {found[0].element_spec} and "
+                    f"{source.element_spec}; let input_fn differ only in what it reads"
+                )
+        return found
+    if all(callable(source) for source in found) and pad_to is None:
+        return found
+    raise errors.ConfigError(
+        "expected input_fn to return a tf.data.Dataset"
+        + (" or a zero-argument callable" if pad_to is None else ", the only thing to pad")
+        + f", got {type(found[0]).__name__}; batch your data with "
+        "tf.data.Dataset.from_tensor_slices(...)"
+    )
+
+
 def make(
     input_fn: InputFn,
     contexts: Sequence[InputContext],
     num_replicas: int,
     pad_to: int | None,
 ) -> Inputs:
-    """Calls `input_fn` once for every context and wraps what it returns.
+    """Wraps what `input_fn` returns for the replicas of this process.
 
     Args:
       input_fn: see `Replicator.make_inputs`.
@@ -447,24 +482,11 @@ def make(
       pad_to: see `Replicator.make_inputs`.
 
     Raises:
-      ConfigError: the results are neither datasets nor callables, or not alike.
+      ConfigError: see `sources`.
     """
-    sources: list[Any] = [input_fn(context) for context in contexts]
-    if all(isinstance(source, tf.data.Dataset) for source in sources):
-        for source in sources[1:]:
-            if source.element_spec != sources[0].element_spec:
-                raise errors.ConfigError(
-                    f"expected datasets with equal elements, got {sources[0].element_spec} and "
-                    f"{source.element_spec}; let input_fn differ only in what it reads"
-                )
-        if pad_to is not None:
-            return PaddedInputs(sources, num_replicas, pad_to)
-        return DatasetInputs(sources, num_replicas)
-    if all(callable(source) for source in sources) and pad_to is None:
-        return CallableInputs(sources, num_replicas)
-    raise errors.ConfigError(
-        "expected input_fn to return a tf.data.Dataset"
-        + (" or a zero-argument callable" if pad_to is None else ", the only thing to pad")
-        + f", got {type(sources[0]).__name__}; batch your data with "
-        "tf.data.Dataset.from_tensor_slices(...)"
-    )
+    found = sources(input_fn, contexts, pad_to)
+    if not isinstance(found[0], tf.data.Dataset):
+        return CallableInputs(found, num_replicas)
+    if pad_to is not None:
+        return PaddedInputs(found, num_replicas, pad_to)
+    return DatasetInputs(found, num_replicas)

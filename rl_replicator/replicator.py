@@ -245,6 +245,12 @@ class Replicator(abc.ABC):
         del agreed
         return status
 
+    def synchronize(self) -> None:
+        """Waits until no step changes variables in the background.
+
+        Only asynchronous steps do so, which run ahead of their caller; see there.
+        """
+
     def check_calls(self, calls: trace.Trace) -> None:
         """Refuses a traced step whose collectives are not those of the other processes."""
         del calls
