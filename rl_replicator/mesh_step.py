@@ -1,0 +1,201 @@
+"""Steps of a mesh: the input is taken on the host, and the compiled step spread by DTensor."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from rl_replicator import errors, layouts, variables
+from rl_replicator import inputs as inputs_lib
+from rl_replicator import step as step_lib
+
+if TYPE_CHECKING:
+    from rl_replicator.mesh import MeshReplicator
+
+# DTensor refuses these, but only when the step runs, and not in a line.
+_REFUSED = {
+    **dict.fromkeys(
+        (
+            "Multinomial",
+            "ParameterizedTruncatedNormal",
+            "RandomGammaV3",
+            "RandomGamma",
+            "RandomPoissonV2",
+            "RandomShuffle",
+            "RandomStandardNormal",
+            "RandomUniform",
+            "RandomUniformInt",
+            "TruncatedNormal",
+        ),
+        "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a "
+        "callable input, which runs on the host",
+    ),
+    **dict.fromkeys(
+        ("EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"),
+        "return the tensor from step_fn, or compute it in the input",
+    ),
+    **dict.fromkeys(
+        ("ResourceScatterAdd", "ResourceScatterUpdate", "ResourceSparseApplyAdam"),
+        "make sparse gradients dense with tf.convert_to_tensor before optimizer.apply",
+    ),
+}
+
+
+class HostCallableInputs(inputs_lib.CallableInputs):
+    """A callable that runs on the host before every step, and not on the mesh.
+
+    So it may do what a mesh cannot: draw random numbers, call Python, ask a replay table.
+    """
+
+    def __init__(self, inputs: inputs_lib.CallableInputs, registry: variables.Registry):
+        """Takes over the function of `inputs`.
+
+        Raises:
+          ConfigError: it uses variables of the mesh.
+        """
+        function = inputs.deal(())[0]
+        super().__init__([function], 1)
+        self._sample = tf.function(lambda: function(), autograph=False).get_concrete_function()
+        if any(registry.owns(handle) for handle, _ in self._sample.graph.captures):
+            raise errors.ConfigError(
+                "expected a callable input without variables of replicator.scope(), because it "
+                "runs on the host of the mesh, found one with; use them in step_fn"
+            )
+        self._spec = self._sample.structured_outputs
+        self.specs = tuple(
+            tf.TensorSpec(x.shape, x.dtype)
+            for x in tf.nest.flatten(self._spec, expand_composites=True)
+        )
+
+    def take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        status, _ = super().take()
+        flat = tf.cond(
+            tf.equal(status, inputs_lib.ELEMENT),
+            lambda: tf.nest.flatten(self._sample(), expand_composites=True),
+            lambda: [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in self.specs],
+        )
+        return status, flat or ()
+
+    def deal(self, row: Sequence[tf.Tensor]) -> list[Any]:
+        return [tf.nest.pack_sequence_as(self._spec, row, expand_composites=True)]
+
+    def element(self, dealt: Any) -> Any:
+        return dealt
+
+
+class MeshStep(step_lib.CompiledStep):
+    """A step on a mesh.
+
+    Several steps of one call are taken in a loop on the host: measured, DTensor runs a loop in
+    the graph no faster, and takes many times longer to compile an unrolled one.
+    """
+
+    _replicator: "MeshReplicator"
+
+    def _compile(self) -> Callable[[], list[tf.Tensor]]:
+        one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
+            *self._inputs.specs
+        )
+        self._replicator.registry.check(one_step)
+        self._replicator.layouts.check_used()
+        _check_operations(one_step)
+        _move_captures(one_step, self._replicator.mesh)
+        take = tf.function(self._take_and_count, autograph=False).get_concrete_function()
+        outputs = _Outputs()
+
+        def call() -> list[tf.Tensor]:
+            rows = []
+            for _ in range(self.steps_per_call or 1):
+                status, *flat = take()
+                if int(status) != inputs_lib.ELEMENT:
+                    return [status]
+                rows.append(outputs.read(one_step(*self._spread(flat)) or []))
+            if self.steps_per_call is None:
+                return [status, *rows[0]]
+            return [status, *(tf.stack(column) for column in zip(*rows, strict=True))]
+
+        return call
+
+    def _take_and_count(self) -> list[tf.Tensor]:
+        status, flat = self._take()
+        tf.cond(
+            tf.equal(status, inputs_lib.ELEMENT),
+            lambda: tf.group(self._inputs.advance()),
+            lambda: tf.no_op(),
+        )
+        return [status, *flat]
+
+    def _spread(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        mesh = self._replicator.mesh
+        _check_batches([x.shape for x in flat], layouts.size_of(mesh, layouts.DATA))
+        return [layouts.spread(x, layouts.batch_layout(mesh, x.shape.rank)) for x in flat]
+
+
+class _Outputs:
+    """Makes plain tensors of what a step returns."""
+
+    def __init__(self) -> None:
+        self._layouts: list[dtensor.Layout] | None = None
+
+    def read(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if self._layouts is None:  # The same in every step, and slow to find out.
+            self._layouts = [dtensor.fetch_layout(x) for x in flat]
+        # The copy waits for the step, so that its errors come out here.
+        return [
+            tf.identity(layouts.whole(x, layout))
+            for x, layout in zip(flat, self._layouts, strict=True)
+        ]
+
+
+def check_specs(specs: Sequence[Any], data_size: int) -> None:
+    """Refuses inputs that cannot be split over the mesh.
+
+    Args:
+      specs: of one element, flat.
+      data_size: size of the mesh dimension over which batches are split.
+
+    Raises:
+      ConfigError: not a dense tensor, or a first dimension that does not divide.
+    """
+    for spec in specs:
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+            raise errors.ConfigError(
+                f"expected dense tensors of known rank as inputs of a mesh, got {spec}; "
+                "batch() or pad the data"
+            )
+    _check_batches([spec.shape for spec in specs], data_size)
+
+
+def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:
+    for shape in shapes:
+        if shape.rank and shape[0] is not None and shape[0] % data_size:
+            raise errors.ConfigError(
+                f"expected inputs whose first dimension {layouts.DATA}={data_size} divides, got "
+                f"shape {tuple(shape)}; use a batch that is a multiple of {data_size}, and "
+                "batch(..., drop_remainder=True) or pad_to for finite data"
+            )
+
+
+def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
+    """Raises `ConfigError` for a step with operations that a mesh cannot run."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    for node in nodes:
+        if node.op in _REFUSED:
+            raise errors.ConfigError(
+                f"expected operations that DTensor can spread over a mesh, found {node.op} "
+                f"({node.name}); {_REFUSED[node.op]}"
+            )
+
+
+def _move_captures(function: tf.types.experimental.ConcreteFunction, mesh: dtensor.Mesh) -> None:
+    """Copies the constants that the step has picked up outside to every device of the mesh."""
+    function.set_external_captures(
+        [
+            x
+            if x.dtype in (tf.resource, tf.variant) or dtensor.fetch_layout(x)
+            else layouts.spread(x, dtensor.Layout.replicated(mesh, x.shape.rank))
+            for x in function.captured_inputs
+        ]
+    )
