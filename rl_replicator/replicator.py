@@ -245,7 +245,7 @@ class Replicator(abc.ABC):
         del agreed
         return status
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - there may be nothing to do.
         """Waits until no step changes variables in the background.
 
         Only asynchronous steps do so, which run ahead of their caller; see there.

@@ -1,0 +1,181 @@
+"""What a coordinator knows of the processes that work for it."""
+
+import logging
+import re
+import threading
+import time
+
+import tensorflow as tf
+
+from rl_replicator import cluster as cluster_lib
+from rl_replicator import errors, serving
+
+Task = tuple[str, int]
+
+_INTERVAL = 1.0
+# A parameter server that cannot be reached twice in a row is gone, with the variables it held.
+_SERVER_PATIENCE = 0.9 * _INTERVAL
+_ANSWER_SECONDS = 5.0
+_SERVER = re.compile(r"/job:ps/replica:0/task:(\d+)")
+_SERVER_ERRORS = (
+    tf.errors.AbortedError,
+    tf.errors.InternalError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnavailableError,
+)
+
+
+class Watch:
+    """Finds out which tasks are gone or frozen. Nothing is asked of them while results come in."""
+
+    def __init__(self, cluster: cluster_lib.Cluster, worker_timeout: float):
+        self._cluster = cluster
+        self._worker_timeout = worker_timeout
+        self._workers = [task for task in cluster.tasks if task[0] == "worker"]
+        self._servers = [task for task in cluster.tasks if task[0] == "ps"]
+        self._gone_since: dict[Task, float] = {}
+        self._last_check = 0.0
+        self._last_news = time.monotonic()
+        self._lock = threading.Lock()
+
+    def wait_for_all(self, timeout: float) -> None:
+        """Returns when every worker and parameter server listens.
+
+        Raises:
+          WorkerLost: names those that do not within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        missing = [*self._workers, *self._servers]
+        while True:
+            missing = [task for task in missing if not self._is_reachable(task)]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise errors.WorkerLost(
+                    f"expected all workers and parameter servers to start, but "
+                    f"{self._names(missing)} did not within {timeout:g} s; start all of them "
+                    "together, or give a longer start_timeout",
+                    _indices(missing),
+                )
+            time.sleep(0.2)
+
+    def heard(self) -> None:
+        """A result has come."""
+        self._last_news = time.monotonic()
+
+    @property
+    def given_up(self) -> set[int]:
+        """Workers that have not been there for `worker_timeout`."""
+        since = time.monotonic() - self._worker_timeout
+        return {
+            i for kind, i in self._workers if self._gone_since.get((kind, i), since + 1) < since
+        }
+
+    def check(self) -> errors.WorkerLost | None:
+        """Called by whoever waits, as often as they like: why it is no use to wait any longer."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last_check < _INTERVAL:
+                return None
+            self._last_check = now
+            self._note_reachable()
+            lost = [t for t in self._servers if self._gone_for(t) >= _SERVER_PATIENCE]
+            if lost:
+                return self._server_loss(lost, "gone")
+            if all(self._gone_for(task) >= self._worker_timeout for task in self._workers):
+                return self._all_workers_loss()
+            if time.monotonic() - self._last_news >= self._worker_timeout:
+                self.heard()  # Not again before as much time has passed.
+                return self._silence_loss()
+            return None
+
+    def blame(self, error: Exception) -> errors.WorkerLost | None:
+        """The loss of a parameter server, if that is what an error of a step comes from."""
+        if not isinstance(error, _SERVER_ERRORS):
+            return None
+        named = {int(number) for number in _SERVER.findall(str(error))}
+        gone = [task for task in self._servers if not self._is_reachable(task)]
+        if gone:
+            return self._server_loss(gone, "gone")
+        if "remote target /job:ps" in str(error) and named:
+            restarted = [("ps", index) for index in sorted(named)]
+            return self._server_loss(restarted, "cut off, or was restarted empty")
+        return None
+
+    def _note_reachable(self) -> None:
+        for task in (*self._workers, *self._servers):
+            if self._is_reachable(task):
+                if self._gone_since.pop(task, None) is not None:
+                    logging.warning("%s is back", self._names([task]))
+            elif task not in self._gone_since:
+                self._gone_since[task] = time.monotonic()
+                logging.warning("%s is gone, or not to be reached", self._names([task]))
+
+    def _is_reachable(self, task: Task) -> bool:
+        try:
+            serving.check_reachable(self._cluster.address(*task))
+        except OSError:
+            return False
+        return True
+
+    def _gone_for(self, task: Task) -> float:
+        now = time.monotonic()
+        return now - self._gone_since.get(task, now)
+
+    def _server_loss(self, tasks: list[Task], what: str) -> errors.WorkerLost:
+        return errors.WorkerLost(
+            f"{self._names(tasks)} is {what}, and the variables there are lost; end this process "
+            "and start the whole group again from its last checkpoint, as "
+            "`python -m rl_replicator.supervisor` does",
+            _indices(tasks),
+        )
+
+    def _all_workers_loss(self) -> errors.WorkerLost:
+        return errors.WorkerLost(
+            f"expected at least one worker, but {self._names(self._workers)} could not be reached "
+            f"for {self._worker_timeout:g} s; start them again at their addresses, or start the "
+            "whole group again from its last checkpoint",
+            _indices(self._workers),
+        )
+
+    def _silence_loss(self) -> errors.WorkerLost | None:
+        """No call has come back for long, though somebody listens: frozen, or only slow?"""
+        asked = [task for task in (*self._workers, *self._servers) if task not in self._gone_since]
+        silent = _silent(asked)
+        if not silent:
+            return None
+        return errors.WorkerLost(
+            f"{self._names(silent)} has not answered for {self._worker_timeout:g} s: it is frozen, "
+            "or the network to it is down; kill it and start it again, or start the whole group "
+            "again from its last checkpoint",
+            _indices(silent),
+        )
+
+    def _names(self, tasks: list[Task]) -> str:
+        return ", ".join(f"{kind} {i} ({self._cluster.address(kind, i)})" for kind, i in tasks)
+
+
+def _silent(tasks: list[Task]) -> list[Task]:
+    """Those that do not answer a trivial question in a few seconds."""
+    answered: set[Task] = set()
+
+    def ask(task: Task) -> None:
+        kind, index = task
+        try:
+            with tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"):
+                tf.zeros([]).numpy()
+        except tf.errors.OpError:  # An answer, too: what is the matter is found out elsewhere.
+            pass
+        answered.add(task)
+
+    threads = [threading.Thread(target=ask, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [task for task in tasks if task not in answered]
+
+
+def _indices(tasks: list[Task]) -> tuple[int, ...]:
+    return tuple(index for _, index in tasks)
