@@ -1,0 +1,107 @@
+"""Runs a job of several processes, and starts it again when one of them dies.
+
+    python -m rl_replicator.supervisor --workers 2 -- python train.py --resume
+    python -m rl_replicator.supervisor --workers 2 --parameter-servers 1 -- python train.py --resume
+
+starts the processes on this machine, each with its TF_CONFIG, and prefixes their lines with their
+names. With TF_CONFIG in the environment and no `--workers` it runs the one process that TF_CONFIG
+names: start one supervisor on each of several machines.
+
+Equal workers depend on each other: when one dies, all are ended and started again, and the program
+goes on from its own last checkpoint. With parameter servers a worker is replaced alone, and the end
+of the chief is the end of the job. A program that ends with status 2 is not started again: its
+arguments are wrong. The status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from rl_replicator import cluster, errors, local_job
+from rl_replicator.restarts import Restarts, Supervisor
+
+# Ctrl-C ends everything within ten seconds.
+_GRACE_SECONDS = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job that the words after the module's name describe. Returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        tasks, _ports = _tasks(options)
+    except errors.ConfigError as error:
+        print(f"supervisor: error: {error}", file=sys.stderr)
+        return 2
+    restarts = Restarts(options.max_restarts)
+    job = local_job.LocalJob(options.command, tasks, restarts)
+    supervisor = Supervisor(
+        job.start, job.poll, lambda: job.stop(_GRACE_SECONDS), restarts, local_job.report
+    )
+    received: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        received.append(number)
+        supervisor.end()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    status = supervisor.run()
+    return 128 + received[0] if status is None else status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m rl_replicator.supervisor", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--workers", type=_positive, help="processes on this machine")
+    parser.add_argument(
+        "--parameter-servers", type=_natural, default=0, help="makes the job asynchronous"
+    )
+    parser.add_argument("--max-restarts", type=_natural, default=5)
+    parser.add_argument("command", nargs="+", help="the program, after --")
+    return parser
+
+
+def _tasks(options: argparse.Namespace) -> tuple[list[local_job.Task], local_job.Ports | None]:
+    """The tasks to run here, and what keeps their ports for them."""
+    is_configured = bool(os.environ.get("TF_CONFIG"))
+    if options.workers is None:
+        if options.parameter_servers:
+            raise errors.ConfigError(
+                "expected --workers with --parameter-servers, got none; give both"
+            )
+        if not is_configured:
+            raise errors.ConfigError(
+                "expected --workers, or TF_CONFIG in the environment, got neither; write e.g. "
+                "--workers 2 to start a job on this machine"
+            )
+        own = cluster.Cluster.from_environment()
+        return [local_job.Task(f"{own.task_type} {own.task_index}", {})], None
+    if is_configured:
+        raise errors.ConfigError(
+            "expected either --workers or TF_CONFIG in the environment, got both; leave --workers "
+            "out to run the process that TF_CONFIG names, or unset it to start a job here"
+        )
+    count = options.workers + options.parameter_servers + bool(options.parameter_servers)
+    ports = local_job.Ports(count)
+    tasks = local_job.make_tasks(options.workers, options.parameter_servers, ports.addresses)
+    return tasks, ports
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""The supervisor with small programs instead of training."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_replicator import local_job, restarts
+
+ROOT = Path(__file__).parents[2]
+SUPERVISOR = (sys.executable, "-m", "rl_replicator.supervisor")
+# Counts its own starts in a file per task; `when` says what a task does in which start.
+PROGRAM = """
+import json, os, pathlib, signal, socket, subprocess, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+name = f"{task['type']} {task['index']}"
+file = pathlib.Path(sys.argv[1]) / name
+starts = len(file.read_text().split()) + 1 if file.exists() else 1
+file.write_text((file.read_text() if file.exists() else "") + f"{os.getpid()}\\n")
+print("start", starts)
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+def freeze(): os.kill(os.getpid(), signal.SIGSTOP)
+def wait(seconds=30): time.sleep(seconds)
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait()
+def listen():
+    address = json.loads(os.environ["TF_CONFIG"])["cluster"][task["type"]][task["index"]]
+    server = socket.create_server(("", int(address.split(":")[1])))
+    print("listens")
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a job whose tasks run `PROGRAM` and then `code`; returns it when it has ended."""
+    running = []
+
+    def start(code, *options, environment=None):
+        script = tmp_path / "program.py"
+        script.write_text(PROGRAM + code)
+        process = subprocess.Popen(
+            [*SUPERVISOR, *options, "--", sys.executable, str(script), str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def finished(process, timeout=30):
+    output, _ = process.communicate(timeout=timeout)
+    return process.returncode, output
+
+
+def pids(folder, *names, timeout=20):
+    """The process ids of the newest starts, once all the named tasks have started."""
+    deadline = time.monotonic() + timeout
+    while not all((folder / name).exists() and (folder / name).read_text() for name in names):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [int((folder / name).read_text().split()[-1]) for name in names]
+
+
+def starts(folder, name):
+    return len((folder / name).read_text().split())
+
+
+def all_gone(numbers):
+    """Ended; an orphan may still wait for somebody to ask for its status."""
+    return not [n for n in numbers if psutil.pid_exists(n) and not is_zombie(n)]
+
+
+def is_zombie(number):
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.processes
+def test_a_job_that_succeeds(run, tmp_path):
+    status, output = finished(run("listen()", "--workers", "2"))
+    assert status == 0
+    lines = output.splitlines()
+    for name in ("worker 0", "worker 1"):
+        mine = [line for line in lines if line.startswith(name)]
+        assert mine == [f"{name} | start 1", f"{name} | listens"]
+    assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("end", ["die()", "sys.exit(75)", "raise ValueError('no')"])
+def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
+    code = f"if name == 'worker 1' and starts < 2: {end}\nif starts < 2: freeze()"
+    begun = time.monotonic()
+    status, output = finished(run(code, "--workers", "2"))
+    assert status == 0, output
+    assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 2
+    assert time.monotonic() - begun < 5  # Although worker 0 was frozen.
+    assert re.search(r"supervisor \| worker 1 .*; starting the whole job again in 1 s", output)
+
+
+@pytest.mark.processes
+def test_the_cause_is_named_and_not_who_lost_it(run):
+    code = "time.sleep(0.5 * (1 - task['index'])); sys.exit(3 if task['index'] else 75)"
+    status, output = finished(run(code, "--workers", "2", "--max-restarts", "0"))
+    assert status == 3
+    assert "worker 1 ended with status 3; not started again" in output
+
+
+@pytest.mark.processes
+def test_restarts_are_limited(run, tmp_path):
+    status, output = finished(run("die()", "--workers", "1", "--max-restarts", "1"))
+    assert status == 137 and starts(tmp_path, "worker 0") == 2
+    assert "worker 0 was killed by SIGKILL; not started again" in output
+
+
+@pytest.mark.processes
+def test_wrong_arguments_are_not_tried_again(run, tmp_path):
+    code = "if name == 'worker 1': sys.exit(2)\nwait()"
+    begun = time.monotonic()
+    status, output = finished(run(code, "--workers", "2"))
+    assert status == 2 and "worker 1 refused its arguments" in output
+    assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 10
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, "deaf() if task['index'] else wait()"), (signal.SIGTERM, "wait()")],
+)
+def test_a_signal_ends_everything(run, tmp_path, number, code):
+    process = run(code, "--workers", "2")
+    tasks = pids(tmp_path, "worker 0", "worker 1")
+    time.sleep(0.3)
+    begun = time.monotonic()
+    process.send_signal(number)
+    status, _ = finished(process)
+    assert status == 128 + number and time.monotonic() - begun < 10
+    assert all_gone(tasks)
+
+
+@pytest.mark.processes
+def test_no_process_outlives_a_killed_supervisor(run, tmp_path):
+    process = run("deaf()", "--workers", "2")
+    tasks = pids(tmp_path, "worker 0", "worker 1")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 3
+    while not all_gone(tasks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all_gone(tasks)
+
+
+@pytest.mark.processes
+def test_children_of_a_task_end_with_it(run, tmp_path):
+    code = (
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "(file.parent / 'child').write_text(str(child.pid))\ndie()"
+    )
+    finished(run(code, "--workers", "1", "--max-restarts", "0"))
+    assert all_gone(pids(tmp_path, "child"))
+
+
+@pytest.mark.processes
+def test_parameter_servers_end_with_the_chief_and_workers_are_replaced(run, tmp_path):
+    code = """
+if name == "worker 1" and starts == 1: die()
+if task["type"] != "chief":
+    listen()
+    (file.parent / f"{name} listens {starts}").touch()
+    wait()
+while not (file.parent / "worker 1 listens 2").exists(): time.sleep(0.05)
+"""
+    process = run(code, "--workers", "2", "--parameter-servers", "1")
+    status, output = finished(process)
+    assert status == 0, output
+    names = ("chief 0", "worker 0", "worker 1", "ps 0")
+    assert [starts(tmp_path, name) for name in names] == [1, 1, 2, 1]
+    assert "worker 1 was killed by SIGKILL; starting it again in 1 s (restart 1 of 5)" in output
+    assert "worker 1 | listens" in output  # On its old port.
+    assert all_gone(pids(tmp_path, *names))
+
+
+@pytest.mark.processes
+def test_a_parameter_server_takes_the_whole_job_with_it(run, tmp_path):
+    code = "if starts < 2: die() if task['type'] == 'ps' else wait()"
+    status, output = finished(run(code, "--workers", "1", "--parameter-servers", "1"))
+    assert status == 0, output
+    assert starts(tmp_path, "chief 0") == starts(tmp_path, "worker 0") == 2
+
+
+@pytest.mark.processes
+def test_one_of_several_machines(run, tmp_path):
+    config = {
+        "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    process = run("if starts < 2: die()", environment={"TF_CONFIG": json.dumps(config)})
+    status, output = finished(process)
+    assert status == 0 and starts(tmp_path, "worker 1") == 2
+    assert "worker 1 | start 2" in output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ((), {}, "expected --workers, or TF_CONFIG in the environment, got neither"),
+        (("--parameter-servers", "1"), {}, "expected --workers with --parameter-servers"),
+        (("--workers", "1"), {"TF_CONFIG": "{}"}, "expected either --workers or TF_CONFIG"),
+        ((), {"TF_CONFIG": "{"}, "expected TF_CONFIG such as"),
+        (("--workers", "0"), {}, "expected a number from 1, got '0'"),
+    ],
+)
+def test_misuse(run, options, environment, message):
+    status, output = finished(run("", *options, environment=environment))
+    assert status == 2 and message in output
+
+
+@pytest.mark.processes
+def test_a_command_that_does_not_exist():
+    command = [*SUPERVISOR, "--workers", "1", "--", "no-such"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "worker 0 | expected a command that can be run, got 'no-such'" in done.stdout
+
+
+def test_pauses_double_up_to_a_limit():
+    pauses = restarts.Restarts(6, first_pause=1.0, longest_pause=10.0)
+    assert [pauses.next_delay() for _ in range(7)] == [1, 2, 4, 8, 10, 10, None]
+
+
+def test_any_engine_can_be_supervised():
+    outcomes = [restarts.Outcome(1, "node a died"), None, restarts.Outcome(0, "done", True)]
+    calls, lines = [], []
+
+    def poll():
+        calls.append("poll")
+        return outcomes.pop(0)
+
+    supervisor = restarts.Supervisor(
+        lambda: calls.append("start"),
+        poll,
+        lambda: calls.append("stop"),
+        restarts.Restarts(1, first_pause=0.01),
+        lines.append,
+    )
+    assert supervisor.run() == 0
+    assert calls == ["start", "poll", "stop", "start", "poll", "poll", "stop"]
+    assert lines == ["node a died; starting the whole job again in 0.01 s (restart 1 of 1)"]
+
+
+def test_end_before_the_next_start():
+    supervisor = restarts.Supervisor(
+        lambda: supervisor.end(), lambda: None, lambda: None, restarts.Restarts(1), print
+    )
+    assert supervisor.run() is None
+
+
+def test_tasks_of_a_job():
+    tasks = local_job.make_tasks(2, 1, ["a:1", "b:2", "c:3", "d:4"])
+    assert [t.name for t in tasks] == ["chief 0", "worker 0", "worker 1", "ps 0"]
+    assert json.loads(tasks[2].environment["TF_CONFIG"]) == {
+        "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert [t.ends_job for t in tasks] == [True, False, False, False]
+    assert [t.is_replaceable for t in tasks] == [False, True, True, False]
+    assert all(
+        t.ends_job and not t.is_replaceable for t in local_job.make_tasks(2, 0, ["a:1", "a:2"])
+    )
