@@ -2,8 +2,8 @@
 
 The kernel kills the daemons with the launcher, but not what they have started: Ray's agents look
 for their parent every few seconds, and try to reach the dead daemons for a minute then. This
-process waits until its standard input ends, kills what still writes to a log in DIRECTORY, and
-removes DIRECTORY. It uses the standard library alone, to be small.
+process waits until its standard input ends, kills what still writes to a file in DIRECTORY,
+and removes DIRECTORY. It uses the standard library alone, to be small.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 
@@ -20,17 +21,20 @@ _PAUSE_SECS = 0.25
 
 
 def writers(directory: str) -> list[int]:
-    """Returns the processes whose output goes to a file beneath `directory`."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        for descriptor in (1, 2):
-            with contextlib.suppress(OSError):  # Gone, or somebody else's.
-                if os.readlink(f"/proc/{entry}/fd/{descriptor}").startswith(directory + os.sep):
-                    found.append(int(entry))
-                    break
-    return found
+    """Returns the processes that have a file beneath `directory` open for writing."""
+    processes = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid in processes if pid != os.getpid() and _writes_to(directory, pid)]
+
+
+def _writes_to(directory: str, pid: int) -> bool:
+    with contextlib.suppress(OSError):  # Gone, or somebody else's.
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # Closed meanwhile.
+                link = f"/proc/{pid}/fd/{name}"
+                is_within = os.readlink(link).startswith(directory + os.sep)
+                if is_within and os.lstat(link).st_mode & stat.S_IWUSR:
+                    return True
+    return False
 
 
 def main(directory: str) -> None:

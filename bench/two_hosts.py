@@ -1,0 +1,189 @@
+"""One program on two Ray hosts, made of two network namespaces of this machine.
+
+    sudo python bench/two_hosts.py
+
+Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
+both, with token authentication. The launcher runs in the first, and names the cluster by its
+address. It prints where each node ran and from where it imported its code, then kills the second
+host's Ray: its actors must come back on the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+HOSTS = {"lp-a": "10.77.41.1", "lp-b": "10.77.41.2"}
+ADDRESS = "10.77.41.1:6379"
+_NUM_ACTORS = 4
+_START_SECS = 60.0
+_MESSAGES_PER_SEC = 17  # Of one actor, which sleeps 0.05 s between two.
+
+_PROGRAM = '''
+import threading
+import ray
+import launchpad as lp
+
+class Learner:
+    """Counts what the actors send, by the host that they run on."""
+
+    def __init__(self):
+        self._lock, self._hosts = threading.Lock(), {}
+
+    def add(self, host, file):
+        with self._lock:
+            self._hosts.setdefault(host, [0, file])[0] += 1
+
+    def hosts(self):
+        return self._hosts
+
+class Actor:
+    """Sends its host and the file that this class came from, again and again."""
+
+    def __init__(self, learner):
+        self._learner = learner
+
+    def run(self):
+        host = ray.util.get_node_ip_address()
+        while not lp.wait_for_stop(0.05):
+            self._learner.add(host, __file__)
+'''
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+def _make_hosts() -> None:
+    first, second = HOSTS
+    for name in HOSTS:
+        _run(f"ip netns add {name}")
+    _run(f"ip link add {first} netns {first} type veth peer name {second} netns {second}")
+    for name, address in HOSTS.items():
+        _run(f"ip -n {name} address add {address}/24 dev {name}")
+        _run(f"ip -n {name} link set {name} up")
+        _run(f"ip -n {name} link set lo up")
+
+
+def _end_host(name: str) -> None:
+    """Kills all that runs in a namespace."""
+    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=True)
+    for pid in pids.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _remove_hosts() -> None:
+    for name in HOSTS:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _end_host(name)
+            _run(f"ip netns delete {name}")
+
+
+def _start_ray(host: str, environment: dict[str, str], directory: str) -> subprocess.Popen[bytes]:
+    is_head = ADDRESS.startswith(HOSTS[host])
+    port = ADDRESS.partition(":")[2]
+    role = (
+        ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={directory}"]
+        if is_head
+        else [f"--address={ADDRESS}"]
+    )
+    ray = str(pathlib.Path(sys.executable).with_name("ray"))
+    command = ["ip", "netns", "exec", host, ray, "start", "--block", *role]
+    command += [f"--node-ip-address={HOSTS[host]}", "--num-cpus=2"]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def _launch() -> None:
+    """The launcher; runs in the first namespace."""
+    import two_hosts_program  # Written by _main, outside what Ray's workers import from.
+
+    import launchpad as lp
+
+    program = lp.Program("two-hosts")
+    learner = program.add_node(lp.CourierNode(two_hosts_program.Learner), label="learner")
+    with program.group("actor"):
+        for _ in range(_NUM_ACTORS):
+            program.add_node(lp.PyClassNode(two_hosts_program.Actor, learner))
+    started = time.monotonic()
+    manager = lp.launch(
+        program, "ray", address=ADDRESS, restart_policies={"actor": lp.RestartPolicy()}
+    )
+    try:
+        assert manager.wait_until_ready(_START_SECS), "not all nodes have come up"
+        print(f"all nodes are up after {time.monotonic() - started:.1f} s")
+        _check(manager, manager.resolve(learner))
+    finally:
+        manager.stop()
+    manager.wait()
+
+
+def _check(manager: Any, client: Any) -> None:
+    """Prints where the actors are, ends the second host, and prints where they are then."""
+    time.sleep(2)
+    before = client.hosts()
+    for host, (count, file) in sorted(before.items()):
+        print(f"actors on {host} sent {count} messages; their code came from {file}")
+    assert set(before) == set(HOSTS.values()), f"expected both hosts, got {set(before)}"
+
+    _end_host("lp-b")
+    killed = time.monotonic()
+    print("killed the second host")
+    while (alive := _count_actors(client)) < _NUM_ACTORS:
+        assert time.monotonic() - killed < _START_SECS, f"only {alive} actors live"
+    print(f"after {time.monotonic() - killed:.1f} s all actors live on the first")
+
+
+def _count_actors(client: Any) -> int:
+    """Returns how many actors send from the first host, by the messages of a second."""
+    first = HOSTS["lp-a"]
+    count, started = client.hosts()[first][0], time.monotonic()
+    time.sleep(1)
+    return round(
+        (client.hosts()[first][0] - count) / (time.monotonic() - started) / _MESSAGES_PER_SEC
+    )
+
+
+def _main() -> None:
+    if sys.argv[1:]:
+        _launch()
+        return
+    directory = tempfile.mkdtemp(prefix="lp-hosts-")
+    code = pathlib.Path(directory, "code")
+    code.mkdir()
+    code.joinpath("two_hosts_program.py").write_text(_PROGRAM)
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    rays: list[subprocess.Popen[bytes]] = []
+    try:
+        _make_hosts()
+        for host in HOSTS:
+            rays.append(_start_ray(host, environment, directory))
+            time.sleep(10)
+        command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch"]
+        root = str(pathlib.Path(__file__).resolve().parents[1])
+        path = os.pathsep.join([str(code), root])
+        subprocess.run(command, env={**environment, "PYTHONPATH": path}, check=True, timeout=300)
+    finally:
+        _remove_hosts()
+        for ray in rays:
+            ray.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main()
