@@ -1,7 +1,8 @@
-"""Environments by name: flat float32 observations, actions in [-1, 1].
+"""Environments by name: flat float32 observations or uint8 frames, actions in [-1, 1].
 
     environment = environments.make("cartpole:swingup", seed=1)
     timestep = environment.reset()
+    drawn = environments.make("cartpole:swingup", seed=1, pixels=environments.PixelConfig())
 
 A name is a dm_control suite task (`domain:task`) or a factory (`package.module:function`, called
 with `seed=`) that returns a `dm_env.Environment` or a `gymnasium.Env`. Importing this package loads
@@ -17,15 +18,19 @@ from environments.errors import (
     EnvironmentUsageError,
     RenderingUnavailableError,
 )
+from environments.pixels import PixelConfig
 
 if TYPE_CHECKING:
     from environments.flat import Environment
+    from environments.pixel_environment import PixelEnvironment
 
 __all__ = [
     "Environment",
     "EnvironmentNameError",
     "EnvironmentSpecError",
     "EnvironmentUsageError",
+    "PixelConfig",
+    "PixelEnvironment",
     "RenderingUnavailableError",
     "adapt",
     "make",
@@ -38,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from environments.flat import Environment
 
         return Environment
+    if name == "PixelEnvironment":
+        from environments.pixel_environment import PixelEnvironment
+
+        return PixelEnvironment
     raise AttributeError(f"module 'environments' has no attribute {name!r}")

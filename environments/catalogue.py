@@ -6,12 +6,17 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from environments.errors import EnvironmentNameError, EnvironmentSpecError
 
 if TYPE_CHECKING:
+    import dm_env
+
+    from environments import flat
     from environments.flat import Environment
+    from environments.pixel_environment import PixelEnvironment
+    from environments.pixels import PixelConfig
 
 _EXPECTED = "expected a task 'domain:task' or a factory 'package.module:function'"
 _SEE_LIST = "'rl-replicator envs' lists the tasks"
@@ -24,18 +29,42 @@ def names() -> tuple[str, ...]:
     return suite.names()
 
 
-def make(name: str, seed: int) -> Environment:
+@overload
+def make(name: str, seed: int, pixels: None = None) -> Environment: ...
+
+
+@overload
+def make(name: str, seed: int, pixels: PixelConfig) -> PixelEnvironment: ...
+
+
+@overload
+def make(name: str, seed: int, pixels: PixelConfig | None) -> Environment | PixelEnvironment: ...
+
+
+def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment | PixelEnvironment:
     """Builds the environment called `name`; the same seed gives the same episodes.
 
     Args:
       name: a suite task, `cartpole:swingup`, or a factory, `package.module:function`, which is
         called with `seed=seed` and returns a `dm_env.Environment` or a `gymnasium.Env`.
       seed: seeds everything random in the environment; at least 0 and below 2**32.
+      pixels: makes the observation a frame, uint8 [height, width, 3], in place of the state.
 
     Raises:
       EnvironmentNameError: if nothing goes by that name.
-      EnvironmentSpecError: if the actions are not continuous and bounded.
+      EnvironmentSpecError: if the actions are not continuous and bounded, or frames are asked of an
+        environment that cannot draw them.
+      RenderingUnavailableError: if frames are asked for and no OpenGL works here.
     """
+    environment = _make(name, seed)
+    if pixels is None:
+        return environment
+    from environments.pixel_environment import PixelEnvironment
+
+    return PixelEnvironment(environment, pixels)
+
+
+def _make(name: str, seed: int) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
     left, colon, right = name.partition(":")
@@ -69,7 +98,7 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
     if isinstance(environment, flat.Environment):
         return environment
     if isinstance(environment, dm_env.Environment):
-        return flat.Environment(environment)
+        return flat.Environment(environment, render=_render_of(environment))
     # Only the type's own ancestry is looked at, so that gymnasium is not imported for nothing.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
@@ -79,6 +108,22 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
         f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
         f"{type(environment).__qualname__}"
     )
+
+
+def _render_of(environment: dm_env.Environment) -> flat.Render | None:
+    """How a foreign environment draws: by its physics, or by a method of its own."""
+    from environments import camera, views
+
+    physics = getattr(environment, "physics", None)
+    if views.is_physics(physics):
+        # By the environment, because some make a new physics for an episode.
+        return lambda *size_and_camera: camera.picture(environment.physics, *size_and_camera)
+    own: Any = getattr(environment, "render", None)
+    try:
+        inspect.signature(own).bind(height=1, width=1, camera_id=0)
+    except (TypeError, ValueError):
+        return None
+    return lambda height, width, camera_id: own(height=height, width=width, camera_id=camera_id)
 
 
 def _call_factory(name: str, seed: int) -> Any:

@@ -189,12 +189,17 @@ class Environment(dm_env.Environment):
           RenderingUnavailableError: if nothing on this machine draws without a screen.
           EnvironmentSpecError: if the environment has no pictures.
         """
+        self.check_renders()
+        assert self._render is not None
+        return self._render(height, width, camera_id)
+
+    def check_renders(self) -> None:
+        """Raises what `render` would raise in an environment that has no pictures."""
         if self._render is None:
             raise EnvironmentSpecError(
                 "expected an environment that renders, got "
                 f"{type(self._environment).__qualname__}, which cannot"
             )
-        return self._render(height, width, camera_id)
 
     def close(self) -> None:
         self._environment.close()

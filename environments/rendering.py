@@ -117,6 +117,13 @@ def find() -> Renderer:
     )
 
 
+def resolve(render: str) -> str:
+    """'fast' or 'exact' for a `PixelConfig.render`: 'auto' is 'fast' where OpenGL is software."""
+    if render != "auto":
+        return render
+    return "fast" if find().is_software else "exact"
+
+
 def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
     """The command that installs the missing Debian packages."""
     lines = [f"'apt-get install {_PACKAGES[kind]}'" for kind in kinds if kind in _PACKAGES]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from dm_env import specs
 
-from environments import flat, rendering, shortcuts
+from environments import camera, flat, rendering, shortcuts
 
 # The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
 # lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
@@ -51,7 +51,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
         action_spec=_limited(environment.action_spec()),
         reward_spec=_reward_spec(domain),
         random=flat.NumpyRandomness(random),
-        render=functools.partial(_render, environment.physics),
+        render=functools.partial(camera.picture, environment.physics),
     )
 
 
@@ -111,11 +111,3 @@ def _defer_gl(physics: Any) -> None:
 
     body = {"renders": False, "contexts": property(contexts), "__module__": parent.__module__}
     physics.__class__ = type(parent.__name__, (parent,), body)
-
-
-def _render(physics: Any, height: int, width: int, camera_id: int | str) -> np.ndarray:
-    rendering.enable()
-    physics.renders = True
-    if camera_id == 0 and physics.model.ncam == 0:
-        camera_id = -1  # The free camera, which every model has.
-    return physics.render(height=height, width=width, camera_id=camera_id)
