@@ -94,6 +94,23 @@ class Replicator(abc.ABC):
         """
         return gradients.wrap(optimizer, self.num_replicas, max_global_norm)
 
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[None]:
+        """Places a part of the model on one of the devices that a replica spans.
+
+        Inside `step_fn`, what is called in the context runs on that device, and so does its
+        gradient. Inside `scope()`, variables made in the context lie there, with their
+        optimizer's slots and updates. Everything else, the inputs too, is on logical device 0.
+
+        Raises:
+          ConfigError: the replicas of this replicator have no such device.
+        """
+        if index != 0:
+            raise errors.ConfigError(
+                f"expected logical device 0, the only one of each replica here, got {index}; use "
+                "a replicator with more, such as multi_device:1x2"
+            )
+        return contextlib.nullcontext()
+
     def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
         """Creates the optimizer's slots now, and not in its first `apply`.
 
