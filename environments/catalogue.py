@@ -110,7 +110,7 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
     )
 
 
-def _render_of(environment: dm_env.Environment) -> flat.Render | None:
+def _render_of(environment: dm_env.Environment) -> flat.Render | str:
     """How a foreign environment draws: by its physics, or by a method of its own."""
     from environments import camera, views
 
@@ -122,7 +122,7 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | None:
     try:
         inspect.signature(own).bind(height=1, width=1, camera_id=0)
     except (TypeError, ValueError):
-        return None
+        return ""
     return lambda height, width, camera_id: own(height=height, width=width, camera_id=camera_id)
 
 

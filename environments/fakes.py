@@ -94,6 +94,14 @@ class Target(dm_env.Environment):
     def reward_spec(self) -> specs.BoundedArray:
         return specs.BoundedArray((), np.float64, 0.0, 1.0, name="reward")
 
+    def render(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
+        """White from the left edge to the target, which is -1 there and 1 at the right edge; black
+        beyond. Needs no OpenGL."""
+        del camera_id
+        frame = np.zeros((height, width, 3), np.uint8)
+        frame[:, : round((self._target + 1) / 2 * width)] = 255
+        return frame
+
 
 def chain(seed: int, length: int = 10, terminal_discount: float = 0.0) -> Chain:
     """`length` steps of reward 1, then a termination; the same for every seed."""

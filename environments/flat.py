@@ -69,7 +69,7 @@ class Environment(dm_env.Environment):
         action_spec: specs.BoundedArray | None = None,
         reward_spec: specs.Array | None = None,
         random: Randomness | None = None,
-        render: Render | None = None,
+        render: Render | str = "",
     ):
         """Wraps `environment`.
 
@@ -80,13 +80,17 @@ class Environment(dm_env.Environment):
             declares them.
           random: reads and writes the random state; found by itself in environments that keep a
             NumPy generator as `random_state`, `task.random`, `random` or `_random`.
-          render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3].
+          render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3]; or the line
+            that says why there are none.
 
         Raises:
           EnvironmentSpecError: if actions, observations or rewards do not fit.
         """
         self._environment = environment
-        self._render = render
+        self._render = render or (
+            f"expected an environment that renders, got {type(environment).__qualname__}, which "
+            "cannot"
+        )
         self._random = random or _find_randomness(environment)
         self._fields, self._size = _observation_plan(environment.observation_spec())
         self._reward_spec = _float32_reward(reward_spec or environment.reward_spec())
@@ -189,17 +193,17 @@ class Environment(dm_env.Environment):
           RenderingUnavailableError: if nothing on this machine draws without a screen.
           EnvironmentSpecError: if the environment has no pictures.
         """
-        self.check_renders()
-        assert self._render is not None
-        return self._render(height, width, camera_id)
+        return self.renderer()(height, width, camera_id)
 
-    def check_renders(self) -> None:
-        """Raises what `render` would raise in an environment that has no pictures."""
-        if self._render is None:
-            raise EnvironmentSpecError(
-                "expected an environment that renders, got "
-                f"{type(self._environment).__qualname__}, which cannot"
-            )
+    def renderer(self) -> Render:
+        """What `render` calls.
+
+        Raises:
+          EnvironmentSpecError: if the environment has no pictures.
+        """
+        if isinstance(self._render, str):
+            raise EnvironmentSpecError(self._render)
+        return self._render
 
     def close(self) -> None:
         self._environment.close()

@@ -22,7 +22,16 @@ def adapt(environment: gymnasium.Env, seed: int) -> flat.Environment:
       EnvironmentSpecError: if its spaces are not made of `spaces.Box`.
     """
     bridge = GymnasiumEnvironment(environment, seed)
-    return flat.Environment(bridge, random=bridge, render=functools.partial(_render, environment))
+    if environment.render_mode == "rgb_array":
+        return flat.Environment(
+            bridge, random=bridge, render=functools.partial(_render, environment)
+        )
+    return flat.Environment(
+        bridge,
+        random=bridge,
+        render="expected an environment made with render_mode='rgb_array', got "
+        f"{environment.render_mode!r}",
+    )
 
 
 class GymnasiumEnvironment(dm_env.Environment):
@@ -103,16 +112,23 @@ def _spec(space: spaces.Space, name: str) -> Any:
 def _render(
     environment: gymnasium.Env, height: int, width: int, camera_id: int | str
 ) -> np.ndarray:
-    """Gymnasium's own picture, brought to the wanted size by repeating or leaving out pixels."""
-    del camera_id  # Gymnasium fixes the camera when the environment is made.
-    if environment.render_mode != "rgb_array":
+    """Gymnasium's own picture, brought to the wanted size."""
+    if camera_id not in (0, -1):
         raise EnvironmentSpecError(
-            "expected an environment made with render_mode='rgb_array', got "
-            f"{environment.render_mode!r}"
+            f"expected camera 0, since Gymnasium fixes the camera in make(), got {camera_id!r}"
         )
     if hasattr(environment.unwrapped, "mujoco_renderer"):
         rendering.enable()
-    frame = np.asarray(environment.render(), np.uint8)
-    rows = np.arange(height) * frame.shape[0] // height
-    columns = np.arange(width) * frame.shape[1] // width
-    return frame[rows[:, None], columns]
+    return _resized(np.asarray(environment.render(), np.uint8), height, width)
+
+
+def _resized(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Averages the pixels that fall into one; repeats them where there are too few."""
+    resized = frame.astype(np.float32)
+    for axis, size in enumerate((height, width)):
+        starts = np.arange(size) * frame.shape[axis] // size
+        counts = np.maximum(np.diff(starts, append=frame.shape[axis]), 1)
+        resized = np.add.reduceat(resized, starts, axis) / np.expand_dims(
+            counts, tuple(other for other in range(3) if other != axis)
+        )
+    return np.rint(resized).astype(np.uint8)

@@ -77,12 +77,16 @@ class PixelEnvironment(dm_env.Environment):
             if timestep.step_type is dm_env.StepType.LAST:
                 break
         return dm_env.TimeStep(
-            timestep.step_type, np.float32(reward), np.float32(discount), self._view.frame()
+            timestep.step_type, np.float32(reward), np.float32(discount), self.frame()
         )
+
+    def frame(self) -> np.ndarray:
+        """Draws the present state: a fresh uint8 [height, width, 3]. Needs a reset before."""
+        return self._view.frame()
 
     def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         self._view.begin_episode()
-        return timestep._replace(observation=self._view.frame())
+        return timestep._replace(observation=self.frame())
 
     def observation_spec(self) -> specs.BoundedArray:
         return self._observation_spec

@@ -14,6 +14,7 @@ import functools
 import importlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -27,17 +28,8 @@ _KINDS = ("egl", "osmesa")
 _PACKAGES = {"egl": "libegl1 libgl1 libgl1-mesa-dri", "osmesa": "libosmesa6 libgl1"}
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
 _LOCK = threading.Lock()
-
-_PROBE = """
-import json
-from dm_control import _render
-from OpenGL import GL
-context = _render.Renderer(64, 64)
-with context.make_current() as call:
-    name = call.call(GL.glGetString, GL.GL_RENDERER)
-context.free()
-print(json.dumps(name.decode()))
-"""
+_PROBE = pathlib.Path(__file__).with_name("gl_probe.py")
+_EGL_DEVICE, _CUDA_DEVICES = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +39,13 @@ class Renderer:
     Attributes:
       kind: 'egl', 'osmesa', or what the user has put into MUJOCO_GL.
       name: what the driver calls itself, as in 'llvmpipe (LLVM 15.0.6, 256 bits)'.
+      device: index of the EGL device that is the first of this process's CUDA devices; None where
+        it has none, or MUJOCO_EGL_DEVICE_ID chooses.
     """
 
     kind: str
     name: str
+    device: int | None = None
 
     @property
     def is_software(self) -> bool:
@@ -74,10 +69,15 @@ def without_gl() -> Iterator[None]:
 
 def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
     """Tries one kind of OpenGL in a subprocess: the renderer, or one line that says why not."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
+    # Without CUDA_VISIBLE_DEVICES, so that a CUDA device is counted among all of the machine.
+    hidden = ("PYOPENGL_PLATFORM", _CUDA_DEVICES)
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    device = first_cuda_device() if kind == "egl" and _EGL_DEVICE not in environment else None
+    # -P keeps this directory, whose files have everyday names, out of the probe's imports.
+    command = [sys.executable, "-P", str(_PROBE), *([] if device is None else [str(device)])]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            command,
             env={**environment, VARIABLE: kind},
             capture_output=True,
             text=True,
@@ -87,8 +87,14 @@ def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
         return f"no answer within {timeout:.0f} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode == 0 and lines:
-        return Renderer(kind, json.loads(lines[-1]))
+        return Renderer(kind, **json.loads(lines[-1]))
     return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def first_cuda_device() -> int | None:
+    """The first number in CUDA_VISIBLE_DEVICES; None without it, and for a GPU's UUID."""
+    first = os.environ.get(_CUDA_DEVICES, "").split(",")[0].strip()
+    return int(first) if first.isdecimal() else None
 
 
 @functools.cache
@@ -124,6 +130,24 @@ def resolve(render: str) -> str:
     return "fast" if find().is_software else "exact"
 
 
+def advice(renderer: Renderer, devices: str = "/dev") -> str:
+    """One line where a GPU stands idle because OpenGL is drawn in software, otherwise nothing."""
+    root = pathlib.Path(devices)
+    nvidia, others = sorted(root.glob("nvidia[0-9]*")), sorted(root.glob("dri/renderD*"))
+    if not renderer.is_software or not (nvidia or others):
+        return ""
+    found = f"this machine has a GPU ({(nvidia or others)[0]}), but {renderer.name} is software"
+    if nvidia:
+        return (
+            f"{found}: install the driver's EGL with 'apt-get install libegl-nvidia0', or start "
+            "the container with NVIDIA_DRIVER_CAPABILITIES=all"
+        )
+    return (
+        f"{found}: install its driver with 'apt-get install libgl1-mesa-dri', and let this user "
+        "open that file"
+    )
+
+
 def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
     """The command that installs the missing Debian packages."""
     lines = [f"'apt-get install {_PACKAGES[kind]}'" for kind in kinds if kind in _PACKAGES]
@@ -144,6 +168,8 @@ def enable() -> Renderer:
     with _LOCK:
         # Child processes and Gymnasium's MuJoCo environments read it from here.
         os.environ[VARIABLE] = renderer.kind
+        if renderer.device is not None:
+            os.environ[_EGL_DEVICE] = str(renderer.device)
         backend = importlib.import_module("dm_control._render")
         if backend.BACKEND in _OFF:
             # Its users look up `_render.Renderer` at every picture, so reading the variable again

@@ -34,13 +34,13 @@ class PhysicsView:
     """Frames of a `dm_control.mujoco.Physics`."""
 
     def __init__(self, physics: Any, config: PixelConfig):
-        """Looks at `physics`; OpenGL is loaded here, its context made at the first frame.
+        """Looks at `physics`. OpenGL is looked for here, and loaded at the first frame.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
           RenderingUnavailableError: if no OpenGL works here.
         """
-        rendering.enable()
+        rendering.find()
         self.look = rendering.resolve(config.render)
         self._physics, self._config = physics, config
         self._camera = self._make()
@@ -75,12 +75,12 @@ class OwnView:
 
     look = "own"
 
-    def __init__(self, environment: flat.Environment, config: PixelConfig):
-        self._environment, self._config = environment, config
+    def __init__(self, draw: flat.Render, config: PixelConfig):
+        self._draw, self._config = draw, config
 
     def frame(self) -> np.ndarray:
         config = self._config
-        return self._environment.render(config.height, config.width, config.camera)
+        return np.array(self._draw(config.height, config.width, config.camera), np.uint8)
 
     def begin_episode(self) -> None:
         """Nothing to do: the environment knows."""
@@ -99,13 +99,13 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
     physics = getattr(environment.wrapped, "physics", None)
     if is_physics(physics):
         return PhysicsView(physics, config)
-    environment.check_renders()
+    draw = environment.renderer()
     if config.render == "fast":
         raise EnvironmentSpecError(
             f"expected render 'auto' or 'exact' for {type(environment.wrapped).__qualname__}, "
             "which draws itself, got 'fast'"
         )
-    return OwnView(environment, config)
+    return OwnView(draw, config)
 
 
 def is_physics(candidate: Any) -> bool:
