@@ -1,0 +1,51 @@
+"""The examples run as the docs say, and print the same numbers wherever they run."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+SUPERVISOR = ("-m", "rl_replicator.supervisor", "--workers", "2", "--", sys.executable)
+
+
+def printed(*command):
+    """The numbers in each line that the command prints, [lines, numbers]."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "step" in line]
+    return np.array([re.findall(r"[\d.]+", line.partition("step")[2]) for line in lines], float)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
+def test_the_same_from_one_device_to_two_workers(name):
+    program = str(EXAMPLES / f"{name}.py")
+    one = printed(program)
+    assert len(one) >= 4
+    # The GAN's two players drift apart from any rounding, in the end.
+    rows = slice(0, 3)
+    for many in (
+        printed(program, "multi_device:2"),
+        printed(*SUPERVISOR, program, "multi_worker"),
+    ):
+        assert many.shape == one.shape
+        np.testing.assert_allclose(many[rows], one[rows], atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
+def test_they_are_short(name):
+    text = (EXAMPLES / f"{name}.py").read_text().partition('"""\n\n')[2]
+    lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+    assert len(lines) < 40
