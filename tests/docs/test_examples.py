@@ -29,6 +29,7 @@ def printed(*command):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
 def test_the_same_from_one_device_to_two_workers(name):
     program = str(EXAMPLES / f"{name}.py")
