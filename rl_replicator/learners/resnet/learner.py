@@ -1,0 +1,119 @@
+"""The classifier: its variables, and one step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator.inputs import InputContext
+from rl_replicator.learners.learner import Evaluation, Learner
+from rl_replicator.learners.resnet import data, losses, networks, optimizers, precision, schedules
+from rl_replicator.learners.resnet.config import ResNetConfig
+from rl_replicator.learners.resnet.normalization import BatchNorm, CrossReplicaBatchNorm
+from rl_replicator.replicator import Replicator
+
+_STEMS = {"imagenet": networks.ImageNetStem, "small": networks.SmallImageStem}
+_TOP = (1, 5)
+
+
+class ResNetLearner(Learner):
+    """Trains a ResNet on labelled images."""
+
+    def __init__(self, replicator: Replicator, config: ResNetConfig):
+        """Reads the data, or where it is, and creates all variables.
+
+        Raises:
+          UsageError: the data is not there.
+        """
+        self._recipe = recipe = config.resolved()
+        self._images = data.load(recipe)
+        self._dtype = precision.choose(recipe.precision)
+        self.global_batch_size = recipe.global_batch_size
+        steps_per_epoch = self._images.num_train / recipe.global_batch_size
+        self.num_steps = max(1, round(recipe.epochs * steps_per_epoch))
+        self._evaluate_every = max(1, round(recipe.evaluate_epochs * steps_per_epoch))
+        self._rate = make_schedule(recipe, steps_per_epoch, self.num_steps)
+        tf.random.set_seed(recipe.seed)
+        with replicator.scope():
+            self._network = networks.ResNet(
+                recipe.depth,
+                self._images.num_classes,
+                _STEMS[recipe.stem],
+                CrossReplicaBatchNorm if recipe.cross_replica_norm else BatchNorm,
+                recipe.width,
+            )
+            self._network(tf.zeros([1, *self._images.image_shape], self._dtype), is_training=False)
+            self._optimizer = replicator.wrap_optimizer(make_optimizer(recipe, self._rate))
+        self._parameters = self._network.trainable_variables
+        replicator.build_optimizer(self._optimizer, self._parameters)
+
+    def input_fn(self, context: InputContext) -> tf.data.Dataset:
+        return self.input_fn_from(context, 0)
+
+    def input_fn_from(self, context: InputContext, batches: int) -> tf.data.Dataset:
+        return self._images.train(context, self.global_batch_size, batches)
+
+    def step_fn(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """One step of gradient descent on the smoothed cross-entropy."""
+        images, labels = batch  # [B, H, W, C] uint8, [B] int32
+        with tf.GradientTape() as tape:
+            logits = self._network(self._normalised(images), is_training=True)  # [B, K] float32
+            smoothing = self._recipe.label_smoothing
+            loss = tf.reduce_mean(losses.smoothed_cross_entropy(labels, logits, smoothing))
+        self._optimizer.apply(tape.gradient(loss, self._parameters), self._parameters)
+        return {
+            "loss": loss,
+            "accuracy": tf.reduce_mean(losses.in_top(1, labels, logits)),
+            "learning_rate": self._rate(self._optimizer.step),
+        }
+
+    def trackables(self) -> dict[str, Any]:
+        return {"network": self._network, "optimizer": self._optimizer}
+
+    def evaluation(self) -> Evaluation:
+        return Evaluation(
+            input_fn=lambda context: self._images.evaluate(context, self.global_batch_size),
+            sums_fn=self._sums,
+            metrics_fn=_figures,
+            global_batch_size=self.global_batch_size,
+            every=self._evaluate_every,
+            best="top_1",
+        )
+
+    def _sums(self, batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor) -> dict[str, tf.Tensor]:
+        images, labels = batch
+        logits = self._network(self._normalised(images), is_training=False)
+        sums = {f"top_{k}": losses.in_top(k, labels, logits) for k in _TOP}
+        sums["loss"] = losses.smoothed_cross_entropy(labels, logits)
+        sums["examples"] = tf.ones_like(mask)
+        # Filling can hold anything, also what is not a number.
+        return {name: tf.reduce_sum(tf.where(mask > 0, x, 0.0)) for name, x in sums.items()}
+
+    def _normalised(self, images: tf.Tensor) -> tf.Tensor:
+        """Of mean 0 and deviation 1 in each channel, in the type that the layers compute in."""
+        images = (tf.cast(images, tf.float32) - self._images.mean) / self._images.deviation
+        return tf.cast(images, self._dtype)
+
+
+def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedules.Schedule:
+    """The learning rate over the run, from a resolved config."""
+    peak = schedules.scaled(config.learning_rate, config.global_batch_size)
+    rising = min(round(config.warm_up_epochs * steps_per_epoch), num_steps)
+    if config.schedule == "cosine":
+        after = schedules.cosine(peak, rising, num_steps)
+    else:  # 30, 60 and 80 of 90 epochs.
+        after = schedules.stairs(peak, [round(num_steps * x) for x in (1 / 3, 2 / 3, 8 / 9)])
+    return schedules.warm_up(peak, rising, after)
+
+
+def make_optimizer(config: Any, rate: schedules.Schedule) -> optimizers.Momentum:
+    """The optimizer of a resolved config, not yet wrapped."""
+    kind = {"momentum": optimizers.Momentum, "lars": optimizers.LARS}[config.optimizer]
+    return kind(rate, networks.decayed, config.momentum, config.weight_decay)
+
+
+def _figures(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    examples = sums["examples"]
+    figures = {name: float(value / examples) for name, value in sums.items() if name != "examples"}
+    return {**figures, "examples": float(examples)}
