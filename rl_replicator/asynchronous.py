@@ -81,7 +81,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             for i in range(len(cluster.addresses["ps"]))
         }
         self._home = next(iter(self._servers))
-        with tf.device(self._home):
+        with self.scope():
             self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._schedule = scheduler.Scheduler(

@@ -1,9 +1,9 @@
 """The input of steps that run on the workers of a cluster, where the data is read.
 
 What `input_fn` returns is described to the workers as a graph; so it may use everything that is
-TensorFlow, and no Python generator. A worker's elements come through a queue of its own, into which
-a clock ticks as well: a step that finds a tick comes back without having done anything, so that
-nothing waits for data where nobody can interrupt it.
+TensorFlow, and no Python generator. Where a worker may have to wait for data, a clock ticks among
+its elements: a step that finds a tick comes back without having done anything, so that nothing
+waits where nobody can interrupt it.
 """
 
 import abc
@@ -168,7 +168,11 @@ class WorkerDatasets(WorkerInputs):
         super().__init__(**places)
         self._sources = [_serialized(dataset) for dataset in datasets]
         self._source_spec = datasets[0].element_spec
-        self._goes_on = bool(datasets[0].cardinality() >= 0)
+        cardinalities = [int(dataset.cardinality()) for dataset in datasets]
+        self._is_finite = min(cardinalities) >= 0
+        # Data of known length, or known to be endless, is there; other data may have to be waited
+        # for: a replay table that is empty, say.
+        self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
         self._origin = self._position.read_value()
         self._pad_to = pad_to
         self._spec = self._source_spec
@@ -201,7 +205,7 @@ class WorkerDatasets(WorkerInputs):
         return dealt
 
     def _make_arguments(self) -> tuple[Any, ...]:
-        begin = self._position if self._goes_on else self._origin
+        begin = self._position if self._is_finite else self._origin
 
         def open_on_worker():
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -210,33 +214,41 @@ class WorkerDatasets(WorkerInputs):
             data = tf.data.experimental.from_variant(
                 tf.raw_ops.DatasetFromGraph(graph_def=graph), self._source_spec
             )
-            return self._interruptible(data.skip(tf.gather(begin, worker)))
+            told = self._told(data.skip(tf.gather(begin, worker)))
+            return self._with_ticks(told) if self._may_wait else told
 
         return (iter(self._coordinator.create_per_worker_dataset(open_on_worker)),)
 
-    def _interruptible(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """The status and the tensors of each element, with a clock's ticks among them; endless."""
+    def _told(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """The status and the tensors of each element; at the end, that it is the end, for ever."""
 
         def element(*element):
             flat = tf.nest.flatten(element, expand_composites=True)
             flat = flat if self._pad_to is None else inputs_lib.pad(element, self._pad_to)
             return (tf.constant(inputs_lib.ELEMENT), *flat)
 
-        def blank(status):
-            return (status, *(tf.zeros([d or 0 for d in s.shape], s.dtype) for s in self.specs))
-
-        def every(microseconds, status):
-            return _slow(tf.data.Dataset.from_tensors(status).repeat(), microseconds).map(blank)
-
-        end = tf.data.Dataset.from_tensors(inputs_lib.END).map(blank)
+        end = self._blanks(tf.data.Dataset.from_tensors(inputs_lib.END))
         told = data.map(element).concatenate(end)
-        told = told.concatenate(every(_END_MICROSECONDS, inputs_lib.END))
-        # All must have the spec of the most general.
-        ticks = _like(told, every(_TICK_MICROSECONDS, WAITING))
+        return told.concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
+
+    def _with_ticks(self, told: tf.data.Dataset) -> tf.data.Dataset:
+        ticks = _like(told, self._every(_TICK_MICROSECONDS, WAITING))
         both = tf.data.Dataset.from_tensors(told).concatenate(tf.data.Dataset.from_tensors(ticks))
         # Whichever of the two has something is served; each keeps its own order.
         return both.interleave(
             lambda source: source, cycle_length=2, num_parallel_calls=2, deterministic=False
+        )
+
+    def _every(self, microseconds: int, status: int) -> tf.data.Dataset:
+        statuses = tf.data.Dataset.from_tensors(status).repeat()
+        return self._blanks(_slow(statuses, microseconds))
+
+    def _blanks(self, statuses: tf.data.Dataset) -> tf.data.Dataset:
+        return statuses.map(
+            lambda status: (
+                status,
+                *(tf.zeros([d or 0 for d in s.shape], s.dtype) for s in self.specs),
+            )
         )
 
 

@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -114,13 +114,14 @@ class AsynchronousStep(step_lib.CompiledStep):
             self._error = self._error or error
         if results is None:
             return
-        head, *outputs = results
-        status, worker, *stale = head.numpy().tolist()
+        packed = zip(tf.unstack(results), self._dtypes, strict=True)
+        head, stale, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in packed]
+        status, worker = head.numpy().tolist()
         if status == inputs_lib.END:
             self._inputs.note_end(worker, generation)
-        if stale:
+        if len(stale):
             self._done.append((len(stale), outputs))
-            self._done_staleness.extend(stale)
+            self._done_staleness.extend(stale.numpy().tolist())
 
     def _pop(self) -> list[tf.Tensor]:
         """The outputs of the oldest steps that make a whole call."""
@@ -148,36 +149,51 @@ class AsynchronousStep(step_lib.CompiledStep):
         @tf.function(autograph=False)
         def call(*sources):
             with self._inputs.reading(*sources) as worker:
-                outputs = self._once(one_step) if count is None else self._loop(one_step, count)
-            status, stale, *outputs = outputs
+                status, *results = (
+                    self._once(one_step) if count is None else self._loop(one_step, count)
+                )
             head = tf.stack([tf.cast(status, tf.int64), worker])
-            return [tf.concat([head, stale], axis=0), *outputs]
+            # In one tensor, because every one that is fetched is a message of its own.
+            return tf.stack([tf.io.serialize_tensor(x) for x in (head, *results)])
 
+        self._dtypes = [tf.int64, *(x.dtype for x in one_step.outputs)]
         return call.get_concrete_function(*self._inputs.argument_specs)
 
     def _one_step(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-        # The last output is there when all is done, even of a step that returns nothing.
-        return [*super()._one_step(*flat), tf.constant(0)]
+        """Returns the step's staleness, and its outputs."""
+        # In one graph with the step, so that these two and the variables' own operations are put in
+        # order on the parameter server, and not by messages to and fro.
+        before = self._version.read_value()
+        with tf.control_dependencies([before]):
+            outputs = super()._one_step(*flat)
+        with tf.control_dependencies(_operations_on_variables()):
+            # Reads and adds in one, so that no update is counted twice or not at all.
+            now = tf.raw_ops.ResourceCountUpTo(
+                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
+            )
+        return [now - before, *outputs]
 
     def _once(self, one_step: tf.types.experimental.ConcreteFunction) -> list[tf.Tensor]:
+        """Returns the status, the staleness of each step that was taken, and its outputs."""
         status, flat = self._inputs.take()
-        return [
-            status,
-            *tf.cond(
-                tf.equal(status, inputs_lib.ELEMENT),
-                lambda: [
-                    x[None] if i == 0 else x for i, x in enumerate(self._step(one_step, flat))
-                ],
-                lambda: [tf.zeros([0], tf.int64), *self._blanks(one_step, [])],
-            ),
-        ]
+
+        def step():
+            stale, *outputs = self._step(one_step, flat)
+            return [stale[None], *outputs]
+
+        def no_step():
+            _, *blanks = step_lib.blanks(one_step, [])
+            return [tf.zeros([0], tf.int64), *blanks]
+
+        return [status, *tf.cond(tf.equal(status, inputs_lib.ELEMENT), step, no_step)]
 
     def _loop(
         self, one_step: tf.types.experimental.ConcreteFunction, count: int
     ) -> list[tf.Tensor]:
-        """Steps until one has no input, at most `count`; stacks what there is."""
-        kinds = [tf.TensorSpec([], tf.int64), *one_step.outputs[:-1]]
-        arrays = [tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in kinds]
+        """The same for steps until one has no input, at most `count`; all stacked."""
+        arrays = [
+            tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in one_step.outputs
+        ]
 
         def body(i, _, arrays):
             status, flat = self._inputs.take()
@@ -198,26 +214,16 @@ class AsynchronousStep(step_lib.CompiledStep):
         stacked = tf.cond(
             done > 0,
             lambda: [array.gather(tf.range(done)) for array in arrays],
-            lambda: [tf.zeros([0], tf.int64), *self._blanks(one_step, [0])],
+            lambda: step_lib.blanks(one_step, [0]),
         )
         return [status, *stacked]
 
-    def _step(
-        self, one_step: tf.types.experimental.ConcreteFunction, flat: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Returns the staleness and the outputs."""
-        before = self._version.read_value()
-        with tf.control_dependencies([before]):
-            self._inputs.advance()
-            *outputs, done = one_step(*flat)
-        with tf.control_dependencies([done]):
-            # Reads and adds in one, so that no update is counted twice or not at all.
-            now = tf.raw_ops.ResourceCountUpTo(
-                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
-            )
-        return [now - before, *outputs]
 
-    def _blanks(
-        self, one_step: tf.types.experimental.ConcreteFunction, leading: list[int]
-    ) -> list[tf.Tensor]:
-        return step_lib.blanks(one_step, leading)[:-1]
+def _operations_on_variables() -> list[tf.Operation]:
+    """Those of the graph that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    return [
+        operation
+        for operation in graph.get_operations()
+        if any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    ]

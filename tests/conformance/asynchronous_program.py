@@ -1,0 +1,457 @@
+"""A chief, a worker or a parameter server of the tests: `asynchronous_program.py REPORT NAMES...`.
+
+The chief runs the functions that are named, and reports for each what went wrong. REPORT.pids holds
+the process ids of the others by their task, such as "worker 1".
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import checkpoints, parts, staleness
+
+WORKER_TIMEOUT = 4.0
+FEATURES = 5
+DETAILS: dict[str, object] = {}
+
+
+def set_bound(replicator, max_staleness):
+    replicator.synchronize()
+    replicator._schedule._bound = staleness.Bound(max_staleness, replicator.num_workers)
+
+
+def numbers(count):
+    """`count` numbers, of which each worker has its share."""
+    return lambda context: context.shard(tf.data.Dataset.range(count))
+
+
+def ones(context):
+    return tf.data.Dataset.from_tensors(1.0).repeat()
+
+
+def batch():
+    return np.random.default_rng(0).normal(size=(64, FEATURES)).astype(np.float32)
+
+
+def the_same_batch(context):
+    return tf.data.Dataset.from_tensors(batch()).repeat()
+
+
+def make_learner(replicator, optimizer_class=rr.optimizers.Adam):
+    with replicator.scope():
+        model = snt.nets.MLP([16, 1], w_init=snt.initializers.Constant(0.0))
+        model(tf.zeros([1, FEATURES]))
+        optimizer = replicator.wrap_optimizer(optimizer_class(1e-2))
+    replicator.build_optimizer(optimizer, model.trainable_variables)
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    return model, optimizer, step_fn
+
+
+def spin(seconds):
+    """Takes so long inside a graph, on the worker."""
+    end = tf.timestamp() + tf.cast(seconds, tf.float64)
+    return tf.while_loop(lambda now: now < end, lambda _: [tf.timestamp()], [tf.timestamp()])[0]
+
+
+def elements_of_all_workers_are_used_once(replicator):
+    step_fn = lambda x: {  # noqa: E731
+        "i": x,
+        "u": tf.cast(x, tf.uint64) + 2**63,
+        "h": tf.cast(x, tf.bfloat16),
+        "s": tf.strings.as_string(x),
+        "nothing": None,
+    }
+    for steps_per_call, count, returned in ((None, 17, 17), (4, 18, 16)):
+        inputs = replicator.make_inputs(numbers(count))
+        step = replicator.replicate(step_fn, inputs, steps_per_call)
+        for _ in range(2):  # Again after a restart.
+            seen = []
+            with pytest.raises(rr.EndOfData):
+                while True:
+                    outputs = replicator.gather(step())
+                    assert outputs["i"].shape == ((1,) if steps_per_call is None else (1, 4))
+                    assert outputs["nothing"] is None
+                    i = outputs["i"].ravel()
+                    assert (outputs["u"].ravel() == i.astype(np.uint64) + np.uint64(2**63)).all()
+                    assert (outputs["h"].ravel().astype(np.int64) == i).all()
+                    assert outputs["s"].ravel().tolist() == [str(n).encode() for n in i]
+                    seen.extend(i.tolist())
+            with pytest.raises(rr.EndOfData):
+                step()
+            # Of an incomplete call nothing is returned, but its steps were taken.
+            assert len(set(seen)) == len(seen) == returned and set(seen) <= set(range(count))
+            for worker in range(2):
+                mine = [i for i in seen if i % 2 == worker]
+                assert mine == sorted(mine) or steps_per_call is None
+            assert inputs.position == count
+            inputs.restart()
+
+
+def one_call_after_the_other_equals_one_device(replicator):
+    set_bound(replicator, 0)
+    losses = []
+    for each in (replicator, rr.SingleDeviceReplicator()):
+        _, _, step_fn = make_learner(each, snt.optimizers.Adam)
+        step = each.replicate(step_fn, each.make_inputs(the_same_batch), 5)
+        losses.append(np.concatenate([step().numpy() for _ in range(4)]))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
+    set_bound(replicator, None)
+
+
+def an_mlp_learns(replicator):
+    x = np.random.default_rng(2).normal(size=(1024, FEATURES)).astype(np.float32)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(64)
+        assert size == 64
+        mine = context.shard(tf.data.Dataset.from_tensor_slices(x))
+        return mine.shuffle(512, seed=context.input_pipeline_id).batch(size).repeat()
+
+    _, _, step_fn = make_learner(replicator)
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 20)
+    first = replicator.reduce("mean", step()).mean()
+    for _ in range(30):
+        last = replicator.reduce("mean", step()).mean()
+    found = step.staleness()
+    assert found.steps == 620 and 0 < found.mean <= found.max
+    assert last < 0.05 * first, (first, last)
+    DETAILS["learning"] = {
+        "loss": [float(first), float(last)],
+        "mean": found.mean,
+        "max": found.max,
+    }
+
+
+def staleness_is_bounded_with_a_slow_worker(replicator):
+    """Worker 0 takes long between its reading and its update; the other does not wait for it."""
+    with replicator.scope():
+        variable = tf.Variable(0.0)
+
+    def step_fn(worker):
+        read = variable.read_value()
+        with tf.control_dependencies([read]):
+            waited = spin(tf.where(tf.equal(worker, 0), 0.15, 0.0))
+        with tf.control_dependencies([waited]):
+            variable.assign_add(1.0)
+        return worker
+
+    def input_fn(context):
+        return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
+
+    DETAILS["bounds"] = []
+    for bound, steps_per_call in ((None, None), (3, None), (6, 2), (1, 2)):
+        set_bound(replicator, bound)
+        step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
+        workers = [np.atleast_1d(step().numpy()).tolist() for _ in range(24)]
+        found = step.staleness()
+        DETAILS["bounds"].append([bound, steps_per_call, found.mean, found.max])
+        if bound is None:
+            assert found.max > 6  # The fast one took so many steps meanwhile.
+            assert sum(w == [1] for w in workers) > 16
+        else:
+            assert found.max <= bound
+            assert found.max > 0 or bound < 2
+    set_bound(replicator, None)
+
+
+def a_callable_for_every_worker(replicator):
+    def input_fn(context):
+        return lambda: tf.constant(10 * (1 + context.input_pipeline_id))
+
+    def step_fn(x):
+        spin(0.01)
+        return rr.collectives.all_gather(x), rr.collectives.num_replicas()
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 2)
+    seen = {tuple(x) for _ in range(20) for x in replicator.reduce("sum", step())[0].tolist()}
+    assert seen == {(10,), (20,)}
+
+
+def two_steps_share_one_input(replicator):
+    inputs = replicator.make_inputs(numbers(40))
+    plus = replicator.replicate(lambda x: x, inputs)
+    minus = replicator.replicate(lambda x: -x, inputs, 2)
+    seen = []
+    with pytest.raises(rr.EndOfData):
+        while True:
+            seen.append(plus().numpy())
+            seen.extend(minus.begin().result().numpy())
+    plus_left = []
+    with pytest.raises(rr.EndOfData):
+        while True:
+            plus_left.append(plus().numpy())
+    assert sorted(np.abs(seen + plus_left).tolist())[:30] and inputs.position == 40
+    assert len(set(np.abs(seen + plus_left).tolist())) == len(seen + plus_left)
+
+
+def a_step_that_waits_for_data_is_cancelled(replicator):
+    with tempfile.TemporaryDirectory() as folder, replicator.scope():
+        flag = pathlib.Path(folder, "flag")
+        count = tf.Variable(0)
+
+        def wait(i):
+            if i >= 2:
+                while tf.size(tf.io.matching_files(str(flag))) == 0:
+                    pass
+            return True
+
+        source = tf.data.Dataset.range(100).filter(wait)
+        step = replicator.replicate(
+            lambda x: (x, count.assign_add(1)), replicator.make_inputs(lambda context: source), 5
+        )
+        cancelled_at = []
+
+        def cancel():
+            cancelled_at.append(time.monotonic())
+            step.cancel()
+
+        threading.Timer(0.7, cancel).start()
+        with pytest.raises(rr.StepCancelled):
+            step()
+        assert time.monotonic() - cancelled_at[0] < 2
+        begun = time.monotonic()
+        replicator.synchronize()  # It does not wait for the data.
+        assert time.monotonic() - begun < 2 and count.numpy() == 4
+        flag.touch()
+        seen = np.concatenate([step()[0].numpy() for _ in range(4)])
+        assert sorted(seen)[:4] == [0, 0, 1, 1]
+        inputs = replicator.make_inputs(ones)
+        step = replicator.replicate(lambda x: x, inputs)
+        step.cancel()
+        with pytest.raises(rr.StepCancelled):
+            step()
+        assert step().numpy() == 1
+        inputs.close()
+        with pytest.raises(rr.EndOfData, match="closed"):
+            step()
+
+
+def errors_reach_the_caller(replicator):
+    def check(i):
+        return tf.debugging.check_numerics(1.0 / tf.cast(4 - i, tf.float32), "bad")
+
+    source = tf.data.Dataset.range(100)
+    of_input = replicator.replicate(
+        lambda x: x, replicator.make_inputs(lambda context: source.map(check))
+    )
+    of_step = replicator.replicate(check, replicator.make_inputs(lambda context: source))
+    for step in (of_input, of_step):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
+            for _ in range(12):
+                step()
+    fine = replicator.replicate(lambda x: x, replicator.make_inputs(ones))
+    assert [fine().numpy() for _ in range(5)] == [1.0] * 5
+
+
+def misuse_has_one_line(replicator):
+    def generated(context):
+        return tf.data.Dataset.from_generator(
+            lambda: iter([1.0]), output_signature=tf.TensorSpec([], tf.float32)
+        )
+
+    with pytest.raises(rr.ConfigError, match="Python code in it"):
+        replicator.make_inputs(generated)
+    with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
+        replicator.make_inputs(lambda context: 3)
+    with pytest.raises(rr.ConfigError, match="the inputs of this replicator"):
+        replicator.replicate(lambda x: x, rr.SingleDeviceReplicator().make_inputs(ones))
+    outside = tf.Variable([1.0, 2.0], name="from_outside")
+    with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):
+        replicator.replicate(lambda x: outside * x, replicator.make_inputs(ones))
+    with pytest.raises(rr.ConfigError, match="steps_per_call of at least 1"):
+        replicator.replicate(lambda x: x, replicator.make_inputs(ones), 0)
+    inputs = replicator.make_inputs(ones)
+    replicator.replicate(lambda x: x, inputs)()
+    with pytest.raises(rr.ConfigError, match="no step was taken"):
+        inputs.go_to(3)
+
+
+def padded_evaluation_sees_every_example_once(replicator):
+    def input_fn(context):
+        mine = context.shard(tf.data.Dataset.range(23))
+        return mine.batch(4)
+
+    step = replicator.replicate(
+        lambda element: (tf.reduce_sum(element[1]), tf.reduce_sum(element[0])),
+        replicator.make_inputs(input_fn, pad_to=4),
+    )
+    examples = total = 0
+    with pytest.raises(rr.EndOfData):
+        while True:
+            some, part = step()
+            examples, total = examples + int(some), total + int(part)
+    assert (examples, total) == (23, sum(range(23)))
+
+
+def layers_and_slots_of_the_first_step_are_on_the_servers(replicator):
+    with replicator.scope():
+        model = snt.Linear(1, w_init=snt.initializers.Ones())
+        optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
+        big, *small = [tf.Variable(tf.zeros([size])) for size in (5000, 10, 10)]
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(the_same_batch), 4)
+    step()
+    for variable in (*model.trainable_variables, *optimizer.accumulated_momentum):
+        assert "/job:ps/" in variable.device
+    assert {"/job:ps/" in v.device for v in (big, *small)} == {True}
+    DETAILS["servers"] = sorted({v.device for v in small} | {big.device})
+
+
+def checkpoints_go_from_and_to_one_device(replicator):
+    single = rr.SingleDeviceReplicator()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (one, other) in enumerate(((single, replicator), (replicator, single))):
+            saved = make_saved(one)
+            checkpointer = checkpoints.Checkpointer(pathlib.Path(folder, str(number)))
+            for call in range(4):
+                saved["step"]()
+                if call == 2:
+                    checkpointer.save(call, saved["parts"])
+                    values = [v.numpy() for v in saved["variables"]]
+                    # What runs ahead of the caller is in the weights and in the position alike.
+                    assert saved["count"].numpy() == saved["inputs"].position >= 9
+            restored = make_saved(other)
+            checkpointer.restore(restored["parts"])
+            for got, want in zip(restored["variables"], values, strict=True):
+                np.testing.assert_array_equal(got.numpy(), want)
+            assert restored["inputs"].position == restored["count"].numpy()
+            restored["step"]()
+            restored["replicator"].synchronize()
+            assert restored["inputs"].position == restored["count"].numpy()
+
+
+def make_saved(replicator):
+    model, optimizer, step_fn = make_learner(replicator)
+    with replicator.scope():
+        count = tf.Variable(0, dtype=tf.int64)
+    inputs = replicator.make_inputs(the_same_batch)
+
+    def counted(x):
+        count.assign_add(1)
+        return step_fn(x)
+
+    learner = parts.TrackablePart(model=model, optimizer=optimizer, count=count)
+    return {
+        "replicator": replicator,
+        "step": replicator.replicate(counted, inputs, 3),
+        "inputs": inputs,
+        "count": count,
+        "variables": [*model.variables, optimizer.step, *optimizer.m, *optimizer.v, count],
+        "parts": {"learner": learner, "inputs": parts.InputPart(inputs)},
+    }
+
+
+def a_killed_worker_comes_back(replicator):
+    def step_fn(worker):
+        spin(0.01)
+        return worker
+
+    def input_fn(context):
+        return tf.data.Dataset.from_tensors(context.input_pipeline_id).repeat()
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn))
+    while step().numpy() != 1:  # It works.
+        pass
+    kill("worker 1", signal.SIGKILL)
+    killed = time.monotonic()
+    alone = 0
+    while time.monotonic() - killed < 2 or alone < 20:
+        alone += int(step().numpy() == 0)
+    configuration = json.loads(os.environ["TF_CONFIG"])
+    configuration["task"] = {"type": "worker", "index": 1}
+    environment = {**os.environ, "TF_CONFIG": json.dumps(configuration)}
+    again = subprocess.Popen([sys.executable, *sys.argv], env=environment)
+    others = dict(process_ids(), **{"worker 1": again.pid})
+    pathlib.Path(f"{sys.argv[1]}.pids").write_text(json.dumps(others))
+    begun = time.monotonic()
+    while step().numpy() != 1:
+        assert time.monotonic() - begun < 60
+    DETAILS["returned_after"] = time.monotonic() - begun
+    replicator.synchronize()
+
+
+def a_killed_server(replicator):
+    step = replicator.replicate(make_learner(replicator)[2], replicator.make_inputs(the_same_batch))
+    step()
+    kill("ps 0", signal.SIGKILL)
+    expect_loss(step, r"ps 0 \(127.0.0.1:\d+\) is (gone|cut off).* from its last checkpoint", 10)
+    with pytest.raises(rr.WorkerLost):
+        replicator.synchronize()
+
+
+def a_frozen_worker(replicator):
+    step = replicator.replicate(make_learner(replicator)[2], replicator.make_inputs(the_same_batch))
+    step()
+    kill("worker 0", signal.SIGSTOP)
+    expect_loss(step, r"worker 0 \(127.0.0.1:\d+\) has not answered for 4 s", WORKER_TIMEOUT + 10)
+    kill("worker 0", signal.SIGCONT)
+
+
+def expect_loss(step, match, seconds):
+    begun = time.monotonic()
+    with pytest.raises(rr.WorkerLost, match=match) as caught:
+        while True:
+            step()
+    DETAILS["noticed_after"] = time.monotonic() - begun
+    DETAILS["error"] = str(caught.value)
+    assert DETAILS["noticed_after"] < seconds
+
+
+def process_ids():
+    return json.loads(pathlib.Path(f"{sys.argv[1]}.pids").read_text())
+
+
+def kill(task, number):
+    os.kill(process_ids()[task], number)
+
+
+def main():
+    report = {}
+    replicator = rr.MultiWorkerAsyncReplicator(start_timeout=100, worker_timeout=WORKER_TIMEOUT)
+    DETAILS["seconds"] = {}
+    for name in sys.argv[2:]:
+        begun = time.monotonic()
+        try:
+            globals()[name](replicator)
+            report[name] = None
+        except BaseException:
+            report[name] = traceback.format_exc()
+        DETAILS["seconds"][name] = round(time.monotonic() - begun, 2)
+    pathlib.Path(sys.argv[1]).write_text(json.dumps([report, DETAILS]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""MultiWorkerAsyncReplicator, with real workers and parameter servers on this machine."""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import rl_replicator as rr
+from rl_replicator import serving, staleness, watch
+
+PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
+CONTRACT = (
+    "elements_of_all_workers_are_used_once",
+    "one_call_after_the_other_equals_one_device",
+    "an_mlp_learns",
+    "staleness_is_bounded_with_a_slow_worker",
+    "a_callable_for_every_worker",
+    "two_steps_share_one_input",
+    "a_step_that_waits_for_data_is_cancelled",
+    "errors_reach_the_caller",
+    "misuse_has_one_line",
+    "padded_evaluation_sees_every_example_once",
+    "checkpoints_go_from_and_to_one_device",
+    "a_killed_worker_comes_back",
+    "a_killed_server",
+)
+
+
+def free_addresses(count):
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+
+
+def make_cluster(workers, servers):
+    chief, *others = free_addresses(1 + workers + servers)
+    return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}
+
+
+class Job:
+    """The processes of one cluster, from the entering of the context to its end."""
+
+    def __init__(self, folder, workers, servers, names):
+        self.report = folder / "report"
+        self.processes = {}
+        self._cluster = make_cluster(workers, servers)
+        self._names = names
+        for kind, addresses in self._cluster.items():
+            for index in range(len(addresses)):
+                if kind != "chief":
+                    self._start(kind, index)
+        process_ids = {task: process.pid for task, process in self.processes.items()}
+        pathlib.Path(f"{self.report}.pids").write_text(json.dumps(process_ids))
+        self._start("chief", 0)
+
+    def _start(self, kind, index):
+        config = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
+        root = str(PROGRAM.parents[2])
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": root}
+        self.processes[f"{kind} {index}"] = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(self.report), *self._names], env=environment
+        )
+
+    def results(self, timeout):
+        """What went wrong by the behaviours' names, and the details that the chief noted."""
+        assert self.processes["chief 0"].wait(timeout) == 0
+        return json.loads(self.report.read_text())
+
+    def statuses(self, timeout):
+        """With which status each of the others has ended."""
+        deadline = time.monotonic() + timeout
+        return {
+            task: process.wait(max(0.1, deadline - time.monotonic()))
+            for task, process in self.processes.items()
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory):
+    """One cluster for all of the contract, ended by the loss of its parameter server."""
+    with Job(tmp_path_factory.mktemp("contract"), 2, 1, CONTRACT) as job:
+        report, details = job.results(110)
+        yield report, details, job.statuses(15)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", CONTRACT)
+def test_contract(contract, name):
+    report, _, _ = contract
+    assert report[name] is None, report[name]
+
+
+@pytest.mark.processes
+def test_workers_end_with_the_chief(contract):
+    _, details, statuses = contract
+    assert statuses == {"chief 0": 0, "worker 0": 0, "worker 1": -9, "ps 0": -9}
+    print(details)
+
+
+@pytest.mark.processes
+def test_a_frozen_worker_is_named_and_variables_spread(tmp_path):
+    names = ("layers_and_slots_of_the_first_step_are_on_the_servers", "a_frozen_worker")
+    with Job(tmp_path, 1, 2, names) as job:
+        report, details = job.results(100)
+        assert report == dict.fromkeys(names), report
+        assert len(details["servers"]) == 2
+        assert job.statuses(15) == {"chief 0": 0, "worker 0": 0, "ps 0": 0, "ps 1": 0}
+
+
+def test_a_worker_that_never_starts_is_named():
+    addresses = make_cluster(2, 1)
+    with socket.socket() as worker, socket.socket() as server:
+        for listener, address in ((worker, addresses["worker"][0]), (server, addresses["ps"][0])):
+            listener.bind(("127.0.0.1", int(address.split(":")[1])))
+            listener.listen()
+        begun = time.monotonic()
+        match = r"but worker 1 \(127.0.0.1:\d+\) did not within 1 s"
+        with pytest.raises(rr.WorkerLost, match=match) as caught:
+            rr.MultiWorkerAsyncReplicator(rr.Cluster(addresses, "chief", 0), start_timeout=1)
+        assert time.monotonic() - begun < 5 and caught.value.workers == (1,)
+
+
+def test_workers_that_are_all_gone_are_named():
+    addresses = make_cluster(2, 1)
+    tasks = watch.Watch(rr.Cluster(addresses, "chief", 0), worker_timeout=1.5)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", int(addresses["ps"][0].split(":")[1])))
+        server.listen(64)
+        deadline = time.monotonic() + 10
+        loss = None
+        while loss is None and time.monotonic() < deadline:
+            loss = tasks.check()
+            time.sleep(0.1)
+    assert loss is not None and loss.workers == (0, 1)
+    assert "expected at least one worker, but worker 0" in str(loss)
+    assert tasks.given_up == {0, 1}
+
+
+def test_a_server_whose_chief_never_comes_ends():
+    cluster = rr.Cluster(make_cluster(1, 1), "ps", 0)
+    with pytest.raises(rr.WorkerLost, match=r"the coordinator, chief 0 \(127.0.0.1:\d+\)"):
+        serving._wait_for(cluster.address("chief", 0), 0.5)
+    with socket.socket() as listener:
+        listener.bind(("", int(cluster.own_address.split(":")[1])))
+        listener.listen()
+        with pytest.raises(rr.ConfigError, match="to be free for this process"):
+            rr.MultiWorkerAsyncReplicator(cluster)
+
+
+def test_misuse_has_one_line(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(rr.ConfigError, match="expected TF_CONFIG in the environment"):
+        rr.make("multi_worker_async")
+    for argument in ("max_staleness=", "max_staleness=-1", "4", "staleness=4"):
+        with pytest.raises(rr.ConfigError, match="multi_worker_async:max_staleness=4"):
+            rr.make(f"multi_worker_async:{argument}")
+    cluster = make_cluster(1, 1)
+    with pytest.raises(rr.ConfigError, match="max_staleness of at least 0, got -1"):
+        rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), max_staleness=-1)
+    with pytest.raises(rr.ConfigError, match="start_timeout above 0 seconds"):
+        rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), start_timeout=0)
+    cluster.pop("ps")
+    with pytest.raises(rr.ConfigError, match=r"at least one ps, got 1 chief, 1 worker; add"):
+        rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0))
+
+
+def run_simulated(bound, durations, calls, updates=1):
+    """Calls that take `durations` in turn, begun as soon as admitted; returns each one's staleness.
+
+    The worst case is taken: every update of a call comes between any step's reading and update if
+    both calls are open together.
+    """
+    now, begun, running, met, most = 0.0, 0, {}, {}, 0
+    while begun < calls or running:
+        while begun < calls and bound.admits(updates):
+            for key in running:
+                met[key] += updates
+            met[begun] = updates * len(running)
+            bound.open(begun, updates)
+            running[begun] = now + durations[begun % len(durations)]
+            begun += 1
+        most = max(most, len(running))
+        first = min(running, key=running.get)
+        now = running.pop(first)
+        bound.close(first)
+    return met, most
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize("durations", [[1.0], [1.0, 10.0], [1.0, 3.0, 20.0, 2.0]])
+@pytest.mark.parametrize("updates", [1, 3])
+def test_bound_holds_in_the_worst_case(max_staleness, durations, updates):
+    met, most = run_simulated(staleness.Bound(max_staleness, 4), durations, 50, updates)
+    assert len(met) == 50 and max(met.values()) <= max_staleness
+    assert most > 1 or max_staleness < updates
+    assert most <= 8
+
+
+def test_without_a_bound_the_queue_is_full():
+    met, most = run_simulated(staleness.Bound(None, 4), [1.0, 50.0], 200)
+    assert most == 8 and max(met.values()) > 8
+
+
+def test_staleness_adds_up():
+    found = staleness.Staleness().plus([0, 3]).plus([2]).plus([])
+    assert (found.steps, found.max) == (3, 3) and found.mean == pytest.approx(5 / 3)
+    assert staleness.Staleness().mean == 0.0
