@@ -1,15 +1,17 @@
 """Measures remote calls against raw grpcio: `python -m launchpad.rpc.benchmark`.
 
 Both servers are processes of this machine; short rounds alternate, so that other load hits both.
+Servers differ from start to start by more than from one another, so several pairs are compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import numpy as np
@@ -17,15 +19,18 @@ import numpy as np
 import launchpad as lp
 
 _ROUND_SECS = 0.25
-_NUM_ROUNDS = 12
+_NUM_ROUNDS = 6
+_NUM_PAIRS = 4
 _FETCH_BYTES = 10_000_000
+
+_Round = tuple[float, float]  # Calls per second, ours and raw.
 
 _RAW_SERVER = f"""
 import sys
 from concurrent import futures
 import grpc
 
-answer = bytes({_FETCH_BYTES})
+answer = b"x" * {_FETCH_BYTES}  # Not bytes(n): fresh zeros are one page of memory, many times.
 
 class Handler(grpc.GenericRpcHandler):
     def service(self, details):
@@ -64,34 +69,47 @@ def _rate(call: Callable[[], object]) -> float:
     return calls / elapsed
 
 
-def _compare(name: str, ours: Callable[[], object], raw: Callable[[], object]) -> None:
-    ours(), raw()
-    rounds = [(_rate(ours), _rate(raw)) for _ in range(_NUM_ROUNDS)]
-    our_rate, raw_rate = (statistics.median(column) for column in zip(*rounds, strict=True))
-    ratio = statistics.median(our / other for our, other in rounds)
-    print(f"{name}: {our_rate:.0f}/s, raw grpcio {raw_rate:.0f}/s, median ratio {ratio:.2f}")
+def _measure_pair(program: lp.Program, handle: lp.CourierHandle) -> dict[str, list[_Round]]:
+    """Returns the rounds of one server of ours and one raw server, by the kind of call."""
+    with _raw_channel() as channel:
+        manager = lp.launch(program, "test_mp")
+        client = manager.resolve(handle)
+        same, fetch = channel.unary_unary("/same"), channel.unary_unary("/fetch")
+        kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "small calls": (lambda: client.same(1), lambda: same(b"x" * 80)),
+            "fetches of 10 MB": (client.fetch, lambda: fetch(b"")),
+        }
+        rounds = {}
+        for kind, (ours, raw) in kinds.items():
+            ours(), raw()
+            rounds[kind] = [(_rate(ours), _rate(raw)) for _ in range(_NUM_ROUNDS)]
+        manager.stop_and_wait()
+    return rounds
+
+
+@contextlib.contextmanager
+def _raw_channel() -> Iterator[grpc.Channel]:
+    server = subprocess.Popen(
+        [sys.executable, "-c", _RAW_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None and server.stdout is not None
+    options = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{int(server.stdout.readline())}", options) as channel:
+        yield channel
+    server.stdin.close()
+    server.wait()
 
 
 def main() -> None:
     """Prints calls per second, ours and raw, and their ratio."""
     program = lp.Program("benchmark")
     handle = program.add_node(lp.CourierNode(Service), label="service")
-    raw_server = subprocess.Popen(
-        [sys.executable, "-c", _RAW_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert raw_server.stdin is not None and raw_server.stdout is not None
-    manager = lp.launch(program, "test_mp")
-    client = manager.resolve(handle)
-    channel = grpc.insecure_channel(
-        f"127.0.0.1:{int(raw_server.stdout.readline())}",
-        options=[("grpc.max_receive_message_length", -1)],
-    )
-    same, fetch = channel.unary_unary("/same"), channel.unary_unary("/fetch")
-    _compare("small calls", lambda: client.same(1), lambda: same(b"x" * 80))
-    _compare("fetches of 10 MB", client.fetch, lambda: fetch(b""))
-    raw_server.stdin.close()
-    raw_server.wait()
-    manager.stop_and_wait()
+    pairs = [_measure_pair(program, handle) for _ in range(_NUM_PAIRS)]
+    for kind in pairs[0]:
+        rounds = [one for pair in pairs for one in pair[kind]]
+        our_rate, raw_rate = (statistics.median(column) for column in zip(*rounds, strict=True))
+        ratio = statistics.median(our / other for our, other in rounds)
+        print(f"{kind}: {our_rate:.0f}/s, raw grpcio {raw_rate:.0f}/s, median ratio {ratio:.2f}")
 
     manager = lp.launch(program, "test_mt")
     client = manager.resolve(handle)

@@ -129,7 +129,6 @@ class CourierClient:
         Raises:
           CourierError: as `call`, but without the method's own exceptions.
         """
-        method = wire.method_of(request, wire.TOKEN_BYTES)
         started = time.monotonic()
         lost_at: float | None = None
         while True:
@@ -141,11 +140,11 @@ class CourierClient:
                 return link.call(request, timeout)
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise self._translate(error, method) from None
+                    raise self._translate(error, _name(request)) from None
                 self._drop(link)
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at >= self._retry_secs:
-                    raise self._translate(error, method) from None
+                    raise self._translate(error, _name(request)) from None
 
     # -- connection -------------------------------------------------------------------------------
 
@@ -273,6 +272,10 @@ class _FuturesClient:
 
         call.add_done_callback(finish)
         return result
+
+
+def _name(request: bytes) -> str:
+    return wire.method_of(request, wire.TOKEN_BYTES)
 
 
 def _unpack(answer: bytes) -> Any:

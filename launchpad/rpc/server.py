@@ -19,6 +19,7 @@ logger = logging.getLogger("launchpad")
 
 CALL_PATH = "/launchpad.Courier/Call"
 PING = b"\0ping"  # Not a Python name, so no method can have it.
+_PING_NAME = PING.decode()
 
 # Handlers may block, for example in a long poll: this many at once.
 DEFAULT_THREAD_POOL_SIZE = 128
@@ -129,23 +130,20 @@ class Server:
         previous = lp_runtime.set_thread_runtime(self._runtime)
         try:
             name = wire.method_of(request, wire.TOKEN_BYTES)
-            if self._forward is not None and name not in self._methods and name != PING.decode():
+            function = self._methods.get(name)
+            if function is not None:
+                args, kwargs = wire.decode(request, wire.TOKEN_BYTES)
+                return wire.encode(wire.OK, b"", function(*args, **kwargs))
+            if name == _PING_NAME:
+                return wire.encode(wire.OK, b"", sorted(self._methods))
+            if self._forward is not None:
                 return self._forward(request)
-            return wire.encode(wire.OK, b"", self._call(name, request))
+            served = ", ".join(sorted(self._methods)) or "nothing"
+            raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
         except caught as error:
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
         finally:
             lp_runtime.set_thread_runtime(previous)
-
-    def _call(self, name: str, request: bytes) -> Any:
-        if name == PING.decode():
-            return sorted(self._methods)
-        function = self._methods.get(name)
-        if function is None:
-            served = ", ".join(sorted(self._methods)) or "nothing"
-            raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
-        args, kwargs = wire.decode(request, wire.TOKEN_BYTES)
-        return function(*args, **kwargs)
 
 
 class _Router(grpc.GenericRpcHandler):

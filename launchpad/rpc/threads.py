@@ -21,19 +21,18 @@ class DaemonExecutor(futures.Executor):
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._max_workers = max_workers
         self._name = name
-        self._idle = threading.Semaphore(0)
+        # One entry per idle thread. Unlike a semaphore, which is Python code, it costs nothing.
+        self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_threads = 0
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         future: futures.Future[Any] = futures.Future()
         self._tasks.put((future, fn, args, kwargs))
-        if not self._idle.acquire(blocking=False):
-            with self._lock:
-                if self._num_threads < self._max_workers:
-                    self._num_threads += 1
-                    name = f"{self._name}-{self._num_threads}"
-                    threading.Thread(target=self._work, name=name, daemon=True).start()
+        try:
+            self._idle.get_nowait()
+        except queue.Empty:
+            self._start_thread()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -42,16 +41,31 @@ class DaemonExecutor(futures.Executor):
             for _ in range(self._num_threads):
                 self._tasks.put(None)
 
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._num_threads < self._max_workers:
+                self._num_threads += 1
+                name = f"{self._name}-{self._num_threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def _work(self) -> None:
         while True:
             task = self._tasks.get()
             if task is None:
                 return
-            future, fn, args, kwargs = task
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # The future carries it to the waiter.
-                    future.set_exception(error)
-            del task, future, fn, args, kwargs  # Don't keep arguments alive while idle.
-            self._idle.release()
+            _run(*task)
+            del task  # Don't keep arguments alive while idle.
+            self._idle.put(None)
+
+
+def _run(
+    future: futures.Future[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # The future carries it to the waiter.
+            future.set_exception(error)

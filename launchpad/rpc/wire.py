@@ -3,7 +3,7 @@
 A message is a small header, a pickle (protocol 5), and the large buffers of the pickled arrays,
 which are copied once, into the message, and used where they arrive. Arrays arrive writable.
 
-    header   token (32 bytes) or status (1 byte), method name, sizes of the buffers
+    header   token (32 bytes) or status (1 byte), sizes, method name
     pickle   the arguments or the result, without the large buffers
     buffers  each at a multiple of 16 bytes, where the processor wants arrays to begin
 """
@@ -26,7 +26,8 @@ _ALIGNMENT = 16
 
 OK, RAISED = b"\0", b"\1"
 
-_COUNTS = struct.Struct("<HI")  # Length of the method name, number of buffers.
+# Length of the method name, number of buffers, size of the pickle; the buffers' sizes follow.
+_HEADER = struct.Struct("<HIQ")
 _SIZE = struct.Struct("<Q")
 
 
@@ -34,13 +35,12 @@ def encode(prefix: bytes, method: bytes, value: Any) -> bytes:
     """Returns the message of `value`, after `prefix` (a token or a status)."""
     buffers: list[memoryview] = []
     payload = _dumps(value, buffers)
-    parts: list[Any] = [prefix, _COUNTS.pack(len(method), len(buffers)), method]
-    parts.extend(_SIZE.pack(len(buffer)) for buffer in buffers)
-    parts.append(_SIZE.pack(len(payload)))
-    header_size = sum(map(len, parts)) + len(payload)
-    parts.append(payload)
-    if buffers:
-        parts.append(bytes(_padded(header_size) - header_size))
+    header = _HEADER.pack(len(method), len(buffers), len(payload))
+    if not buffers:
+        return b"".join((prefix, header, method, payload))
+    parts: list[Any] = [prefix, header, *(_SIZE.pack(len(buffer)) for buffer in buffers), method]
+    start = sum(map(len, parts)) + len(payload)
+    parts += [payload, bytes(_padded(start) - start)]
     for buffer in buffers:
         parts.append(buffer)
         parts.append(bytes(_padded(len(buffer)) - len(buffer)))
@@ -71,26 +71,27 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
 
 def method_of(message: bytes, prefix_bytes: int) -> str:
     """Returns the method name of a message whose prefix has been checked already."""
-    method_size, _ = _COUNTS.unpack_from(message, prefix_bytes)
-    offset = prefix_bytes + _COUNTS.size
+    method_size, num_buffers, _ = _HEADER.unpack_from(message, prefix_bytes)
+    offset = prefix_bytes + _HEADER.size + num_buffers * _SIZE.size
     return message[offset : offset + method_size].decode()
 
 
 def decode(message: bytes, prefix_bytes: int) -> Any:
     """Returns the value of a message whose prefix has been checked already."""
-    view = memoryview(message)
-    method_size, num_buffers = _COUNTS.unpack_from(view, prefix_bytes)
-    offset = prefix_bytes + _COUNTS.size + method_size
-    sizes = [_SIZE.unpack_from(view, offset + i * _SIZE.size)[0] for i in range(num_buffers + 1)]
-    offset += _SIZE.size * (num_buffers + 1)
-    payload = view[offset : offset + sizes[-1]]
-    offset = _padded(offset + sizes[-1])
+    method_size, num_buffers, payload_size = _HEADER.unpack_from(message, prefix_bytes)
+    sizes_at = prefix_bytes + _HEADER.size
+    payload_at = sizes_at + num_buffers * _SIZE.size + method_size
+    offset = payload_at + payload_size
+    payload = memoryview(message)[payload_at:offset]
+    if not num_buffers:
+        return pickle.loads(payload)
     buffers = []
-    if num_buffers:
-        whole = _writable(message)
-        for size in sizes[:-1]:
-            buffers.append(whole[offset : offset + size])
-            offset += _padded(size)
+    whole = _writable(message)
+    offset = _padded(offset)
+    for i in range(num_buffers):
+        (size,) = _SIZE.unpack_from(message, sizes_at + i * _SIZE.size)
+        buffers.append(whole[offset : offset + size])
+        offset += _padded(size)
     return pickle.loads(payload, buffers=buffers)
 
 
