@@ -42,9 +42,7 @@ def stack(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     return total([_in_own_row(x) for x in xs], call)
 
 
-def concatenate(
-    slices: Sequence[tf.IndexedSlices], call: str
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def concatenate(slices: Sequence[tf.IndexedSlices], call: str) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """The rows of all replicas: how many, may differ.
 
     Returns:
