@@ -5,9 +5,6 @@ cluster names for each process. All use of TensorFlow's private names for this i
 """
 
 import atexit
-import contextlib
-import errno
-import socket
 import zlib
 from collections.abc import Callable
 
@@ -21,7 +18,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy, cross_d
 from tensorflow.python.eager import context as eager_context
 
 from rl_replicator import cluster as cluster_lib
-from rl_replicator import errors, health
+from rl_replicator import errors, health, serving
 
 # The strategy numbers its groups of collectives from 1.
 _CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
@@ -241,17 +238,7 @@ def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
             f"expected the task of a worker, got {cluster.task_type} {cluster.task_index}, which "
             "takes no part in the steps; use single_device there"
         )
-    port = int(cluster.own_address.rpartition(":")[2])
-    with contextlib.closing(socket.socket()) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("", port))
-        except OSError as error:
-            raise errors.ConfigError(
-                f"expected port {port} of {cluster.own_address} to be free for this process, got "
-                f"{errno.errorcode.get(error.errno or 0, error)}; end the process that listens "
-                "there, or choose another port for all"
-            ) from None
+    serving.check_is_free(cluster.own_address)
 
 
 def _join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distribute.Strategy:

@@ -1,11 +1,12 @@
 """What one worker of a group runs for test_multi_worker.py: behaviours, one after the other.
 
-    TF_CONFIG=... python multi_worker_program.py REPORT NAME [NAME ...]
+    TF_CONFIG=... python -m tests.conformance.multi_worker_program REPORT NAME [NAME ...]
 
-Every worker writes to REPORT.<its index>, as JSON, what each named behaviour came to: None, or the
-traceback of its failure.
+Every worker writes to REPORT.<its index>, as JSON, what each named behaviour came to (None, or the
+traceback of its failure), and what else there is to tell.
 """
 
+import faulthandler
 import json
 import os
 import pathlib
@@ -26,8 +27,10 @@ from rl_replicator import errors
 GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
-PEER_TIMEOUT = 3.0
-CALL_TIMEOUT = 4.0
+# Those under test are short, the others long enough for a machine that is busy.
+TIMEOUTS = {"start_timeout": 100, "peer_timeout": 5, "call_timeout": 60}
+TIMEOUTS.update(json.loads(os.environ.get("TIMEOUTS", "{}")))
+REPORT = {}
 DETAILS = {}  # What a behaviour has to say besides that it holds.
 
 
@@ -63,21 +66,24 @@ def make_learner(replicator):
     return model, optimizer, step_fn
 
 
-def train(replicator, steps, steps_per_call=None):
-    """Weights and losses after some steps from weights that are the same every time."""
-    model, _, step_fn = make_learner(replicator)
+def set_weights(model):
     rng = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+
+
+def train(replicator, steps, steps_per_call=None):
+    """Weights and losses after some steps from weights that are the same every time."""
+    model, _, step_fn = make_learner(replicator)
+    set_weights(model)
     step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
     calls = steps // (steps_per_call or 1)
-    losses = [np.atleast_1d(replicator.reduce("mean", step())) for _ in range(calls)]
-    return [v.numpy().tolist() for v in model.trainable_variables], np.concatenate(losses).tolist()
+    losses = replicator.reduce("mean", [step() for _ in range(calls)])
+    return [v.numpy().tolist() for v in model.trainable_variables], np.ravel(losses).tolist()
 
 
 def equals_one_replica(replicator):
-    DETAILS["once"] = train(replicator, 20)
-    DETAILS["looped"] = train(replicator, 20, 5)
+    DETAILS["trained"] = [train(replicator, 20), train(replicator, 20, 5)]
 
 
 def places(replicator):
@@ -205,12 +211,19 @@ def a_cancel_in_one_process_cancels_the_step_of_all(replicator):
     with replicator.scope():
         count = tf.Variable(0, trainable=False)
     step = replicator.replicate(lambda x: (x, count.assign_add(1)), inputs, 3)
+
+    def cancel_when_it_waits():
+        while inputs.position < 2:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        step.cancel()
+
     if is_last:
-        threading.Timer(0.5, step.cancel).start()
+        threading.Thread(target=cancel_when_it_waits, daemon=True).start()
     with pytest.raises(rr.StepCancelled):
         step()
-    assert count.numpy() == 2 and inputs.position == 2
     release.set()
+    assert count.numpy() == 2 and inputs.position == 2
     assert replicator.gather(step()[1]).tolist() == [[3, 4, 5]] * replicator.num_replicas
 
     inputs = replicator.make_inputs(ones)
@@ -301,7 +314,7 @@ def different_variables_are_refused(replicator):
 
 
 def cost_of_a_step(replicator):
-    """Seconds for 1000 empty steps, and for the same without the agreement of the processes."""
+    """For an empty step: in a loop, in a loop without the agreement of the processes, by itself."""
     inputs = replicator.make_inputs(ones)
     looped = replicator.replicate(lambda x: x, inputs, 1000)
     single = replicator.replicate(lambda x: x, inputs)
@@ -310,9 +323,8 @@ def cost_of_a_step(replicator):
     replicator.agree = agree
     for step in (looped, single, alone):
         step()
-    DETAILS["looped"] = _seconds(looped)
-    DETAILS["alone"] = _seconds(alone)
-    DETAILS["called"] = _seconds(lambda: [single() for _ in range(1000)])
+    seconds = _seconds(looped), _seconds(alone), _seconds(lambda: [single() for _ in range(1000)])
+    DETAILS["milliseconds"] = dict(zip(("looped", "alone", "called"), seconds, strict=True))
 
 
 def _seconds(function):
@@ -355,7 +367,7 @@ def a_killed_worker(replicator):
     if replicator.process_index == last:
         time.sleep(1)
         DETAILS["at"] = time.time()
-        leave({"a_killed_worker": None}, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        leave("a_killed_worker", lambda: os.kill(os.getpid(), signal.SIGKILL))
     function = [waiting, step, lambda: replicator.gather(tf.zeros([]))][replicator.process_index]
     if replicator.process_index == 0:
         waiting._is_checked = True  # Or else it would wait for the others there.
@@ -367,7 +379,7 @@ def a_frozen_worker(replicator):
     step()
     if replicator.process_index == 1:
         DETAILS["at"] = time.time()
-        leave({"a_frozen_worker": None}, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        leave("a_frozen_worker", lambda: os.kill(os.getpid(), signal.SIGSTOP))
     expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
 
 
@@ -399,8 +411,10 @@ def an_error_in_the_step_of_one(replicator):
 
 def a_call_that_one_does_not_make(replicator):
     if replicator.process_index == 1:
-        time.sleep(CALL_TIMEOUT + 2)
-        return
+        time.sleep(TIMEOUTS["call_timeout"] + 1)
+        # SIGTERM works as in any Python program.
+        leave("a_call_that_one_does_not_make", lambda: os.kill(os.getpid(), signal.SIGTERM))
+        time.sleep(60)
     begun = time.time()
     with pytest.raises(
         errors.StepFailed, match="expected all 2 processes to call gather or reduce"
@@ -417,37 +431,30 @@ def different_steps(replicator):
         steps[replicator.process_index]()
 
 
-def sigterm(replicator):
-    """As in any Python program: it ends this one."""
-    step = replicator.replicate(lambda x: x, replicator.make_inputs(ones))
-    step()
-    leave({"sigterm": None}, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    time.sleep(10)
-
-
-def leave(report, how):
-    pathlib.Path(f"{sys.argv[1]}.{own_index()}").write_text(json.dumps([report, DETAILS]))
+def leave(name, how):
+    """Ends this process in the middle of a behaviour, which has held until here."""
+    REPORT[name] = None
+    write_report()
     how()
 
 
-def own_index():
-    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+def write_report():
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    pathlib.Path(f"{sys.argv[1]}.{index}").write_text(json.dumps([REPORT, DETAILS]))
 
 
 def main():
-    report = {}
-    replicator = rr.MultiWorkerReplicator(
-        start_timeout=60, peer_timeout=PEER_TIMEOUT, call_timeout=CALL_TIMEOUT
-    )
+    faulthandler.dump_traceback_later(150)  # What it hangs in, if it hangs.
+    replicator = rr.MultiWorkerReplicator(**TIMEOUTS)
     for name in sys.argv[2:]:
         begun = time.monotonic()
         try:
             globals()[name](replicator)
-            report[name] = None
-        except BaseException:
-            report[name] = traceback.format_exc()
-        print(f"{name}: {time.monotonic() - begun:.2f} s", file=sys.stderr)
-    leave(report, lambda: None)
+            REPORT[name] = None
+        except Exception:
+            REPORT[name] = traceback.format_exc()
+        print(f"{name}: {time.monotonic() - begun:.2f} s")
+    write_report()
 
 
 if __name__ == "__main__":

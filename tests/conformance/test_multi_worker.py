@@ -1,0 +1,215 @@
+"""The contract of replicators with several real processes, and what becomes of them.
+
+The behaviours are in multi_worker_program.py; one group of processes goes through many of them.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import rl_replicator as rr
+from rl_replicator import local_job
+from tests.conformance import multi_worker_program, restarted_program
+
+# A group takes 10 to 30 seconds, most of them to import TensorFlow; many times that if others use
+# the machine, too.
+WAIT = 180
+CALL_TIMEOUT = 4
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
+
+ROOT = pathlib.Path(__file__).parents[2]
+# What groups of two and of three go through; the last one of each is the group's end.
+BEHAVIOURS = {
+    2: (
+        "places",
+        "equals_one_replica",
+        "initial_values_are_the_chiefs",
+        "order_gather_and_reduce",
+        "gathering_different_things",
+        "callable_input",
+        "two_steps_share_one_input",
+        "pipelines_per_replica",
+        "layers_and_slots_appear_in_the_first_step",
+        "a_cancel_in_one_process_cancels_the_step_of_all",
+        "uneven_data_ends_at_an_agreed_step",
+        "padded_evaluation_sees_every_example_once",
+        "an_error_of_one_input_ends_the_step_of_all",
+        "a_variable_from_outside_is_refused",
+        "different_collectives_are_refused",
+        "different_variables_are_refused",
+        "cost_of_a_step",
+        "a_frozen_worker",
+    ),
+    3: (
+        "places",
+        "equals_one_replica",
+        "order_gather_and_reduce",
+        "a_cancel_in_one_process_cancels_the_step_of_all",
+        "uneven_data_ends_at_an_agreed_step",
+        "padded_evaluation_sees_every_example_once",
+        "different_variables_are_refused",
+        "a_killed_worker",
+    ),
+}
+ENDS = (
+    "a_worker_that_ends_early",
+    "an_error_in_the_step_of_one",
+    "a_call_that_one_does_not_make",
+    "different_steps",
+)
+
+
+class Group:
+    """Processes that go through behaviours, and what they report of them."""
+
+    def __init__(self, folder, size, names, present=None, **timeouts):
+        self.size = size
+        ports = local_job.Ports(size)
+        command = [sys.executable, "-W", "ignore", "-m", multi_worker_program.__name__]
+        self._report = folder / "report"
+        self._processes = [
+            subprocess.Popen(
+                [*command, str(self._report), *names],
+                cwd=ROOT,
+                env={**os.environ, **task.environment, "TIMEOUTS": json.dumps(timeouts)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for task in local_job.make_tasks(size, 0, ports.addresses)[:present]
+        ]
+        self.addresses = ports.addresses
+
+    def wait(self, frozen=()):
+        """Returns the output of each. Those that are frozen end with the others."""
+        deadline = time.monotonic() + WAIT
+        try:
+            for index, process in enumerate(self._processes):
+                if index not in frozen:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass  # What they report, or do not, tells more.
+        finally:
+            for process in self._processes:
+                process.kill()
+        self.outputs = [process.communicate()[0] for process in self._processes]
+        self.statuses = [process.returncode for process in self._processes]
+        return self.outputs
+
+    def report(self, index):
+        path = self._report.with_suffix(f".{index}")
+        assert path.exists(), self.outputs[index]
+        return json.loads(path.read_text())
+
+    def check(self, name):
+        for index in range(self.size):
+            failure = self.report(index)[0].get(name, f"{name} was not reached")
+            assert failure is None, f"worker {index}:\n{failure}"
+
+    def details(self, index):
+        return self.report(index)[1]
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    """A function that gives the group of a size that went through its behaviours."""
+    made = {}
+
+    def get(size):
+        if size not in made:
+            made[size] = Group(tmp_path_factory.mktemp("group"), size, BEHAVIOURS[size])
+            made[size].wait(frozen=(1,) if size == 2 else ())
+        return made[size]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [(size, name) for size, names in BEHAVIOURS.items() for name in names]
+)
+def test_behaviour(groups, size, name):
+    groups(size).check(name)
+
+
+@pytest.mark.parametrize("size", BEHAVIOURS)
+def test_20_steps_equal_one_replica_with_the_global_batch(groups, size):
+    weights, losses = multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
+    for index in range(size):
+        for got_weights, got_losses in groups(size).details(index)["trained"]:
+            np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
+            for got, want in zip(got_weights, weights, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_agreement_costs(groups):
+    cost = groups(2).details(0)["milliseconds"]
+    print(f"\nan empty step of two processes, in milliseconds: {cost}")
+    assert cost["looped"] < 20
+
+
+def test_a_killed_worker_is_named_within_seconds(groups):
+    killed = groups(3).details(2)["at"]
+    for index in (0, 1):
+        details = groups(3).details(index)
+        assert details["workers"] == [2]
+        assert f"worker 2 ({groups(3).addresses[2]})" in details["error"]
+        print(f"\nkilled, noticed after {details['at'] - killed:.2f} s: {details['error']}")
+        assert details["at"] - killed < 4
+
+
+def test_a_frozen_worker_is_named_within_its_deadline(groups):
+    details = groups(2).details(0)
+    seconds = details["at"] - groups(2).details(1)["at"]
+    print(f"\nfrozen, noticed after {seconds:.2f} s: {details['error']}")
+    assert details["workers"] == [1]
+    assert seconds < multi_worker_program.TIMEOUTS["peer_timeout"] + 4
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_is_an_error_in_the_others(tmp_path, name):
+    timeouts = {"call_timeout": CALL_TIMEOUT} if name == "a_call_that_one_does_not_make" else {}
+    group = Group(tmp_path, 2, [name], **timeouts)
+    group.wait()
+    group.check(name)
+    if name == "a_worker_that_ends_early":
+        assert group.details(0)["workers"] == [1]
+    if name == "a_call_that_one_does_not_make":
+        seconds = group.details(0)["seconds"]
+        assert CALL_TIMEOUT <= seconds < CALL_TIMEOUT + 3
+        assert group.statuses[1] == -signal.SIGTERM
+
+
+def test_a_worker_that_never_starts_is_named(tmp_path):
+    group = Group(tmp_path, 3, ["places"], present=2, start_timeout=3)
+    begun = time.monotonic()
+    outputs = group.wait()
+    print(f"\nnever started: {time.monotonic() - begun:.1f} s with the import of TensorFlow")
+    address = group.addresses[2]
+    for output in outputs:
+        assert (
+            f"WorkerLost: expected all workers to start, but worker 2 ({address}) did not within "
+            "3 s; start all of them together" in output
+        )
+
+
+def test_after_a_kill_the_whole_group_trains_on(tmp_path):
+    command = [sys.executable, "-m", "rl_replicator.supervisor", "--workers", "2", "--"]
+    program = [sys.executable, "-m", restarted_program.__name__, str(tmp_path)]
+    done = subprocess.run(
+        [*command, *program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "worker 1 was killed by SIGKILL; starting the whole job again" in done.stderr
+    killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
+    print(f"\nback to training {resumed - killed:.1f} s after kill -9")
+    assert resumed - killed < 20
+    weights, _ = multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
+    for got, want in zip(json.loads((tmp_path / "weights").read_text()), weights, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
