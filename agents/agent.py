@@ -77,9 +77,20 @@ class Agent(Protocol):
         ...
 
     def make_actor(
-        self, source: VariableSource, adder: adders.Adder, random: np.random.Generator
+        self,
+        source: VariableSource,
+        adder: adders.Adder,
+        random: np.random.Generator,
+        environment_steps: Callable[[], int],
     ) -> core.Actor:
-        """The policy that explores and records."""
+        """The policy that explores and records.
+
+        Args:
+          source: of the weights.
+          adder: from `make_adder`.
+          random: of the exploration.
+          environment_steps: how many the run has taken, about.
+        """
         ...
 
     def make_evaluator(self, source: VariableSource) -> core.Actor:
@@ -87,9 +98,9 @@ class Agent(Protocol):
         ...
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_address: str, total_environment_steps: int
+        self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
     ) -> Learner:
-        """The learner."""
+        """The learner of a run in which the agent chooses `total_agent_steps` actions."""
         ...
 
     @property

@@ -1,28 +1,33 @@
 """What the command line calls: train an agent, evaluate a run, film it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents.d4pg.config import D4PGConfig
+from agents.d4pg.pixel_config import PixelD4PGConfig
 from agents.evaluation import EvaluationSchedule
-from rl_replicator.errors import check_option
+from environments import PixelConfig
+from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.run_directory import from_plain
 
 if TYPE_CHECKING:
     from acme import specs
 
     from agents.agent import Agent
+    from agents.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
 class D4PGOptions:
-    """Train D4PG on a task from its state."""
+    """Train D4PG on a task from its state, or from pictures of it (`--pixels`)."""
 
     env: str
     """Task: `domain:task` of the dm_control suite, or `package.module:function`."""
     steps: int = 120_000
-    """Environment steps of the run, over all actors."""
+    """Environment steps (frames of the simulator) of the run, over all actors. With `--pixels` an
+    action lasts `--picture.action-repeat` of them."""
     seed: int = 1
     """Seed of environments, noise, weights and evaluations."""
     actors: int = 1
@@ -40,7 +45,13 @@ class D4PGOptions:
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""
     agent: D4PGConfig = D4PGConfig()
-    """Hyper-parameters."""
+    """Hyper-parameters from state."""
+    pixels: bool = False
+    """See pictures in place of the state."""
+    picture: PixelConfig = PixelConfig()
+    """How pictures are made."""
+    pixel_agent: PixelD4PGConfig = PixelD4PGConfig()
+    """Hyper-parameters from pictures."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "actors"):
@@ -49,6 +60,36 @@ class D4PGOptions:
         check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
         seconds = self.checkpoint_seconds
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
+        if self.pixels and self.agent != D4PGConfig():
+            raise ConfigError(
+                "--pixels: expected settings of the agent from pictures, got --agent.*; "
+                "write --pixel-agent.*"
+            )
+        if not self.pixels and (self.pixel_agent, self.picture) != (
+            PixelD4PGConfig(),
+            PixelConfig(),
+        ):
+            raise ConfigError(
+                "--pixel-agent.*, --picture.*: expected --pixels with them, got none; add it"
+            )
+
+    @property
+    def config(self) -> D4PGConfig:
+        """The hyper-parameters of this run."""
+        return self.pixel_agent if self.pixels else self.agent
+
+    @property
+    def task(self) -> "Task":
+        """The environment of this run."""
+        from agents.task import Task
+
+        return Task(self.env, self.picture if self.pixels else None)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run and no other, as plain data; `AgentCommand.restore` reads it."""
+        identity = {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.config)}
+        return identity | ({"pixels": dataclasses.asdict(self.picture)} if self.pixels else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +99,31 @@ class AgentCommand:
     Attributes:
       name: of the agent.
       Options: dataclass of everything that can be set.
-      config_type: dataclass of the agent's hyper-parameters.
+      config_type: dataclass of the agent's hyper-parameters from state.
+      pixel_config_type: dataclass of those from pictures.
       make_agent: (config, environment spec) -> agent.
     """
 
     name: str
     Options: type[D4PGOptions]
     config_type: type[D4PGConfig]
+    pixel_config_type: type[PixelD4PGConfig]
     make_agent: Callable[[Any, "specs.EnvironmentSpec"], "Agent"]
+
+    def restore(self, identity: Mapping[str, Any]) -> tuple["Task", D4PGConfig]:
+        """The task and the hyper-parameters of a run, from its directory's `identity`.
+
+        Raises:
+          UsageError: if another version wrote it.
+        """
+        from agents.task import Task
+
+        plain = identity.get("pixels")
+        if plain is None:
+            return Task(identity["env"]), from_plain(self.config_type, identity["agent"])
+        pixels = from_plain(PixelConfig, plain)
+        config = from_plain(self.pixel_config_type, identity["agent"])
+        return Task(identity["env"], pixels), config
 
     def train(self, options: D4PGOptions) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.
@@ -134,4 +192,4 @@ def _make_d4pg(config: D4PGConfig, spec: "specs.EnvironmentSpec") -> "Agent":
     return D4PG(config, spec)
 
 
-d4pg = AgentCommand("d4pg", D4PGOptions, D4PGConfig, _make_d4pg)
+d4pg = AgentCommand("d4pg", D4PGOptions, D4PGConfig, PixelD4PGConfig, _make_d4pg)

@@ -17,6 +17,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
+from agents.task import Task
 from rl_replicator.run_directory import RunDirectory
 
 
@@ -25,7 +26,7 @@ class RunPlan:
     """What a program needs to know beside the agent.
 
     Attributes:
-      environment_name: see `environments.make`.
+      task: the environment.
       seed: of everything random in the run.
       total_steps: environment steps of the run.
       num_actors: actors that share them.
@@ -38,7 +39,7 @@ class RunPlan:
       restored_progress: what the counter knew in that checkpoint, or None.
     """
 
-    environment_name: str
+    task: Task
     seed: int
     total_steps: int
     num_actors: int
@@ -83,7 +84,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                 agent,
                 plan.replicas,
                 plan.seed,
-                plan.total_steps,
+                plan.task.agent_steps(plan.total_steps),
                 replay,
                 counter,
                 RunDirectory(plan.run_dir).checkpoints,
@@ -97,7 +98,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                     ActorNode,
                     index,
                     agent,
-                    plan.environment_name,
+                    plan.task,
                     plan.seed,
                     replay,
                     learner,
@@ -109,7 +110,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
             lp.PyClassNode(
                 EvaluatorNode,
                 agent,
-                plan.environment_name,
+                plan.task,
                 plan.seed,
                 plan.evaluation,
                 learner,

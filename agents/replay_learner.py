@@ -57,7 +57,7 @@ class ReplayLearner:
         self._module = module
         self._replicator = replicator
         self.published = tuple(published)
-        self._inputs = replicator.make_inputs(input_fn)
+        self._inputs = replicator.make_inputs(input_fn, per_replica=True)
         self._step = replicator.replicate(module.step_fn, self._inputs, steps_per_call)
         self._priorities = PriorityWriter(replay_address)
         self._num_steps = int(module.num_steps.numpy())

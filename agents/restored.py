@@ -2,26 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dm_env
 import imageio.v3 as iio
 from acme import core
 
-import environments
 from agents.environment_loop import episode_return, interact
-from agents.training import environment_spec
+from agents.task import Task
 from agents.variables import WeightsPart
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
-from rl_replicator.run_directory import RunDirectory, from_plain
+from rl_replicator.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from agents.command import AgentCommand
 
 _HEIGHT, _WIDTH = 240, 320
 _FRAMES_PER_SECOND = 30
-# A film shows an episode of 1000 steps in ten seconds.
+# A film shows an episode of 1000 environment steps in about ten seconds.
 _STEPS_PER_FRAME = 1000 // (10 * _FRAMES_PER_SECOND)
 
 
@@ -29,7 +28,7 @@ def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -
     """Plays episodes with the newest checkpoint's policy. See `AgentCommand.evaluate`."""
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
-    environment, actor = _restore(command, RunDirectory(run_dir), seed)
+    _, environment, actor = _restore(command, RunDirectory(run_dir), seed)
     returns = [episode_return(environment, actor, lambda: False) for _ in range(episodes)]
     return [total for total in returns if total is not None]
 
@@ -50,11 +49,12 @@ def film(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--output: cannot write to {path.parent}: {error}") from None
-    environment, actor = _restore(command, run, seed)
+    task, environment, actor = _restore(command, run, seed)
+    steps_per_frame = max(1, _STEPS_PER_FRAME // task.action_repeat)
     total, frames = 0.0, []
     for step, timestep in enumerate(_episode(environment, actor)):
         total += float(timestep.reward or 0.0)
-        if step % _STEPS_PER_FRAME == 0:
+        if step % steps_per_frame == 0:
             frames.append(environment.render(_HEIGHT, _WIDTH))
     if path.suffix == ".mp4":
         iio.imwrite(path, frames, fps=_FRAMES_PER_SECOND)
@@ -70,10 +70,8 @@ def _episode(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_
             return
 
 
-def _restore(
-    command: "AgentCommand", run: RunDirectory, seed: int
-) -> tuple[environments.Environment, core.Actor]:
-    """The environment of a run, and the policy of its newest checkpoint."""
+def _restore(command: "AgentCommand", run: RunDirectory, seed: int) -> tuple[Task, Any, core.Actor]:
+    """The task of a run, its environment, and the policy of its newest checkpoint."""
     identity = run.config()["identity"]
     checkpointer = Checkpointer(run.checkpoints)
     if checkpointer.latest() is None:
@@ -81,8 +79,8 @@ def _restore(
             f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer, or "
             "continue the run with --run-dir"
         )
-    config = from_plain(command.config_type, identity["agent"])
-    agent = command.make_agent(config, environment_spec(identity["env"]))
+    task, config = command.restore(identity)
+    agent = command.make_agent(config, task.spec())
     weights = WeightsPart()
     checkpointer.restore({"weights": weights})
-    return environments.make(identity["env"], seed=seed), agent.make_evaluator(weights)
+    return task, task.make(seed=seed), agent.make_evaluator(weights)

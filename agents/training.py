@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acme import specs
-
-import environments
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent
@@ -39,38 +36,20 @@ _NO_GPU = {
 }
 
 
-def environment_spec(name: str) -> specs.EnvironmentSpec:
-    """The specs of an environment.
-
-    Args:
-      name: see `environments.make`.
-
-    Returns:
-      `acme.specs.EnvironmentSpec`.
-
-    Raises:
-      ValueError: if nothing goes by that name, see `environments.make`.
-    """
-    return specs.make_environment_spec(environments.make(name, seed=0))
-
-
 def train(command: "AgentCommand", options: "D4PGOptions") -> int:
     """Trains an agent; returns the exit status. See `agents.command.AgentCommand.train`."""
     _share_processors()
-    agent = command.make_agent(options.agent, environment_spec(options.env))
+    task = options.task
+    agent = command.make_agent(options.config, task.spec())
     replicas = replicator_name(options.replicas)
     num_replicas = rr.make(replicas).num_replicas
     agent.make_tables(num_replicas)  # Batch, replicas and limiter must fit before all else.
 
-    identity = {
-        "env": options.env,
-        "seed": options.seed,
-        "agent": dataclasses.asdict(options.agent),
-    }
+    identity = options.identity
     run = _choose_directory(command.name, identity, options)
     with run.opened(command.name, identity) as there:
         plan = RunPlan(
-            environment_name=options.env,
+            task=task,
             seed=options.seed,
             total_steps=options.steps,
             num_actors=options.actors,

@@ -1,24 +1,27 @@
 """D4PG as the program sees it: five factories over one config."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import reverb
+import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
 import rl_replicator as rr
-from agents.actors import ExploringActor, GaussianNoise, PolicyActor
+from agents.actors import Acting, ExploringActor, GaussianNoise, LinearSchedule, PolicyActor
 from agents.agent import VariableSource
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
-from agents.d4pg.networks import CategoricalCritic, D4PGNetworks, Policy
+from agents.d4pg.networks import D4PGNetworks, Policy
+from agents.d4pg.observations import PixelObservations, StateObservations, observations_of
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
 from agents.replay.table import LearnerDemand, make_table
-from agents.replay.transitions import TransitionLayout
+from agents.replay.transitions import Layout
 from agents.replay_learner import ReplayLearner
 from rl_replicator.errors import ConfigError
 
@@ -26,6 +29,8 @@ from rl_replicator.errors import ConfigError
 @dataclasses.dataclass(frozen=True)
 class D4PG:
     """The D4PG agent (see `agents.agent.Agent` for the contract of the five `make_*`).
+
+    Its config says whether it sees states or pictures (`agents.d4pg.observations`).
 
     Attributes:
       config: hyper-parameters.
@@ -40,7 +45,7 @@ class D4PG:
 
     def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
         """One prioritized table of n-step transitions."""
-        return [make_table(self.config.replay, self._demand(num_replicas), self._layout())]
+        return [make_table(self.config.replay, self._demand(num_replicas), self._layout)]
 
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], None]
@@ -49,7 +54,7 @@ class D4PG:
         have with a critic that knows nothing: KL(target || uniform) is at most log(atoms)."""
         return NStepTransitionAdder(
             client,
-            self._layout(),
+            self._layout,
             n_step=self.config.n_step,
             discount=self.config.discount,
             initial_priority=math.log(self.config.num_atoms),
@@ -58,24 +63,30 @@ class D4PG:
         )
 
     def make_actor(
-        self, source: VariableSource, adder: NStepTransitionAdder, random: np.random.Generator
+        self,
+        source: VariableSource,
+        adder: NStepTransitionAdder,
+        random: np.random.Generator,
+        environment_steps: Callable[[], int],
     ) -> ExploringActor:
-        """The online policy with Gaussian noise."""
-        noise = GaussianNoise(self.config.exploration_sigma, random)
-        size = self._layout().observation_size
-        return ExploringActor(self._acting_policy(source), source, size, noise, adder)
+        """The online policy with Gaussian noise, less and less of it where so configured."""
+        config = self.config
+        start, end = config.exploration_sigma, config.exploration_sigma_end
+        schedule = LinearSchedule(start, start if end is None else end, config.exploration_steps)
+        noise = GaussianNoise(lambda: schedule(environment_steps()), random)
+        return ExploringActor(self._acting(source), source, noise, adder)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
         """The online policy, without noise."""
-        return PolicyActor(self._acting_policy(source), source, self._layout().observation_size)
+        return PolicyActor(self._acting(source), source)
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_address: str, total_environment_steps: int
+        self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
     ) -> ReplayLearner:
         """The learner, replicated; its importance exponent ends its growth with the run."""
         config = self.config
         demand = self._demand(replicator.num_replicas)
-        samples = total_environment_steps * config.replay.samples_per_insert
+        samples = total_agent_steps * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(
                 replicator, importance_steps=max(1, int(samples / config.global_batch_size))
@@ -83,10 +94,10 @@ class D4PG:
         return ReplayLearner(
             module,
             replicator,
-            input_fn=make_input_fn(replay_address, self._layout(), demand),
+            input_fn=make_input_fn(replay_address, self._layout, demand),
             replay_address=replay_address,
             steps_per_call=config.steps_per_call,
-            published=("policy",),
+            published=self._observations.published,
         )
 
     def make_module(self, replicator: rr.Replicator, importance_steps: int) -> D4PGLearner:
@@ -102,6 +113,7 @@ class D4PG:
             target=self._networks("target_"),
             atoms=self.atoms(),
             importance_steps=importance_steps,
+            augment=self._observations.augment,
             replicator=replicator,
         )
 
@@ -137,26 +149,40 @@ class D4PG:
         config = self.config
         return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
 
-    def _layout(self) -> TransitionLayout:
-        return TransitionLayout(self.environment_spec)
+    @functools.cached_property
+    def _observations(self) -> StateObservations | PixelObservations:
+        return observations_of(self.config, self.environment_spec)
 
-    def _acting_policy(self, source: VariableSource) -> Policy:
+    @functools.cached_property
+    def _layout(self) -> Layout:
+        return self._observations.layout()
+
+    def _acting(self, source: VariableSource) -> Acting:
         # Answered when the learner has drawn its weights. In threads all draw from one stream, and
         # the run's seed is to fix those of the learner.
-        source.get_variables(["policy"])
-        return self._policy()
+        names = self._observations.published
+        source.get_variables(names)
+        encoder, policy = self._acting_networks("")
+        networks = {"encoder": encoder, "policy": policy}
+        return Acting(
+            networks={name: networks[name] for name in names},
+            act=lambda observation: policy(encoder(observation)),
+            observation_spec=self._observations.spec(),
+            memory=self._observations.make_memory(),
+            jit_compile=self._observations.acts_with_xla,
+        )
 
-    def _policy(self, prefix: str = "") -> Policy:
-        layout = self._layout()
-        policy = Policy(self.config.policy_layers, layout.action_size, name=f"{prefix}policy")
-        policy(tf.zeros([1, layout.observation_size]))
-        return policy
+    def _acting_networks(self, prefix: str) -> tuple[snt.Module, Policy]:
+        spec = self._observations.spec()
+        encoder = self._observations.make_encoder(f"{prefix}encoder")
+        policy = self._observations.make_policy(f"{prefix}policy")
+        policy(encoder(tf.zeros([1, *spec.shape], spec.dtype)))
+        return encoder, policy
 
     def _networks(self, prefix: str) -> D4PGNetworks:
-        layout = self._layout()
-        policy = self._policy(prefix)
-        critic = CategoricalCritic(
-            self.config.critic_layers, self.config.num_atoms, name=f"{prefix}critic"
-        )
-        critic(tf.zeros([1, layout.observation_size]), tf.zeros([1, layout.action_size]))
-        return D4PGNetworks(policy, critic)
+        spec = self._observations.spec()
+        encoder, policy = self._acting_networks(prefix)
+        critic = self._observations.make_critic(f"{prefix}critic")
+        features = encoder(tf.zeros([1, *spec.shape], spec.dtype))
+        critic(features, tf.zeros([1, *self.environment_spec.actions.shape]))
+        return D4PGNetworks(encoder, policy, critic)

@@ -1,6 +1,7 @@
 """Every hyper-parameter of D4PG, once."""
 
 import dataclasses
+from typing import ClassVar
 
 from agents.replay.config import ReplayConfig
 from rl_replicator.errors import check_option
@@ -13,6 +14,9 @@ class D4PGConfig:
     Every default is the paper's or that of its published implementations, unless its line says
     otherwise.
     """
+
+    option: ClassVar[str] = "agent"
+    """How the command line calls these settings."""
 
     policy_layers: tuple[int, ...] = (256, 256)
     """Units of the policy's hidden layers."""
@@ -31,6 +35,10 @@ class D4PGConfig:
     """Steps of reward in a return before it bootstraps."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' Gaussian noise; actions span [-1, 1]."""
+    exploration_sigma_end: float | None = None
+    """What it has become after `exploration_steps`. Default: it stays."""
+    exploration_steps: int = 100_000
+    """Environment steps over which it changes, linearly."""
 
     global_batch_size: int = 256
     """Transitions of one learner step, over all replicas."""
@@ -39,7 +47,9 @@ class D4PGConfig:
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
     target_update_period: int = 100
-    """Learner steps between copies of the online networks to the target networks."""
+    """Learner steps between two updates of the target networks."""
+    target_update_rate: float = 1.0
+    """tau: how far an update takes the target to the online networks. 1 copies them."""
     max_action_gradient_norm: float | None = 1.0
     """Largest norm of one example's dQ/da. None: no clipping."""
     max_gradient_norm: float | None = 40.0
@@ -52,14 +62,18 @@ class D4PGConfig:
 
     def __post_init__(self) -> None:
         def check(is_good: bool, name: str, expected: str) -> None:
-            check_option(is_good, f"agent.{name}", expected, getattr(self, name))
+            check_option(is_good, f"{self.option}.{name}", expected, getattr(self, name))
 
         for name in ("policy_layers", "critic_layers"):
             sizes = getattr(self, name)
             is_good = len(sizes) > 0 and all(size >= 1 for size in sizes)
             check(is_good, name, "one or more positive layer sizes")
-        for name in ("n_step", "global_batch_size", "target_update_period", "steps_per_call"):
+        for name in (
+            *("n_step", "global_batch_size", "target_update_period", "steps_per_call"),
+            "exploration_steps",
+        ):
             check(getattr(self, name) >= 1, name, "a whole number of at least 1")
+        check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
         for name in ("policy_learning_rate", "critic_learning_rate"):
             check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
         for name in ("max_action_gradient_norm", "max_gradient_norm"):
@@ -67,7 +81,9 @@ class D4PGConfig:
             check(norm is None or norm > 0, name, "a positive number or None")
         check(self.num_atoms >= 2, "num_atoms", "at least 2")
         check(0 <= self.discount < 1, "discount", "a number in [0, 1)")
-        check(self.exploration_sigma >= 0, "exploration_sigma", "a number of at least 0")
+        for name in ("exploration_sigma", "exploration_sigma_end"):
+            sigma = getattr(self, name)
+            check(sigma is None or sigma >= 0, name, "a number of at least 0")
         low, high = self.value_min, self.value_max
         is_range = low is None or high is None or low < high
         check(is_range, "value_min", f"less than value_max ({high})")

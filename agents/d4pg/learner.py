@@ -1,6 +1,6 @@
 """The learner: one step of D4PG, written as for one machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ class D4PGLearner(tf.Module):
         target: D4PGNetworks,
         atoms: np.ndarray,
         importance_steps: int,
+        augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
     ):
         """Copies `online` to `target` and makes the optimizers.
@@ -54,14 +55,16 @@ class D4PGLearner(tf.Module):
           target: built networks of the same shape.
           atoms: [Z] float32 support of the critic.
           importance_steps: learner steps over which the importance exponent grows to its end.
+          augment: (observations [B, ...], random seed [2] int32) -> the observations to train on.
           replicator: whose scope this is.
         """
         super().__init__(name="d4pg")
         self._config = config
         self._atoms = tf.constant(atoms, tf.float32)
         self._importance_steps = importance_steps
-        self.policy, self.critic = online
-        self.target_policy, self.target_critic = target
+        self._augment = augment
+        self.encoder, self.policy, self.critic = online
+        self.target_encoder, self.target_policy, self.target_critic = target
         self._policy_optimizer = replicator.wrap_optimizer(
             rr.optimizers.Adam(config.policy_learning_rate),
             max_global_norm=config.max_gradient_norm,
@@ -72,7 +75,7 @@ class D4PGLearner(tf.Module):
         )
         # Their slots must exist before a checkpoint can be restored.
         replicator.build_optimizer(self._policy_optimizer, self.policy.trainable_variables)
-        replicator.build_optimizer(self._critic_optimizer, self.critic.trainable_variables)
+        replicator.build_optimizer(self._critic_optimizer, self._critic_variables())
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
         for source, copy in self.target_pairs():
             copy.assign(source)
@@ -82,18 +85,23 @@ class D4PGLearner(tf.Module):
         return [
             pair
             for source, copy in (
+                (self.encoder, self.target_encoder),
                 (self.policy, self.target_policy),
                 (self.critic, self.target_critic),
             )
             for pair in zip(source.variables, copy.variables, strict=True)
         ]
 
+    def _critic_variables(self) -> tuple[tf.Variable, ...]:
+        """What the critic's loss trains: the encoder too, and nothing else trains that."""
+        return (*self.encoder.trainable_variables, *self.critic.trainable_variables)
+
     def step_fn(self, sample: Sample) -> StepOutput:
         """One update of the critic and of the policy from one batch.
 
         D4PG's Algorithm 1 (arXiv:1804.08617): project the n-step target, weight each example's
-        cross-entropy by its importance, follow dQ/da with the policy, now and then copy the online
-        networks to the targets.
+        cross-entropy by its importance, follow dQ/da with the policy, now and then move the
+        targets to the online networks.
 
         Args:
           sample: a batch of this replica's share.
@@ -102,32 +110,37 @@ class D4PGLearner(tf.Module):
           The batch's keys with their new priorities, and metrics.
         """
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1 = self._augment(o_tm1, self._seed(0))
+        o_t = self._augment(o_t, self._seed(1))
 
         # The bootstrap distribution, from the target networks.
-        target_logits = self.target_critic(o_t, self.target_policy(o_t))  # [B, Z]
+        s_t = self.target_encoder(o_t)  # [B, F]
+        target_logits = self.target_critic(s_t, self.target_policy(s_t))  # [B, Z]
         target_probs = tf.nn.softmax(target_logits)
 
         with tf.GradientTape() as critic_tape:
-            logits_tm1 = self.critic(o_tm1, a_tm1)  # [B, Z]
+            s_tm1 = self.encoder(o_tm1)  # [B, F]
+            logits_tm1 = self.critic(s_tm1, a_tm1)  # [B, Z]
             td_losses, td_targets = losses.categorical_td_loss(
                 logits_tm1, r_t, d_t, target_probs, self._atoms
             )  # [B], [B, Z]
             weights = self._importance_weights(sample)  # [B]
             critic_loss = tf.reduce_mean(weights * td_losses)
 
-        # The policy follows dQ/da, through a critic that this does not train.
+        # The policy follows dQ/da, through a critic and an encoder that this does not train.
+        s_tm1 = tf.stop_gradient(s_tm1)
         with tf.GradientTape() as policy_tape:
-            action = self.policy(o_tm1)  # [B, A]
+            action = self.policy(s_tm1)  # [B, A]
         with tf.GradientTape(watch_accessed_variables=False) as action_tape:
             action_tape.watch(action)
-            probs = tf.nn.softmax(self.critic(o_tm1, action))  # [B, Z]
+            probs = tf.nn.softmax(self.critic(s_tm1, action))  # [B, Z]
             q = tf.linalg.matvec(probs, self._atoms)  # [B]
         dq_da = losses.action_gradient(
             action_tape.gradient(q, action), self._config.max_action_gradient_norm
         )  # [B, A]
         batch_size = tf.cast(tf.shape(action)[0], tf.float32)
 
-        critic_variables = self.critic.trainable_variables
+        critic_variables = self._critic_variables()
         policy_variables = self.policy.trainable_variables
         critic_gradients = critic_tape.gradient(critic_loss, critic_variables)
         policy_gradients = policy_tape.gradient(
@@ -149,6 +162,11 @@ class D4PGLearner(tf.Module):
             },
         )
 
+    def _seed(self, stream: int) -> tf.Tensor:
+        """[2] int32: another one in every step, on every replica and for every `stream` of two."""
+        stream_of_replica = 2 * collectives.replica_id() + stream
+        return tf.stack([tf.cast(self.num_steps, tf.int32), tf.cast(stream_of_replica, tf.int32)])
+
     def _importance_weights(self, sample: Sample) -> tf.Tensor:
         replay = self._config.replay
         progress = tf.minimum(
@@ -161,15 +179,17 @@ class D4PGLearner(tf.Module):
         return weights / collectives.all_max(tf.reduce_max(weights))  # [B]
 
     def _update_targets(self) -> None:
+        """Every so many steps: target += tau * (online - target)."""
         self.num_steps.assign_add(1)
-        due = tf.equal(self.num_steps % self._config.target_update_period, 0)
+        period, rate = self._config.target_update_period, self._config.target_update_rate
 
-        def copy() -> tf.Tensor:
+        def update() -> tf.Tensor:
             for source, target in self.target_pairs():
-                target.assign(source)
+                target.assign(source if rate == 1 else target + rate * (source - target))
             return tf.constant(True)
 
-        tf.cond(due, copy, lambda: tf.constant(False))
+        due = tf.equal(self.num_steps % period, 0)
+        tf.cond(due, update, lambda: tf.constant(False))
 
     def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Copies of the named networks' variables, by path.
@@ -177,17 +197,19 @@ class D4PGLearner(tf.Module):
         Actors and the evaluator ask for "policy": the online policy is the one that acts.
 
         Args:
-          names: of `policy`, `critic`, `target_policy`, `target_critic`.
+          names: of `encoder`, `policy`, `critic`, and of the same with `target_`.
 
         Returns:
           "policy/torso/linear_0/w" and the like -> float32 array.
 
         Raises:
-          KeyError: if a name is not one of the four.
+          KeyError: if a name is not one of the six.
         """
         modules = {
+            "encoder": self.encoder,
             "policy": self.policy,
             "critic": self.critic,
+            "target_encoder": self.target_encoder,
             "target_policy": self.target_policy,
             "target_critic": self.target_critic,
         }

@@ -1,4 +1,4 @@
-"""The policy and the distributional critic of D4PG, for flat observations."""
+"""The policy and the distributional critic of D4PG, for features or flat observations."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -29,8 +29,16 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     return snt.Sequential(layers, name=name)
 
 
+@snt.allow_empty_variables
+class NoEncoder(snt.Module):
+    """For observations that are features already: [B, N] float32 -> the same."""
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        return observation
+
+
 class Policy(snt.Module):
-    """Deterministic policy: [B, N] float32 observations -> [B, A] float32 actions in (-1, 1)."""
+    """Deterministic policy: [B, N] float32 features -> [B, A] float32 actions in (-1, 1)."""
 
     def __init__(self, layer_sizes: Sequence[int], num_actions: int, name: str = "policy"):
         super().__init__(name=name)
@@ -45,7 +53,7 @@ class Policy(snt.Module):
 
 
 class CategoricalCritic(snt.Module):
-    """Distribution of the return: ([B, N] observations, [B, A] actions) -> [B, Z] logits."""
+    """Distribution of the return: ([B, N] features, [B, A] actions) -> [B, Z] logits."""
 
     def __init__(self, layer_sizes: Sequence[int], num_atoms: int, name: str = "critic"):
         super().__init__(name=name)
@@ -58,13 +66,39 @@ class CategoricalCritic(snt.Module):
         return self._head(self._torso(tf.concat([observation, action], axis=-1)))
 
 
+class PixelCritic(snt.Module):
+    """As `CategoricalCritic`, for features so many that a few actions beside them would be lost.
+
+    The features are narrowed to `feature_size` first, by a layer of the critic's own (the trunk of
+    DrQ-v2, arXiv:2107.09645).
+    """
+
+    def __init__(
+        self, feature_size: int, layer_sizes: Sequence[int], num_atoms: int, name: str = "critic"
+    ):
+        super().__init__(name=name)
+        self._trunk = layer_norm_mlp([feature_size], "trunk")
+        self._torso = snt.nets.MLP(
+            layer_sizes, activation=tf.nn.elu, activate_final=True, name="torso"
+        )
+        self._head = snt.Linear(
+            num_atoms, w_init=snt.initializers.VarianceScaling(1e-2), name="head"
+        )
+
+    def __call__(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        features = self._trunk(observation)  # [B, F]
+        return self._head(self._torso(tf.concat([features, action], axis=-1)))
+
+
 class D4PGNetworks(NamedTuple):
-    """What the learner trains; an actor makes only the policy.
+    """What the learner trains; an actor makes only the first two.
 
     Attributes:
+      encoder: from observations to features [B, N], shared by the others.
       policy: the deterministic policy.
       critic: the distributional critic.
     """
 
+    encoder: snt.Module
     policy: Policy
-    critic: CategoricalCritic
+    critic: CategoricalCritic | PixelCritic

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import reverb
 
-import environments
 import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import interact
 from agents.nodes.counter import Counter, Episode
+from agents.task import Task
 from agents.waiting import StoppedError, Waiting
 
 
@@ -21,7 +21,7 @@ class ActorNode:
         self,
         index: int,
         agent: Agent,
-        environment_name: str,
+        task: Task,
         seed: int,
         replay: reverb.Client,
         source: VariableSource,
@@ -32,7 +32,7 @@ class ActorNode:
         Args:
           index: of this actor, from 0.
           agent: factories.
-          environment_name: see `environments.make`.
+          task: to act in.
           seed: of the run; each actor derives its own streams from it.
           replay: client of the table.
           source: of the weights.
@@ -41,14 +41,16 @@ class ActorNode:
         self._index = index
         self._counter = counter
         environment_seed, noise_seed = np.random.SeedSequence([seed, index]).generate_state(2)
-        self._environment = environments.make(environment_name, seed=int(environment_seed))
+        self._environment = task.make(seed=int(environment_seed))
+        self._action_repeat = task.action_repeat
+        self._run_steps = counter.progress().environment_steps
         self._noise = np.random.default_rng(int(noise_seed))
         self._set_random_state(counter.random_state(index))
         waiting = Waiting(
             f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
         )
         self._adder = agent.make_adder(replay, waiting.tick)
-        self._actor = agent.make_actor(source, self._adder, self._noise)
+        self._actor = agent.make_actor(source, self._adder, self._noise, lambda: self._run_steps)
 
     def run(self) -> None:
         """Acts until there are no more steps to take or the program stops."""
@@ -67,8 +69,8 @@ class ActorNode:
         for timestep in interact(self._environment, self._actor):
             if not timestep.first():
                 episode_return += float(timestep.reward)
-                length += 1
-                done += 1
+                length += self._action_repeat
+                done += self._action_repeat
             if timestep.last():
                 episodes.append(Episode(episode_return, length, self._random_state()))
                 episode_return, length = 0.0, 0
@@ -79,6 +81,7 @@ class ActorNode:
                 if granted == 0 or lp.stop_event().is_set():
                     return
                 done, episodes, started, waited = 0, [], now, blocked
+                self._run_steps = self._counter.environment_steps()
 
     def _random_state(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from agents.pictures import PictureWriter
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import MetricWriter
 
@@ -54,7 +57,7 @@ class Episode:
 
     Attributes:
       episode_return: undiscounted sum of rewards.
-      length: environment steps.
+      length: environment steps; where actions are repeated, the last one counts as a whole.
       random_state: the actor's random streams at its end, as plain data, for a checkpoint.
     """
 
@@ -66,7 +69,8 @@ class Episode:
 class Counter:
     """Hands out environment steps, collects what nodes report, and writes the metrics.
 
-    Steps are leased, so that a run of N steps takes exactly N, however many actors share them.
+    Steps are leased, so that a run of N steps takes exactly N, however many actors share them
+    (where an action lasts several steps, the last one of an actor may go beyond).
     """
 
     def __init__(self, run_dir: Path, total_steps: int, restored: Mapping[str, Any] | None):
@@ -94,6 +98,7 @@ class Counter:
         self._started = time.monotonic()
         # Rows of a run that was killed, beyond its checkpoint (or before its first), are made anew.
         self._writer = MetricWriter(run_dir, resume_step=self._environment_steps)
+        self._pictures = PictureWriter(run_dir, resume_step=self._environment_steps)
 
     def lease(self, actor: int, done: int, waiting: float, episodes: list[Episode]) -> int:
         """Takes an actor's report and grants it its next steps.
@@ -131,6 +136,10 @@ class Counter:
                 self._leases[actor] = steps
             return max(steps, 0)
 
+    def environment_steps(self) -> int:
+        """Taken by all actors since the beginning of the run."""
+        return self._environment_steps
+
     def random_state(self, actor: int) -> Any:
         """The actor's random streams at its last finished episode; None if it has none yet."""
         with self._lock:
@@ -159,14 +168,19 @@ class Counter:
         with self._lock:
             self._learner_done = True
 
-    def record_evaluation(self, environment_steps: int, returns: list[float]) -> None:
+    def record_evaluation(
+        self, environment_steps: int, returns: list[float], picture: np.ndarray | None
+    ) -> None:
         """Takes an evaluation.
 
         Args:
           environment_steps: at the start of the evaluation.
           returns: of its episodes.
+          picture: what the agent saw at one moment of it, uint8 [height, width, 3], if it saw any.
         """
         with self._lock:
+            if picture is not None:
+                self._pictures.write("what_the_agent_sees", environment_steps, picture)
             mean = sum(returns) / len(returns)
             self._evaluation = {"return": mean, "step": environment_steps}
             self._write(

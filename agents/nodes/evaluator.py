@@ -1,11 +1,12 @@
 """The evaluator node: judges the policy without noise, and ends the run with a last judgement."""
 
-import environments
 import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import episode_return
 from agents.evaluation import EvaluationSchedule, evaluation_seed
 from agents.nodes.counter import Counter
+from agents.pictures import strip
+from agents.task import Task
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 
@@ -16,7 +17,7 @@ class EvaluatorNode:
     def __init__(
         self,
         agent: Agent,
-        environment_name: str,
+        task: Task,
         seed: int,
         schedule: EvaluationSchedule,
         source: VariableSource,
@@ -26,13 +27,13 @@ class EvaluatorNode:
 
         Args:
           agent: factories.
-          environment_name: see `environments.make`.
+          task: to act in.
           seed: of the run.
           schedule: when to evaluate.
           source: of the weights.
           counter: of the run.
         """
-        self._environment_name = environment_name
+        self._task = task
         self._seed = seed
         self._schedule = schedule
         self._counter = counter
@@ -57,11 +58,12 @@ class EvaluatorNode:
     def _evaluate(self, environment_steps: int, episodes: int) -> None:
         self._actor.update(wait=True)
         seed = evaluation_seed(self._seed, environment_steps)
-        environment = environments.make(self._environment_name, seed=seed)
+        environment = self._task.make(seed=seed)
         returns = []
         for _ in range(episodes):
             total = episode_return(environment, self._actor, lp.stop_event().is_set)
             if total is None:
                 return
             returns.append(total)
-        self._counter.record_evaluation(environment_steps, returns)
+        picture = strip(self._actor.seen)
+        self._counter.record_evaluation(environment_steps, returns, picture)

@@ -41,7 +41,7 @@ class LearnerNode:
         agent: Agent,
         replicas: str,
         seed: int,
-        total_steps: int,
+        total_agent_steps: int,
         replay: reverb.Client,
         counter: Counter,
         checkpoints: Path,
@@ -53,7 +53,7 @@ class LearnerNode:
           agent: factories.
           replicas: of the replicator, see `rl_replicator.make`.
           seed: of the run.
-          total_steps: environment steps of the run.
+          total_agent_steps: actions of the run.
           replay: client of the table.
           counter: of the run.
           checkpoints: folder of the run's checkpoints.
@@ -64,7 +64,7 @@ class LearnerNode:
         self._counter = counter
         self._checkpoint_seconds = checkpoint_seconds
         self._learner: Learner = agent.make_learner(
-            rr.make(replicas), replay.server_address, total_steps
+            rr.make(replicas), replay.server_address, total_agent_steps
         )
         self._checkpointer = Checkpointer(checkpoints)
         if self._checkpointer.latest() is not None:

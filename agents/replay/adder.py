@@ -12,7 +12,7 @@ from acme import types
 from acme.adders import base
 
 from agents.replay.table import TABLE
-from agents.replay.transitions import TransitionLayout
+from agents.replay.transitions import Layout
 
 # How many items are written between two flushes: a flush costs about as much as an insert.
 _ITEMS_PER_FLUSH = 16
@@ -52,7 +52,7 @@ def n_step_return(
 
 
 class NStepTransitionAdder(base.Adder):
-    """Writes each n-step transition of an episode as one row of the table.
+    """Writes each n-step transition of an episode as one row of the table, as its layout has it.
 
     A row is written when n steps are known; the last n - 1 steps of an episode bootstrap from its
     last observation over fewer steps. An episode that is cut off (`reset` before its end) leaves no
@@ -62,7 +62,7 @@ class NStepTransitionAdder(base.Adder):
     def __init__(
         self,
         client: reverb.Client,
-        layout: TransitionLayout,
+        layout: Layout,
         *,
         n_step: int,
         discount: float,
@@ -82,7 +82,7 @@ class NStepTransitionAdder(base.Adder):
           on_wait: called with the seconds waited so far, twice a second, while the table does not
             accept a row; may raise to give up.
         """
-        self._writer = client.trajectory_writer(num_keep_alive_refs=1)
+        self._writer = layout.open(client, n_step)
         self._layout = layout
         self._n_step = n_step
         self._discount = discount
@@ -108,9 +108,10 @@ class NStepTransitionAdder(base.Adder):
         """
         if not timestep.first():
             raise ValueError(f"expected the first step of an episode, got {timestep.step_type!r}")
-        self._layout.check_step("observation", timestep.observation, self._layout.observation_size)
+        self._layout.check_observation(timestep.observation)
         self.reset()
         self._observation = timestep.observation
+        self._layout.begin(self._writer, timestep.observation)
 
     def add(
         self,
@@ -127,10 +128,8 @@ class NStepTransitionAdder(base.Adder):
         if self._observation is None:
             raise ValueError("expected add_first before add; got an action without an episode")
         if next_timestep.last() or not self._window:  # Once or twice an episode: it costs time.
-            self._layout.check_step("action", action, self._layout.action_size)
-            self._layout.check_step(
-                "observation", next_timestep.observation, self._layout.observation_size
-            )
+            self._layout.check_action(action)
+            self._layout.check_observation(next_timestep.observation)
         self._window.append(
             _Step(
                 self._observation,
@@ -140,8 +139,13 @@ class NStepTransitionAdder(base.Adder):
             )
         )
         self._observation = next_timestep.observation
-        if len(self._window) == self._n_step:
+        missing = self._n_step - len(self._window)
+        if missing == 0:
             self._write_window()
+        else:
+            # The window of an episode shorter than n steps is as long as all others in the table.
+            for _ in range(missing if next_timestep.last() else 1):
+                self._layout.follow(self._writer, self._observation)
         if next_timestep.last():
             while self._window:
                 self._write_window()
@@ -155,19 +159,19 @@ class NStepTransitionAdder(base.Adder):
             [step.discount for step in self._window],
             self._discount,
         )
-        self._window.popleft()
-        self._writer.append(
-            self._layout.pack(
-                types.Transition(
-                    observation=first.observation,
-                    action=first.action,
-                    reward=reward,
-                    discount=discount,
-                    next_observation=self._observation,
-                )
-            )
+        item = self._layout.write(
+            self._writer,
+            types.Transition(
+                observation=first.observation,
+                action=first.action,
+                reward=reward,
+                discount=discount,
+                next_observation=self._observation,
+            ),
+            steps=len(self._window),
         )
-        self._writer.create_item(TABLE, self._initial_priority, self._writer.history[-1])
+        self._window.popleft()
+        self._writer.create_item(TABLE, self._initial_priority, item)
         self._items_since_flush += 1
         if self._items_since_flush >= _ITEMS_PER_FLUSH:
             self.flush()

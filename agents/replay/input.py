@@ -6,11 +6,11 @@ import reverb
 import tensorflow as tf
 
 from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES, TABLE, LearnerDemand
-from agents.replay.transitions import Sample, TransitionLayout
+from agents.replay.transitions import Layout, Sample
 
 
 def make_input_fn(
-    server_address: str, layout: TransitionLayout, demand: LearnerDemand
+    server_address: str, layout: Layout, demand: LearnerDemand
 ) -> Callable[[object], tf.data.Dataset]:
     """The learner's `input_fn`: an endless dataset of per-replica batches.
 
@@ -37,8 +37,8 @@ def make_input_fn(
         dataset = reverb.TrajectoryDataset(
             server_address,
             TABLE,
-            dtypes=layout.signature.dtype,
-            shapes=layout.signature.shape,
+            dtypes=tf.nest.map_structure(lambda s: s.dtype, layout.signature),
+            shapes=tf.nest.map_structure(lambda s: s.shape, layout.signature),
             max_in_flight_samples_per_worker=IN_FLIGHT_BATCHES * batch_size,
             num_workers_per_iterator=1,
         )

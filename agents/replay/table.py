@@ -5,7 +5,7 @@ import dataclasses
 import reverb
 
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import TransitionLayout
+from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError, check_option
 
 TABLE = "replay"
@@ -90,9 +90,7 @@ def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
     return buffer
 
 
-def make_table(
-    config: ReplayConfig, demand: LearnerDemand, layout: TransitionLayout
-) -> reverb.Table:
+def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> reverb.Table:
     """The prioritized table (Schaul et al. 2016), held to a ratio of samples to inserts.
 
     Args:

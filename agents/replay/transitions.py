@@ -1,10 +1,62 @@
-"""What one row of the replay table holds, and how it is laid out."""
+"""What an item of the replay table holds, and how it is laid out."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import reverb
 import tensorflow as tf
 from acme import specs, types
+
+
+class Layout(Protocol):
+    """How the steps of an episode lie in the table: both of its ends are made for the same one.
+
+    A layout holds no state of an episode: that is the writer's.
+    """
+
+    @property
+    def signature(self) -> Any:
+        """Nest of `tf.TensorSpec`: an item as the table sees it."""
+        ...
+
+    def open(self, client: reverb.Client, n_step: int) -> reverb.TrajectoryWriter:
+        """A writer for transitions of at most `n_step` steps."""
+        ...
+
+    def check_observation(self, observation: object) -> None:
+        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+        ...
+
+    def check_action(self, action: object) -> None:
+        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+        ...
+
+    def begin(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
+        """An episode starts with this observation."""
+        ...
+
+    def follow(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
+        """The next observation, which completes no transition."""
+        ...
+
+    def write(
+        self, writer: reverb.TrajectoryWriter, transition: types.Transition, steps: int
+    ) -> Any:
+        """The next observation, which completes one: returns the item.
+
+        Near the end of an episode several transitions end with its last observation, and each
+        calls this once.
+
+        Args:
+          writer: from `open`.
+          transition: arrays; `next_observation` is the newest.
+          steps: between its two observations, 1 to n.
+        """
+        ...
+
+    def unpack(self, data: Any) -> types.Transition:
+        """A batch of items, [B, ...] tensors -> a transition; reward is R_n, discount d."""
+        ...
 
 
 class TransitionLayout:
@@ -35,6 +87,33 @@ class TransitionLayout:
         self.width = 2 * self.observation_size + self.action_size + 2
         self.signature = tf.TensorSpec([self.width], tf.float32, "transition")
 
+    def open(self, client: reverb.Client, n_step: int) -> reverb.TrajectoryWriter:
+        """See `Layout`: a row is complete in itself."""
+        del n_step
+        return client.trajectory_writer(num_keep_alive_refs=1)
+
+    def check_observation(self, observation: object) -> None:
+        """See `Layout`."""
+        check_array("observation", observation, (self.observation_size,), np.float32)
+
+    def check_action(self, action: object) -> None:
+        """See `Layout`."""
+        check_array("action", action, (self.action_size,), np.float32)
+
+    def begin(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
+        """Nothing: a row holds its own observations."""
+
+    def follow(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
+        """Nothing."""
+
+    def write(
+        self, writer: reverb.TrajectoryWriter, transition: types.Transition, steps: int
+    ) -> Any:
+        """See `Layout`."""
+        del steps
+        writer.append(self.pack(transition))
+        return writer.history[-1]
+
     def pack(self, transition: types.Transition) -> np.ndarray:
         """One transition of arrays -> [width] float32."""
         n, a = self.observation_size, self.action_size
@@ -57,14 +136,15 @@ class TransitionLayout:
             next_observation=rows[:, n + a + 2 :],
         )
 
-    def check_step(self, name: str, value: object, size: int) -> None:
-        """Raises ValueError, naming the field, unless `value` is a float32 vector of `size`."""
-        array = np.asarray(value)
-        if array.shape != (size,) or array.dtype != np.float32:
-            raise ValueError(
-                f"replay expects {name} of shape ({size},) and dtype float32, the environment gave "
-                f"shape {array.shape} and dtype {array.dtype}; make its spec and its steps agree"
-            )
+
+def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type) -> None:
+    """Raises ValueError, naming the field, unless `value` has this shape and dtype."""
+    array = np.asarray(value)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"replay expects {name} of shape {shape} and dtype {np.dtype(dtype)}, the environment "
+            f"gave shape {array.shape} and dtype {array.dtype}; make its spec and its steps agree"
+        )
 
 
 class Sample(NamedTuple):
@@ -74,7 +154,7 @@ class Sample(NamedTuple):
       keys: [B] uint64 identities of the rows, for writing priorities back.
       probabilities: [B] float64 P(i) at the moment of sampling.
       table_size: [B] int64 rows in the table at that moment.
-      transition: `acme.types.Transition` of [B, ...] float32 tensors.
+      transition: `acme.types.Transition` of [B, ...] tensors, float32 except for pictures.
     """
 
     keys: tf.Tensor
