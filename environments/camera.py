@@ -8,12 +8,12 @@ mujoco is imported within the functions, because it must be imported with OpenGL
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from environments import rendering
 from environments.errors import EnvironmentSpecError
 from environments.gl_context import Context
 
@@ -176,14 +176,34 @@ def _mujoco_camera(model: Any, camera: int | str) -> Any:
     return made
 
 
-def picture(physics: Any, height: int, width: int, camera_id: int | str) -> np.ndarray:
-    """dm_control's own picture, for videos: uint8 [height, width, 3] of any size.
+class Pictures:
+    """dm_control's own pictures of a physics, for videos: called like `flat.Environment.render`.
 
-    Raises:
-      RenderingUnavailableError: if no OpenGL works here.
+    dm_control's contexts belong to the thread that drew first, and fail when another one frees
+    them; here they are not used.
     """
-    rendering.enable()
-    physics.renders = True  # See `environments.suite`: from here on OpenGL contexts are made.
-    if camera_id == 0 and physics.model.ncam == 0:
-        camera_id = -1  # The free camera, which every model has.
-    return physics.render(height=height, width=width, camera_id=camera_id)
+
+    def __init__(self, find_physics: Callable[[], Any]):
+        """Draws the `dm_control.mujoco.Physics` that `find_physics` returns at each picture."""
+        self._find_physics = find_physics
+        self._camera: Camera | None = None
+        self._key: tuple[Any, ...] = ()
+
+    def __call__(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
+        """A fresh uint8 [height, width, 3] of any size.
+
+        Raises:
+          EnvironmentSpecError: if the model has no such camera.
+          RenderingUnavailableError: if no OpenGL works here.
+        """
+        physics = self._find_physics()
+        key = (physics.model.ptr, height, width, camera_id)
+        if self._camera is None or key != self._key:
+            if self._camera is not None:
+                self._camera.close()
+            self._camera = Camera(
+                physics.model.ptr, physics.data.ptr, height, width, camera_id, EXACT
+            )
+            self._key = key
+        self._camera.renew_terrain()
+        return self._camera.frame()

@@ -44,14 +44,14 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
     random = np.random.RandomState(seed)
     with _without_deprecations():
         environment = _load(domain, task, random)
-    _defer_gl(environment.physics)
+    _keep_gl_out(environment.physics)
     shortcuts.shorten(environment.physics)
     return flat.Environment(
         environment,
         action_spec=_limited(environment.action_spec()),
         reward_spec=_reward_spec(domain),
         random=flat.NumpyRandomness(random),
-        render=functools.partial(camera.picture, environment.physics),
+        render=camera.Pictures(lambda: environment.physics),
     )
 
 
@@ -97,17 +97,13 @@ def _reward_spec(domain: str) -> specs.BoundedArray:
     return specs.BoundedArray((), np.float32, lowest, 1.0)
 
 
-def _defer_gl(physics: Any) -> None:
-    """Keeps a task from making an OpenGL context before its first picture is asked for.
+def _keep_gl_out(physics: Any) -> None:
+    """Keeps a task from making an OpenGL context of dm_control's.
 
     `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load
-    OpenGL for training from state. A context that is made later takes the terrain from the model,
-    so nothing is lost.
+    OpenGL for training from state. `environments.camera` has contexts of its own, and takes the
+    terrain from the model.
     """
     parent = type(physics)
-
-    def contexts(self: Any) -> Any:
-        return parent.contexts.fget(self) if self.renders else None
-
-    body = {"renders": False, "contexts": property(contexts), "__module__": parent.__module__}
+    body = {"contexts": property(lambda self: None), "__module__": parent.__module__}
     physics.__class__ = type(parent.__name__, (parent,), body)

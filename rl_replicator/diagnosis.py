@@ -31,6 +31,7 @@ _KNOWN_BREAKS = (
     ("dm-acme", ">=0.3", "it brings dm-launchpad"),
 )
 _LITTLE_MEMORY, _LITTLE_DISK = 4e9, 5e9
+_MEASURED_TASK = "cartpole:balance"
 
 
 class Finding(NamedTuple):
@@ -183,10 +184,18 @@ def _renderer() -> Finding:
     """Missing OpenGL is a note: training from state needs none."""
     # By name, because this package stands below `environments` and must load without it.
     try:
+        environments = importlib.import_module("environments")
         rendering = importlib.import_module("environments.rendering")
+        frame_rate = importlib.import_module("environments.frame_rate")
         renderer = rendering.find()
+        modes = ("fast", "exact")
+        configs = [environments.PixelConfig(render=mode) for mode in modes]
+        rates = frame_rate.measure(_MEASURED_TASK, *configs)
     except Exception as error:
         text = re.sub(r"\s+", " ", str(error))
         return Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")
     kind = "software" if renderer.is_software else "hardware"
-    return Finding(OK, "renderer", f"{renderer.name} ({renderer.kind}, {kind})")
+    text = f"{renderer.name} ({renderer.kind}, {kind}); frames/s of {_MEASURED_TASK} at 64x64: "
+    text += ", ".join(f"{rate.look} {rate.frames_per_second:.0f}" for rate in rates)
+    advice = rendering.advice(renderer)
+    return Finding(NOTE if advice else OK, "renderer", text, advice)

@@ -1,5 +1,6 @@
 """What fits and what does not."""
 
+import re
 from importlib import metadata
 
 import pytest
@@ -128,3 +129,13 @@ def test_tensorflow_that_cannot_be_imported(monkeypatch):
     monkeypatch.setattr(diagnosis.importlib, "import_module", broken)
     (finding,) = diagnosis._tensorflow()
     assert finding.text == "cannot be imported: libtensorflow: undefined symbol"
+
+
+def test_both_ways_to_draw_are_measured():
+    finding = diagnosis._renderer()
+    if finding.text.startswith("none"):
+        pytest.skip(finding.text)
+    measured = re.search(r"cartpole:balance at 64x64: fast (\d+), exact (\d+)$", finding.text)
+    assert measured, finding.text
+    if "software" in finding.text:
+        assert int(measured[1]) > int(measured[2]) > 0

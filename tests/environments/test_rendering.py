@@ -1,5 +1,6 @@
 """Choosing an OpenGL, and pictures."""
 
+import os
 import subprocess
 
 import numpy as np
@@ -89,6 +90,75 @@ def test_a_kind_that_is_not_installed_is_named(fresh):
     with pytest.raises(RenderingUnavailableError, match=message) as caught:
         rendering.find()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "device"), [("1", 1), ("3,0", 3), ("", None), ("-1", None), ("GPU-5ebe9fb4", None)]
+)
+def test_the_first_cuda_device(fresh, value, device):
+    fresh.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert rendering.first_cuda_device() == device
+
+
+def test_a_cuda_device_without_an_egl_device_changes_nothing(fresh):
+    """What can be run without a GPU: the drivers are asked, and none claims the device."""
+    plain = rendering.probe("egl")
+    if not isinstance(plain, rendering.Renderer) or not plain.is_software:
+        pytest.skip("needs software EGL")
+    fresh.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert rendering.probe("egl") == plain
+    assert plain.device is None
+
+
+def test_the_users_egl_device_is_kept(fresh):
+    if not isinstance(rendering.probe("egl"), rendering.Renderer):
+        pytest.skip("needs EGL")
+    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "99")
+    assert "MUJOCO_EGL_DEVICE_ID must be" in rendering.probe("egl")
+
+
+def test_the_egl_device_is_told_to_mujoco(fresh):
+    fresh.setattr(rendering, "probe", lambda kind: rendering.Renderer(kind, "NVIDIA A100", 2))
+    fresh.setattr(rendering.importlib, "import_module", lambda name: Backend)
+    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "")  # Both are put back afterwards.
+    fresh.setenv("MUJOCO_GL", "")
+    rendering.find.cache_clear()
+    rendering.enable()
+    assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "2"
+    assert os.environ["MUJOCO_GL"] == "egl"
+
+
+class Backend:
+    """Stands for dm_control's, which is loaded once in a process."""
+
+    BACKEND = "egl"
+
+
+def test_an_idle_gpu_is_one_line(tmp_path):
+    software = rendering.Renderer("egl", "llvmpipe (LLVM 15.0.6, 256 bits)")
+    assert rendering.advice(software, str(tmp_path)) == ""
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert "libgl1-mesa-dri" in rendering.advice(software, str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    advice = rendering.advice(software, str(tmp_path))
+    assert "nvidia0), but llvmpipe" in advice and "libegl-nvidia0" in advice
+    assert "\n" not in advice
+    assert rendering.advice(rendering.Renderer("egl", "NVIDIA A100"), str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("render", "name", "look"),
+    [
+        ("auto", "llvmpipe", "fast"),
+        ("auto", "NVIDIA A100", "exact"),
+        ("exact", "llvmpipe", "exact"),
+        ("fast", "NVIDIA A100", "fast"),
+    ],
+)
+def test_auto_is_fast_on_software(fresh, render, name, look):
+    _answers(fresh, {"egl": name})
+    assert rendering.resolve(render) == look
 
 
 @pytest.fixture(scope="module")
