@@ -308,3 +308,21 @@ def read_flags(recorder: Any) -> None:
     from absl import flags
 
     recorder.add((flags.FLAGS.lp_termination_notice_secs, flags.FLAGS.lp_demo_flag))
+
+
+def record_environment(names: list[str], recorder: Any) -> None:
+    recorder.add([os.environ.get(name) for name in names])
+
+
+class Slow:
+    """Takes its time to be constructed."""
+
+    def __init__(self, seconds: float):
+        time.sleep(seconds)
+
+
+def record_ready(recorder: Any) -> None:
+    began = time.time()
+    recorder.add(("ready", lp.wait_until_ready(30)))
+    recorder.add(("waited", time.time() - began > 0.5))
+    lp.wait_for_stop()

@@ -152,6 +152,31 @@ def test_wait_gives_up_in_time_and_says_so(engine):
     assert manager.wait(timeout=20)
 
 
+def test_a_program_is_ready_when_all_nodes_are_constructed(engine):
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.record_ready, recorder), label="waiting")
+    parts = [lp.PyNode(programs.leave_on_stop, recorder), lp.CourierNode(programs.Slow, 1.5)]
+    program.add_node(lp.MultiThreadingColocation(parts), label="slow")
+    manager = lp.launch(program, engine)
+    assert manager.wait_until_ready(0.01) is False
+    assert manager.wait_until_ready(60) is True
+    client = manager.resolve(recorder)
+    deadline = time.monotonic() + 10
+    while len(client.entries()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert set(client.entries()) == {"waiting", ("ready", True), ("waited", True)}
+    manager.stop_and_wait()
+
+
+def test_a_program_that_fails_is_never_ready(engine):
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(programs.Slow, "no number"), label="broken")
+    manager = lp.launch(program, engine)
+    assert manager.wait_until_ready(60) is False
+    with pytest.raises(lp.NodeFailedError, match="TypeError"):
+        manager.wait(timeout=20)
+
+
 def test_dm_launchpad_beside_ours_is_an_error(tmp_path):
     metadata = tmp_path / "dm_launchpad-0.5.2.dist-info" / "METADATA"
     metadata.parent.mkdir()

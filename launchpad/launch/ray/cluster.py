@@ -141,7 +141,9 @@ def _start_own() -> Cluster:
 
     def end_watcher() -> None:
         assert watcher.stdin is not None
-        watcher.stdin.close()
+        with contextlib.suppress(OSError):  # Somebody has killed it.
+            watcher.stdin.write(guard.DONE)
+            watcher.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             watcher.wait(_GUARD_SECS)
 

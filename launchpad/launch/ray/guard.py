@@ -1,9 +1,10 @@
-"""Ends a Ray of a program's own when its launcher is gone: `python guard.py DIRECTORY`.
+"""Ends a Ray of a program's own when its launcher dies: `python guard.py DIRECTORY`.
 
 The kernel kills the daemons with the launcher, but not what they have started: Ray's agents look
 for their parent every few seconds, and try to reach the dead daemons for a minute then. This
-process waits until its standard input ends, kills what still writes to a file in DIRECTORY,
-and removes DIRECTORY. It uses the standard library alone, to be small.
+process waits until its standard input ends. Unless it has read DONE before, it kills what still
+writes to a file in DIRECTORY. It removes DIRECTORY. It uses the standard library alone, to be
+small.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import stat
 import sys
 import time
 
+DONE = b"done"
 _ATTEMPTS = 20
 _PAUSE_SECS = 0.25
 
@@ -37,17 +39,21 @@ def _writes_to(directory: str, pid: int) -> bool:
     return False
 
 
-def main(directory: str) -> None:
-    """Waits for the launcher's end, and cleans up after it."""
-    sys.stdin.buffer.read()
+def _kill_writers(directory: str) -> None:
     for _ in range(_ATTEMPTS):
         left = writers(directory)
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if not left:
-            break
+            return
         time.sleep(_PAUSE_SECS)
+
+
+def main(directory: str) -> None:
+    """Waits for the launcher's end, and cleans up after it."""
+    if sys.stdin.buffer.read() != DONE:
+        _kill_writers(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 

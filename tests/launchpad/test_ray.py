@@ -1,0 +1,137 @@
+"""What only the engine for Ray does."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import launchpad as lp
+from launchpad.launch.ray import cluster, control, guard, shipping
+from tests.launchpad import programs
+
+
+@pytest.fixture
+def switchboard():
+    board = control.Switchboard("127.0.0.1", b"t" * 32)
+    yield board
+    board.close()
+
+
+def test_a_switchboard_hears_only_those_with_token_and_key(switchboard):
+    calls = []
+    key = switchboard.expect(lambda channel, pid: calls.append((channel, pid)))
+    for token, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
+        stranger = control.call(switchboard.address, token, shown)
+        stranger.send("state", "running")
+        assert stranger.receive() is None
+        stranger.close()
+    assert calls == []
+    node = control.call(switchboard.address, b"t" * 32, key)
+    while not calls:
+        time.sleep(0.01)
+    channel, pid = calls[0]
+    assert pid == os.getpid()
+    node.send("state", "running")
+    assert channel.receive() == ("state", "running")
+    channel.close()
+    node.close()
+
+
+def test_an_unreachable_launcher_is_named():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = unused.getsockname()
+        with pytest.raises(ConnectionError, match=rf"launcher at 127\.0\.0\.1:{address[1]} can't"):
+            control.call(address, b"t" * 32, b"k" * 16)
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://host:10001", "host", "host:"])
+def test_addresses_that_are_not_understood(address):
+    with pytest.raises(ValueError, match="expected 'host:port'"):
+        cluster.acquire(address)
+
+
+def test_a_cluster_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setattr(cluster, "_shared", None)
+    with pytest.raises(ConnectionError, match="no Ray cluster answers at 127"):
+        cluster._join("127.0.0.1:9")
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(ValueError, match="RAY_ADDRESS is not set"):
+        cluster.acquire("env")
+
+
+def test_own_code_is_shipped_and_installed_code_is_not():
+    places = {pathlib.Path(path).name for path in shipping.own_modules()}
+    assert {"launchpad", "tests"} <= places
+    assert not places & {"grpc", "pytest", "json", "ray"}
+
+
+def test_what_does_not_fit_is_refused_at_once(ray_connection):
+    program, _ = programs.recorder_program()
+    resources = {"recorder": lp.PythonProcess(cpus=4096)}
+    with pytest.raises(ValueError, match="node recorder/0 asks for 4096 CPUs.*127.0.0.1: "):
+        lp.launch(program, "ray", local_resources=resources)
+
+
+def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connection):
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    assert host == "127.0.0.1"
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    code = (
+        "from ray._raylet import GcsClient\n"
+        f"GcsClient(address='127.0.0.1:{port}').internal_kv_keys(b'', namespace=None, timeout=3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RAY_AUTH_TOKEN": "wrong"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "InvalidAuthToken" in done.stderr
+
+
+def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
+    program, _ = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.print_lines), label="printer")
+    assert lp.launch(program, "ray").wait(timeout=60)
+    out, deadline = "", time.monotonic() + 10
+    while "second line" not in out and time.monotonic() < deadline:
+        time.sleep(0.1)
+        out += capfd.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("(printer/0 pid=")]
+    assert [line.partition(") ")[2] for line in lines] == ["first line", "second line"]
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
+    code = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "log")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as writer,
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(tmp_path)], stdin=subprocess.PIPE
+        ) as watcher,
+    ):
+        writer.stdout.readline()
+        time.sleep(0.2)
+        assert writer.poll() is None
+        watcher.communicate(b"" if is_dead else guard.DONE, timeout=10)
+        assert watcher.returncode == 0
+        writer.stdin.close()
+        assert writer.wait(timeout=10) == (-signal.SIGKILL if is_dead else 0)
+    assert not tmp_path.exists()

@@ -1,0 +1,112 @@
+"""What nodes may use: the environment of their processes, GPUs, CPUs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import launchpad as lp
+from launchpad.launch import member as lp_member
+from launchpad.launch.local_multi_processing import placement as processes
+from launchpad.launch.ray import placement as ray
+from tests.launchpad import programs
+
+
+def _members(**groups: list[lp.PythonProcess]) -> list[lp_member.Member]:
+    return [
+        lp_member.Member(label, index, lp.PyNode(print), config)
+        for label, configs in groups.items()
+        for index, config in enumerate(configs)
+    ]
+
+
+def test_resources_are_checked():
+    assert lp.PythonProcess(threads=2, env={"OMP_NUM_THREADS": 3}).environment() == {
+        "OMP_NUM_THREADS": "3",
+        "TF_NUM_INTRAOP_THREADS": "2",
+        "TF_NUM_INTEROP_THREADS": "2",
+    }
+    with pytest.raises(ValueError, match=r"gpus=1\.5: expected"):
+        lp.PythonProcess(gpus=1.5)
+    with pytest.raises(ValueError, match="cpus=-1"):
+        lp.PythonProcess(cpus=-1)
+    with pytest.raises(ValueError, match="threads=0"):
+        lp.PythonProcess(threads=0)
+    program, _ = programs.recorder_program()
+    with pytest.raises(TypeError, match=r"local_resources\['recorder'\] is a dict; expected"):
+        lp.launch(program, "test_mt", local_resources={"recorder": {}})
+    with pytest.raises(ValueError, match="only for launch_type='ray'"):
+        lp.launch(program, "test_mp", address="127.0.0.1:6379")
+
+
+def test_processes_share_the_gpus_of_the_machine(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    part, whole = lp.PythonProcess(gpus=0.5), lp.PythonProcess(gpus=1)
+    found = processes.environments(
+        _members(
+            actor=[part, part],
+            learner=[lp.PythonProcess(gpus=2)],
+            blind=[lp.PythonProcess(gpus=0)],
+            free=[lp.PythonProcess()],
+        )
+    )
+    seen = {name: environment.get("CUDA_VISIBLE_DEVICES") for name, environment in found.items()}
+    assert seen == {
+        "actor/0": "3",
+        "actor/1": "3",
+        "learner/0": "5,7",
+        "blind/0": "",
+        "free/0": None,
+    }
+    with pytest.raises(ValueError, match=r"learner/3 asks for 1 GPUs, and of the 3 .* 0 are left"):
+        processes.environments(_members(learner=[whole] * 4))
+    with pytest.raises(ValueError, match="asks for 4096 CPUs"):
+        processes.environments(_members(big=[lp.PythonProcess(cpus=4096)]))
+
+
+_CLUSTER = [ray.Machine("a", "10.0.0.1", 4, 0), ray.Machine("b", "10.0.0.2", 2, 1)]
+
+
+def test_what_fits_on_no_machine_is_refused():
+    fitting = _members(learner=[lp.PythonProcess(gpus=1)], actor=[lp.PythonProcess(cpus=4)])
+    assert ray.place(fitting, _CLUSTER, can_grow=False) == {}
+    with pytest.raises(ValueError, match="and no machine") as caught:
+        ray.place(_members(learner=[lp.PythonProcess(cpus=3, gpus=1)]), _CLUSTER, can_grow=True)
+    assert str(caught.value) == (
+        "node learner/0 asks for 3 CPUs and 1 GPUs, and no machine of the cluster has them "
+        "(10.0.0.1: 4 CPUs, 0 GPUs; 10.0.0.2: 2 CPUs, 1 GPUs): lower local_resources, or add a "
+        "machine"
+    )
+    many = _members(actor=[lp.PythonProcess(cpus=2)] * 4)
+    with pytest.raises(ValueError, match="asks for 8 CPUs and 0 GPUs in all, and this Ray has 6"):
+        ray.place(many, _CLUSTER, can_grow=False)
+    ray.place(many, _CLUSTER, can_grow=True)  # They wait for the cluster to grow.
+
+
+def test_colocations_go_to_one_machine_each():
+    members = _members(one=[lp.PythonProcess(cpus=1)] * 2, two=[lp.PythonProcess(cpus=1)] * 2)
+    for member in members:
+        member.colocation = {"one": 1, "two": 2}[member.label]
+    chosen = ray.place(members, _CLUSTER, can_grow=False)
+    assert chosen == {"one/0": "a", "one/1": "a", "two/0": "b", "two/1": "b"}
+
+
+@pytest.mark.parametrize("engine", ["test_mp", "ray"])
+def test_nodes_see_their_environment(engine, request, tmp_path, monkeypatch):
+    if engine == "ray":
+        request.getfixturevalue("ray_connection")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    names = ("DEMO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
+    with program.group("told"):
+        program.add_node(lp.PyNode(programs.record_environment, names, recorder))
+    with program.group("untold"):
+        program.add_node(lp.PyNode(programs.record_environment, names, recorder))
+    resources = {"told": lp.PythonProcess(env={"DEMO": 3}, threads=2, gpus=0)}
+    lp.launch(program, engine, local_resources=resources).wait(timeout=60)
+    path = os.environ.get("PYTHONPATH")
+    hidden = "" if engine == "ray" else os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert sorted((tmp_path / "entries").read_text().splitlines()) == sorted(
+        [f"['3', '', '2', {path!r}]", f"[None, {hidden!r}, None, {path!r}]"]
+    )
