@@ -56,6 +56,7 @@ _LAZY = {
     "Replicator": "replicator",
     "ReplicatedStep": "step",
     "SingleDeviceReplicator": "replicator",
+    "TpuReplicator": "tpu",
     "make": "backends",
     "split_cpu": "devices",
 }

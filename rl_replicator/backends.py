@@ -9,6 +9,7 @@ _BACKENDS = {
     "single_device": ("replicator", "SingleDeviceReplicator"),
     "multi_device": ("multi_device", "MultiDeviceReplicator"),
     "mesh": ("mesh", "MeshReplicator"),
+    "tpu": ("tpu", "TpuReplicator"),
     "multi_worker": ("multi_worker", "MultiWorkerReplicator"),
     "multi_worker_async": ("asynchronous", "MultiWorkerAsyncReplicator"),
 }
@@ -18,7 +19,9 @@ def make(name: str) -> replicator.Replicator:
     """Makes a replicator from one string, such as a command line gives.
 
     Args:
-      name: "single_device", "multi_device" (all devices there are) or "multi_device:2".
+      name: "single_device", "multi_device" (all devices there are), "multi_device:2" (replicas),
+        "multi_device:2x2" (replicas x logical devices), "mesh:data=2,model=2", "tpu",
+        "tpu:grpc://10.0.0.2:8470", "multi_worker" or "multi_worker_async".
 
     Raises:
       ConfigError: unknown name, or an argument that it does not take.

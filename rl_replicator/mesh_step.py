@@ -97,7 +97,7 @@ class MeshStep(step_lib.CompiledStep):
         one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
             *self._inputs.specs
         )
-        self._replicator.registry.check(one_step)
+        self._variables = self._replicator.registry.check(one_step)
         self._replicator.layouts.check_used()
         _check_operations(one_step)
         _move_captures(one_step, self._replicator.mesh)

@@ -119,7 +119,7 @@ class CompiledStep(ReplicatedStep):
 
         def replica(index: int) -> Any:
             element = self._inputs.element(dealt[index])
-            return tf.nest.map_structure(_as_tensor, self._converted(element))
+            return tf.nest.map_structure(as_tensor, self._converted(element))
 
         with trace.tracing() as calls, self._replicator.scope():
             try:
@@ -195,9 +195,7 @@ class CompiledStep(ReplicatedStep):
         ]
 
 
-def blanks(
-    one_step: tf.types.experimental.ConcreteFunction, leading: list[int]
-) -> list[tf.Tensor]:
+def blanks(one_step: tf.types.experimental.ConcreteFunction, leading: list[int]) -> list[tf.Tensor]:
     """What stands in for outputs that are not there; nobody looks at them."""
     return [
         tf.zeros(leading + [d or 0 for d in (x.shape if x.shape.rank else [])], x.dtype)
@@ -205,7 +203,7 @@ def blanks(
     ]
 
 
-def _as_tensor(value: Any) -> tf.Tensor | None:
+def as_tensor(value: Any) -> tf.Tensor | None:
     return None if value is None else tf.convert_to_tensor(value)
 
 

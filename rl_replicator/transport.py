@@ -146,7 +146,8 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     # With a gradient of our own, because TensorFlow's would leave no trace.
     @tf.custom_gradient
     def summed(*xs):
-        ys = context().all_reduce(tf.distribute.ReduceOp.SUM, list(xs))
+        is_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+        ys = _sum_in_parts(xs) if is_tpu and xs[0].dtype == tf.int64 else _all_sum(xs)
 
         def gradient(*dys):
             of = f"the gradient of {call}"
@@ -156,6 +157,20 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
         return ys, gradient
 
     return list(summed(*xs))
+
+
+def _all_sum(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    return context().all_reduce(tf.distribute.ReduceOp.SUM, list(xs))
+
+
+def _sum_in_parts(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums of 64-bit integers, as exact as in memory, for TPUs, which add up 32 bits at most."""
+    shifts = range(0, 64, 16)
+    parts = [tf.bitwise.right_shift(x, tf.constant(s, tf.int64)) for x in xs for s in shifts]
+    # 16 bits each: so the sums over up to 2**15 replicas fit.
+    sums = _all_sum([tf.cast(tf.bitwise.bitwise_and(p, 0xFFFF), tf.int32) for p in parts])
+    wide = [tf.cast(y, tf.int64) * (1 << s) for y, s in zip(sums, [*shifts] * len(xs), strict=True)]
+    return [tf.add_n(wide[i : i + 4]) for i in range(0, len(wide), 4)]
 
 
 def _in_own_row(x: tf.Tensor) -> tf.Tensor:

@@ -29,6 +29,10 @@ class Registry:
             self.num_created += 1
             for component in getattr(variable, "values", None) or (variable,):
                 self._owners[id(component.handle)] = weakref.ref(component)
+            # Steps on TPUs take all components in one handle, which has no public name.
+            packed = getattr(variable, "_packed_var", None)
+            if packed is not None:
+                self._owners[id(packed.packed_handle)] = weakref.ref(packed)
             return variable
 
         with tf.variable_creator_scope(creator):

@@ -1,0 +1,187 @@
+"""TpuReplicator without a TPU: what a step is traced to, and the same step through XLA on a CPU."""
+
+import collections
+import socket
+import time
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_system_metadata
+
+import rl_replicator as rr
+from rl_replicator import transport
+
+CORES = 4
+BATCH = 8
+FEATURES = 5
+DATA = np.random.default_rng(0).normal(size=(64, FEATURES)).astype(np.float32)
+
+
+class TpuOfPaper(tf.distribute.cluster_resolver.TPUClusterResolver):
+    """Describes TPU cores that are not there: enough to trace for, not to run on."""
+
+    def __init__(self):
+        super().__init__("local")
+
+    def get_tpu_system_metadata(self):
+        names = [f"/job:localhost/replica:0/task:0/device:TPU:{i}" for i in range(CORES)]
+        return tpu_system_metadata.TPUSystemMetadata(
+            num_cores=CORES,
+            num_hosts=1,
+            num_of_cores_per_host=CORES,
+            topology=None,
+            devices=[tf.config.LogicalDevice(name, "TPU") for name in names],
+        )
+
+
+@pytest.fixture(scope="module")
+def replicator():
+    return rr.TpuReplicator(resolver=TpuOfPaper())
+
+
+def batches(context):
+    return tf.data.Dataset.from_tensor_slices(DATA).batch(BATCH, drop_remainder=True).repeat()
+
+
+def make_learner(replicator, optimizer_class=snt.optimizers.Adam):
+    """An MLP with batch normalisation across replicas, and its step function."""
+    with replicator.scope():
+        layers = [
+            # A bias would be normalised away: its gradient is noise, which Adam blows up.
+            snt.Linear(16, with_bias=False, name="first"),
+            snt.distribute.CrossReplicaBatchNorm(
+                True, True, snt.ExponentialMovingAverage(0.9), snt.ExponentialMovingAverage(0.9)
+            ),
+            snt.Linear(1, name="last"),
+        ]
+        optimizer = replicator.wrap_optimizer(optimizer_class(1e-2), max_global_norm=1.0)
+        layers[0](tf.zeros([1, FEATURES]))
+        layers[2](tf.zeros([1, 16]))
+    model = snt.Sequential(layers)
+    rng = np.random.default_rng(1)
+    for variable in (*layers[0].trainable_variables, *layers[2].trainable_variables):
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(layers[1](layers[0](x), is_training=True))
+            loss = tf.reduce_mean(tf.square(layers[2](hidden)[:, 0] - tf.reduce_sum(x, axis=1)))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return {"loss": loss, "nothing": None}
+
+    return model, step_fn
+
+
+def operations(step):
+    """How many operations of each type a step consists of, loops and all."""
+    definition = step._compiled.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return collections.Counter(node.op for node in nodes)
+
+
+@pytest.mark.parametrize("steps_per_call", [None, 3])
+def test_one_trace_serves_all_cores(replicator, steps_per_call):
+    traces = []
+    _, step_fn = make_learner(replicator)
+
+    def counted(x):
+        traces.append(tuple(x.shape))
+        return step_fn(x)
+
+    step = replicator.replicate(counted, replicator.make_inputs(batches), steps_per_call)
+    assert (replicator.num_replicas, replicator.num_local_replicas) == (CORES, CORES)
+    assert len(traces) <= 2 and set(traces) == {(BATCH, FEATURES)}  # Twice where it makes slots.
+    found = operations(step)
+    assert found["TPUReplicateMetadata"] == 1
+    assert found["CrossReplicaSum"] >= 4  # Batch statistics, their gradients, and the weights'.
+    assert found["MatMul"] == 5  # As on one device: two forward, three backward.
+    assert found["While"] == (0 if steps_per_call is None else 1)
+
+
+def test_every_collective_becomes_a_sum_across_cores(replicator):
+    collectives = rr.collectives
+
+    def step_fn(x):
+        kinds = {
+            "all_reduce": [collectives.all_reduce(x, op) for op in ("sum", "mean", "min", "max")],
+            "all_gather": collectives.all_gather((x, tf.constant(1))),
+            "broadcast": collectives.broadcast(x, 1),
+            "map_gather": collectives.map_gather(tf.sin, [x, x + 1, x + 2, x + 3, x + 4]),
+            "replica": collectives.replica_id(),
+        }
+        assert collectives.num_replicas() == CORES
+        assert tf.get_static_value(kinds["replica"]) is None
+        assert kinds["all_gather"][0].shape == (CORES, BATCH, FEATURES)
+        return kinds
+
+    found = operations(replicator.replicate(step_fn, replicator.make_inputs(batches)))
+    assert found["CrossReplicaSum"] >= 8
+    assert not [name for name in found if name.startswith("Collective")]
+
+
+def test_callable_inputs(replicator):
+    inputs = replicator.make_inputs(lambda context: lambda: tf.random.normal([2]))
+    assert operations(replicator.replicate(lambda x: x, inputs))["RandomStandardNormal"] == 1
+    inputs = replicator.make_inputs(lambda context: lambda: tf.zeros([2]), per_replica=True)
+    with pytest.raises(rr.ConfigError, match="one callable input for all replicas of a TPU"):
+        replicator.replicate(lambda x: x, inputs)
+
+
+def test_misuse(replicator):
+    outside = tf.Variable([1.0], name="from_outside")
+    inputs = replicator.make_inputs(batches)
+    with pytest.raises(rr.ConfigError, match="'from_outside:0'"):
+        replicator.replicate(lambda x: outside.assign_add([1.0]), inputs)
+    with rr.make("multi_device:2").scope():
+        other = tf.Variable(1.0)
+    handle = other.values[0].handle
+    with pytest.raises(rr.ConfigError, match="from outside"):
+        replicator.replicate(
+            lambda x: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), inputs
+        )
+
+
+@pytest.mark.parametrize("optimizer_class", [snt.optimizers.Adam, rr.optimizers.Adam])
+def test_xla_computes_what_the_plain_step_computes(optimizer_class):
+    # XLA takes sums in another order: 10 steps in float32.
+    weights = []
+    for is_compiled in (False, True):
+        single = rr.SingleDeviceReplicator()
+        model, step_fn = make_learner(single, optimizer_class)
+        function = tf.function(step_fn, jit_compile=is_compiled)
+        losses = [function(x)["loss"].numpy() for x in batches(rr.InputContext(1)).take(10)]
+        weights.append([*losses, *(v.numpy() for v in model.trainable_variables)])
+    for plain, compiled in zip(*weights, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_tpu_there_is_one_line(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    with pytest.raises(rr.ConfigError, match="^expected a TPU at 'local', found none") as error:
+        rr.make("tpu")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_an_address_without_a_tpu_ends_at_the_deadline(listens):
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"grpc://localhost:{server.getsockname()[1]}"
+        if not listens:
+            server.close()
+        start = time.monotonic()
+        with pytest.raises(rr.ConfigError, match=r"no answer in 2 s"):
+            rr.TpuReplicator(address, deadline=2.0)
+    assert time.monotonic() - start < 8
+
+
+def test_64_bit_integers_are_summed_in_parts(monkeypatch):
+    # The sum across cores cannot run here: a sum of equal replicas stands in.
+    monkeypatch.setattr(transport, "_all_sum", lambda xs: [x * CORES for x in xs])
+    bounds = np.iinfo(np.int64)
+    numbers = np.random.default_rng(0).integers(bounds.min, bounds.max, (2, 9), np.int64)
+    sums = transport._sum_in_parts([tf.constant(x) for x in numbers])
+    for got, x in zip(sums, numbers, strict=True):
+        np.testing.assert_array_equal(got.numpy(), x * CORES)
