@@ -64,6 +64,8 @@ class AsynchronousStep(step_lib.CompiledStep):
         worker that are running or not returned yet; `Replicator.synchronize` waits for the former.
 
         Raises:
+          OpError: the first error of a step since the last call. Other workers end the calls that
+            they have, whose outputs later calls return.
           StepCancelled: `cancel` was called. What the workers are doing goes on, and is returned
             by later calls.
           EndOfData: the data of all workers is used up, or the input was closed.
@@ -74,15 +76,16 @@ class AsynchronousStep(step_lib.CompiledStep):
             while True:
                 self._inputs.raise_marks()
                 self._schedule.check()
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
                 self._begin_more()
                 if self._num_done >= (self.steps_per_call or 1):
                     flat = self._pop()
                     self._begin_more()
                     return self._replicator.join(self._unflatten(flat))
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
                 if not self._num_begun and self._inputs.is_over(self._schedule.given_up):
+                    self._drop_done()
                     raise self._inputs.ended(inputs_lib.END)
                 self._schedule.wait()
 
@@ -99,7 +102,6 @@ class AsynchronousStep(step_lib.CompiledStep):
         updates = self.steps_per_call or 1
         while (
             self._num_begun + self._num_done // updates < self._most_ahead
-            and self._error is None
             and not self._inputs.is_over(self._schedule.given_up)
             and self._schedule.admits(updates)
         ):
@@ -122,6 +124,11 @@ class AsynchronousStep(step_lib.CompiledStep):
         if len(stale):
             self._done.append((len(stale), outputs))
             self._done_staleness.extend(stale.numpy().tolist())
+
+    def _drop_done(self) -> None:
+        """What is left at the end of the data does not make a whole call."""
+        self._done.clear()
+        self._done_staleness.clear()
 
     def _pop(self) -> list[tf.Tensor]:
         """The outputs of the oldest steps that make a whole call."""

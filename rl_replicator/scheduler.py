@@ -1,5 +1,6 @@
 """Calls of compiled functions on the workers of a cluster, begun ahead of whoever wants them."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -41,6 +42,7 @@ class Scheduler:
         self._bound = bound
         self._tasks = tasks
         self._failure: Exception | None = None
+        self._is_halted = False
         self._waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         for _ in range(num_threads):
             threading.Thread(target=self._work, name="worker-call", daemon=True).start()
@@ -57,7 +59,7 @@ class Scheduler:
 
     def admits(self, updates: int) -> bool:
         """Whether a call of so many steps may begin now."""
-        return self._bound.admits(updates)
+        return not self._is_halted and self._bound.admits(updates)
 
     def begin(
         self,
@@ -112,32 +114,45 @@ class Scheduler:
                 self._bound.close(key)
                 if loss is not None:
                     self._failure = self._failure or loss
-                else:
-                    on_end(results, error)
+                on_end(results, error)
+                if self._is_halted and not self._bound.num_open:
+                    self._clear()
                 self.news.notify_all()
 
     def _run(self, function: Any, arguments: Sequence[Any]) -> tuple[Any, Exception | None]:
+        if self._is_halted:
+            return None, None
         try:
             remote = self._coordinator.schedule(function, args=tuple(arguments))
         except Exception:
             # The error of an earlier call, whose own thread reports it; this one was dropped.
+            self._is_halted = True
             return None, None
-        return _fetch(remote)
+        results, error = _fetch(remote)
+        # The coordinator keeps the error of a call, and would cancel all others when it is given
+        # the next: in the middle of their steps. So it is given none until these have ended.
+        self._is_halted |= error is not None
+        return results, None if isinstance(error, tf.errors.CancelledError) else error
+
+    def _clear(self) -> None:
+        """Has the coordinator forget the errors of calls that have all ended."""
+        with contextlib.suppress(Exception):
+            self._coordinator.join()
+        self._is_halted = False
 
 
 def _fetch(remote: Any) -> tuple[Any, Exception | None]:
-    """Waits for the results of a call."""
+    """Waits for the results of a call, or its error."""
     seen: Exception | None = None
     while True:
         try:
             return remote.get(), None
-        except tf.errors.CancelledError:
-            return None, None  # Dropped because of another's error.
         except Exception as error:
             if error is seen:
                 return None, error
             # A worker that dies between the call and the fetching of its results makes a new error
             # each time, until the coordinator has had the call done again; an error of the call
             # itself stays the same.
+            if seen is not None:
+                time.sleep(_PATIENCE)
             seen = error
-            time.sleep(_PATIENCE)

@@ -156,7 +156,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     def step_fn(worker):
         read = variable.read_value()
         with tf.control_dependencies([read]):
-            waited = spin(tf.where(tf.equal(worker, 0), 0.15, 0.0))
+            waited = spin(tf.where(tf.equal(worker, 0), 0.2, 0.01))
         with tf.control_dependencies([waited]):
             variable.assign_add(1.0)
         return worker
@@ -168,15 +168,17 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     for bound, steps_per_call in ((None, None), (3, None), (6, 2), (1, 2)):
         set_bound(replicator, bound)
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
-        workers = [np.atleast_1d(step().numpy()).tolist() for _ in range(24)]
+        workers = []
+        while workers.count(0) < 4 or workers.count(1) < 4:
+            workers.extend(np.atleast_1d(step().numpy()).tolist())
         found = step.staleness()
-        DETAILS["bounds"].append([bound, steps_per_call, found.mean, found.max])
+        assert found.steps == len(workers)
+        DETAILS["bounds"].append([bound, steps_per_call, len(workers), found.mean, found.max])
         if bound is None:
-            assert found.max > 6  # The fast one took so many steps meanwhile.
-            assert sum(w == [1] for w in workers) > 16
+            # The other took so many steps meanwhile; how many, depends on the machine.
+            assert found.max > 6 and workers.count(1) > 2 * workers.count(0)
         else:
-            assert found.max <= bound
-            assert found.max > 0 or bound < 2
+            assert found.max <= bound and (found.max > 0 or bound < 2)
     set_bound(replicator, None)
 
 
@@ -202,12 +204,14 @@ def two_steps_share_one_input(replicator):
         while True:
             seen.append(plus().numpy())
             seen.extend(minus.begin().result().numpy())
-    plus_left = []
+    with pytest.raises(rr.EndOfData):  # The other one has results left.
+        while True:
+            seen.append(plus().numpy())
     with pytest.raises(rr.EndOfData):
         while True:
-            plus_left.append(plus().numpy())
-    assert sorted(np.abs(seen + plus_left).tolist())[:30] and inputs.position == 40
-    assert len(set(np.abs(seen + plus_left).tolist())) == len(seen + plus_left)
+            seen.extend(minus().numpy())
+    # But for steps of the second that make no whole call.
+    assert len(set(np.abs(seen))) == len(seen) >= 39 and inputs.position == 40
 
 
 def a_step_that_waits_for_data_is_cancelled(replicator):
@@ -215,11 +219,16 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
         flag = pathlib.Path(folder, "flag")
         count = tf.Variable(0)
 
+        def is_there():
+            # The clock keeps TensorFlow from taking the first answer for all.
+            suffix = tf.where(tf.timestamp() > 0.0, "", "never")
+            return tf.size(tf.io.matching_files(tf.strings.join([str(flag), suffix]))) > 0
+
         def wait(i):
-            if i >= 2:
-                while tf.size(tf.io.matching_files(str(flag))) == 0:
-                    pass
-            return True
+            there = i < 2
+            while not there:
+                there = is_there()
+            return there
 
         source = tf.data.Dataset.range(100).filter(wait)
         step = replicator.replicate(
@@ -228,10 +237,12 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
         cancelled_at = []
 
         def cancel():
+            while count.numpy() < 4:
+                time.sleep(0.1)
             cancelled_at.append(time.monotonic())
             step.cancel()
 
-        threading.Timer(0.7, cancel).start()
+        threading.Timer(0.3, cancel).start()
         with pytest.raises(rr.StepCancelled):
             step()
         assert time.monotonic() - cancelled_at[0] < 2
@@ -440,7 +451,7 @@ def kill(task, number):
 
 def main():
     report = {}
-    replicator = rr.MultiWorkerAsyncReplicator(start_timeout=100, worker_timeout=WORKER_TIMEOUT)
+    replicator = rr.MultiWorkerAsyncReplicator(start_timeout=200, worker_timeout=WORKER_TIMEOUT)
     DETAILS["seconds"] = {}
     for name in sys.argv[2:]:
         begun = time.monotonic()

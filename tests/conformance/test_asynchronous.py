@@ -15,6 +15,8 @@ import rl_replicator as rr
 from rl_replicator import serving, staleness, watch
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
+# Four processes that import TensorFlow: a busy machine takes long for it.
+pytestmark = pytest.mark.timeout(300)
 CONTRACT = (
     "elements_of_all_workers_are_used_once",
     "one_call_after_the_other_equals_one_device",
@@ -95,8 +97,8 @@ class Job:
 def contract(tmp_path_factory):
     """One cluster for all of the contract, ended by the loss of its parameter server."""
     with Job(tmp_path_factory.mktemp("contract"), 2, 1, CONTRACT) as job:
-        report, details = job.results(110)
-        yield report, details, job.statuses(15)
+        report, details = job.results(240)
+        yield report, details, job.statuses(30)
 
 
 @pytest.mark.processes
@@ -117,10 +119,10 @@ def test_workers_end_with_the_chief(contract):
 def test_a_frozen_worker_is_named_and_variables_spread(tmp_path):
     names = ("layers_and_slots_of_the_first_step_are_on_the_servers", "a_frozen_worker")
     with Job(tmp_path, 1, 2, names) as job:
-        report, details = job.results(100)
+        report, details = job.results(240)
         assert report == dict.fromkeys(names), report
         assert len(details["servers"]) == 2
-        assert job.statuses(15) == {"chief 0": 0, "worker 0": 0, "ps 0": 0, "ps 1": 0}
+        assert job.statuses(30) == {"chief 0": 0, "worker 0": 0, "ps 0": 0, "ps 1": 0}
 
 
 def test_a_worker_that_never_starts_is_named():
