@@ -82,7 +82,8 @@ class NStepTransitionAdder(base.Adder):
           on_wait: called with the seconds waited so far, twice a second, while the table does not
             accept a row; may raise to give up.
         """
-        self._writer = layout.open(client, n_step)
+        self._episodes = layout.open(client)
+        self._writer = self._episodes.columns
         self._layout = layout
         self._n_step = n_step
         self._discount = discount
@@ -111,7 +112,7 @@ class NStepTransitionAdder(base.Adder):
         self._layout.check_observation(timestep.observation)
         self.reset()
         self._observation = timestep.observation
-        self._layout.begin(self._writer, timestep.observation)
+        self._episodes.begin(timestep.observation)
 
     def add(
         self,
@@ -145,7 +146,7 @@ class NStepTransitionAdder(base.Adder):
         else:
             # The window of an episode shorter than n steps is as long as all others in the table.
             for _ in range(missing if next_timestep.last() else 1):
-                self._layout.follow(self._writer, self._observation)
+                self._episodes.follow(self._observation)
         if next_timestep.last():
             while self._window:
                 self._write_window()
@@ -159,8 +160,7 @@ class NStepTransitionAdder(base.Adder):
             [step.discount for step in self._window],
             self._discount,
         )
-        item = self._layout.write(
-            self._writer,
+        item = self._episodes.write(
             types.Transition(
                 observation=first.observation,
                 action=first.action,

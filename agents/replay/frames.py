@@ -9,6 +9,9 @@ f_0 .. f_T lies in the table as
 and the item of step t is the S + n frames that start S - 1 before f_t. Its first S frames are the
 stack at t. The stack at the bootstrap observation starts k frames later, after as many steps as the
 return has: k = n, and less where the episode ends before.
+
+What is stored of a frame is its difference to f_0, modulo 256: where the camera stands still it is
+mostly zeros, and takes a third of the memory. Each item refers to f_0 too, of which there is one.
 """
 
 from typing import Any
@@ -24,8 +27,8 @@ from agents.replay.transitions import check_array
 class FrameLayout:
     """See `agents.replay.transitions.Layout`, for observations of one frame each.
 
-    An item is `{"frames": [S + n, H, W, C] uint8, "row": [A + 3] float32}`, a row being
-    `[action | n-step return | n-step discount | k]`.
+    An item is `{"first": [H, W, C] uint8, "differences": [S + n, H, W, C] uint8, "row": [A + 3]
+    float32}`, a row being `[action | n-step return | n-step discount | k]`.
     """
 
     def __init__(self, spec: specs.EnvironmentSpec, stack: int, n_step: int, chunk_length: int):
@@ -56,8 +59,10 @@ class FrameLayout:
         self.stack = stack
         self.n_step = n_step
         self.chunk_length = chunk_length
+        self.window = stack + n_step
         self.signature = {
-            "frames": tf.TensorSpec([stack + n_step, *self.frame_shape], tf.uint8, "frames"),
+            "first": tf.TensorSpec(self.frame_shape, tf.uint8, "first"),
+            "differences": tf.TensorSpec([self.window, *self.frame_shape], tf.uint8, "differences"),
             "row": tf.TensorSpec([self.action_size + 3], tf.float32, "row"),
         }
 
@@ -67,16 +72,9 @@ class FrameLayout:
         height, width, channels = self.frame_shape
         return height, width, channels * self.stack
 
-    def open(self, client: reverb.Client, n_step: int) -> reverb.TrajectoryWriter:
+    def open(self, client: reverb.Client) -> "FrameWriter":
         """See `Layout`."""
-        del n_step  # The layout's own.
-        window = max(self.stack + self.n_step, self.chunk_length)
-        writer = client.trajectory_writer(num_keep_alive_refs=window)
-        for column in ("frame", "row"):
-            writer.configure(
-                (column,), num_keep_alive_refs=window, max_chunk_length=self.chunk_length
-            )
-        return writer
+        return FrameWriter(self, client)
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
@@ -86,35 +84,13 @@ class FrameLayout:
         """See `Layout`."""
         check_array("action", action, (self.action_size,), np.float32)
 
-    def begin(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """The first frame fills the stack."""
-        for _ in range(self.stack):
-            writer.append({"frame": observation})
-
-    def follow(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """See `Layout`."""
-        writer.append({"frame": observation})
-
-    def write(
-        self, writer: reverb.TrajectoryWriter, transition: types.Transition, steps: int
-    ) -> Any:
-        """See `Layout`."""
-        row = np.empty(self.action_size + 3, np.float32)
-        row[:-3] = transition.action
-        row[-3:] = transition.reward, transition.discount, steps
-        writer.append({"frame": transition.next_observation, "row": row})
-        history = writer.history
-        return {
-            "frames": history["frame"][-(self.stack + self.n_step) :],
-            "row": history["row"][-1],
-        }
-
     def unpack(self, data: Any) -> types.Transition:
-        """[B, S + n, H, W, C] frames and [B, A + 3] rows -> stacks [B, H, W, C * S] uint8.
+        """[B, ...] items -> a transition with stacks [B, H, W, C * S] uint8.
 
         The channels of the oldest frame come first.
         """
-        frames, row = data["frames"], data["row"]
+        row = data["row"]
+        frames = data["differences"] + data["first"][:, None]  # [B, S + n, H, W, C]
         steps = tf.cast(row[:, -1], tf.int32)  # [B]
         later = tf.gather(frames, steps[:, None] + tf.range(self.stack), batch_dims=1)
         return types.Transition(
@@ -124,6 +100,53 @@ class FrameLayout:
             discount=row[:, -2],
             next_observation=stacked(later),
         )
+
+
+class FrameWriter:
+    """See `agents.replay.transitions.EpisodeWriter`."""
+
+    def __init__(self, layout: FrameLayout, client: reverb.Client):
+        """Args:
+        layout: of the items.
+        client: of the replay server.
+        """
+        self._layout = layout
+        alive = max(layout.window, layout.chunk_length)
+        self.columns = client.trajectory_writer(num_keep_alive_refs=alive)
+        for column in ("difference", "row"):
+            self.columns.configure(
+                (column,), num_keep_alive_refs=alive, max_chunk_length=layout.chunk_length
+            )
+        # Alive until the next episode has begun.
+        self.columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
+        self._first: np.ndarray | None = None
+        self._stored_first: Any = None
+
+    def begin(self, observation: np.ndarray) -> None:
+        """The first frame fills the stack."""
+        self._first = observation
+        nothing = np.zeros_like(observation)
+        self.columns.append({"first": observation, "difference": nothing})
+        self._stored_first = self.columns.history["first"][-1]
+        for _ in range(self._layout.stack - 1):
+            self.columns.append({"difference": nothing})
+
+    def follow(self, observation: np.ndarray) -> None:
+        """See `EpisodeWriter`."""
+        self.columns.append({"difference": observation - self._first})
+
+    def write(self, transition: types.Transition, steps: int) -> Any:
+        """See `EpisodeWriter`."""
+        row = np.empty(self._layout.action_size + 3, np.float32)
+        row[:-3] = transition.action
+        row[-3:] = transition.reward, transition.discount, steps
+        self.columns.append({"difference": transition.next_observation - self._first, "row": row})
+        history = self.columns.history
+        return {
+            "first": self._stored_first,
+            "differences": history["difference"][-self._layout.window :],
+            "row": history["row"][-1],
+        }
 
 
 def stacked(frames: tf.Tensor) -> tf.Tensor:

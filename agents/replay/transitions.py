@@ -8,19 +8,46 @@ import tensorflow as tf
 from acme import specs, types
 
 
-class Layout(Protocol):
-    """How the steps of an episode lie in the table: both of its ends are made for the same one.
+class EpisodeWriter(Protocol):
+    """Writes the steps of one episode after the other into the columns of a table.
 
-    A layout holds no state of an episode: that is the writer's.
+    Attributes:
+      columns: Reverb's writer, for the items.
     """
+
+    columns: reverb.TrajectoryWriter
+
+    def begin(self, observation: np.ndarray) -> None:
+        """An episode starts with this observation."""
+        ...
+
+    def follow(self, observation: np.ndarray) -> None:
+        """The next observation, which completes no transition."""
+        ...
+
+    def write(self, transition: types.Transition, steps: int) -> Any:
+        """The next observation, which completes one: returns the item.
+
+        Near the end of an episode several transitions end with its last observation, and each
+        calls this once.
+
+        Args:
+          transition: arrays; `next_observation` is the newest.
+          steps: between its two observations, 1 to n.
+        """
+        ...
+
+
+class Layout(Protocol):
+    """How the steps of an episode lie in the table: both of its ends are made for the same one."""
 
     @property
     def signature(self) -> Any:
         """Nest of `tf.TensorSpec`: an item as the table sees it."""
         ...
 
-    def open(self, client: reverb.Client, n_step: int) -> reverb.TrajectoryWriter:
-        """A writer for transitions of at most `n_step` steps."""
+    def open(self, client: reverb.Client) -> EpisodeWriter:
+        """A writer on the table."""
         ...
 
     def check_observation(self, observation: object) -> None:
@@ -31,32 +58,33 @@ class Layout(Protocol):
         """Raises ValueError, naming the field, unless it is what the layout was made for."""
         ...
 
-    def begin(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """An episode starts with this observation."""
-        ...
-
-    def follow(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """The next observation, which completes no transition."""
-        ...
-
-    def write(
-        self, writer: reverb.TrajectoryWriter, transition: types.Transition, steps: int
-    ) -> Any:
-        """The next observation, which completes one: returns the item.
-
-        Near the end of an episode several transitions end with its last observation, and each
-        calls this once.
-
-        Args:
-          writer: from `open`.
-          transition: arrays; `next_observation` is the newest.
-          steps: between its two observations, 1 to n.
-        """
-        ...
-
     def unpack(self, data: Any) -> types.Transition:
         """A batch of items, [B, ...] tensors -> a transition; reward is R_n, discount d."""
         ...
+
+
+class RowWriter:
+    """See `EpisodeWriter`: a row is complete in itself."""
+
+    def __init__(self, layout: "TransitionLayout", client: reverb.Client):
+        """Args:
+        layout: of the rows.
+        client: of the replay server.
+        """
+        self._layout = layout
+        self.columns = client.trajectory_writer(num_keep_alive_refs=1)
+
+    def begin(self, observation: np.ndarray) -> None:
+        """Nothing: a row holds its own observations."""
+
+    def follow(self, observation: np.ndarray) -> None:
+        """Nothing."""
+
+    def write(self, transition: types.Transition, steps: int) -> Any:
+        """See `EpisodeWriter`."""
+        del steps
+        self.columns.append(self._layout.pack(transition))
+        return self.columns.history[-1]
 
 
 class TransitionLayout:
@@ -87,10 +115,9 @@ class TransitionLayout:
         self.width = 2 * self.observation_size + self.action_size + 2
         self.signature = tf.TensorSpec([self.width], tf.float32, "transition")
 
-    def open(self, client: reverb.Client, n_step: int) -> reverb.TrajectoryWriter:
-        """See `Layout`: a row is complete in itself."""
-        del n_step
-        return client.trajectory_writer(num_keep_alive_refs=1)
+    def open(self, client: reverb.Client) -> RowWriter:
+        """See `Layout`."""
+        return RowWriter(self, client)
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
@@ -99,20 +126,6 @@ class TransitionLayout:
     def check_action(self, action: object) -> None:
         """See `Layout`."""
         check_array("action", action, (self.action_size,), np.float32)
-
-    def begin(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """Nothing: a row holds its own observations."""
-
-    def follow(self, writer: reverb.TrajectoryWriter, observation: np.ndarray) -> None:
-        """Nothing."""
-
-    def write(
-        self, writer: reverb.TrajectoryWriter, transition: types.Transition, steps: int
-    ) -> Any:
-        """See `Layout`."""
-        del steps
-        writer.append(self.pack(transition))
-        return writer.history[-1]
 
     def pack(self, transition: types.Transition) -> np.ndarray:
         """One transition of arrays -> [width] float32."""
