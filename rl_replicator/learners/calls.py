@@ -58,6 +58,7 @@ class Calls:
         self.inputs = replicator.make_inputs(
             lambda context: learner.input_fn_from(context, batches_before)
         )
+        self._is_broken = False
         self._compiled: dict[tuple[str, int], ReplicatedStep] = {}
         for phase in self._phases:
             self._step(phase, phase.times * self._steps_per_call)
@@ -75,11 +76,26 @@ class Calls:
           end: a whole number of steps, beyond `batch`.
         """
         phase, count = self._choose(batch, end)
-        return Call(phase, batch, count, self._step(phase, count).begin())
+        step = self._step(phase, count)
+        return Call(
+            phase, batch, count, self._replicator.background.submit(lambda: self._run(step))
+        )
 
     def cancel(self) -> None:
-        """Makes a call that runs or is to run next raise `StepCancelled`. Any thread may call."""
+        """Makes the call that runs, or the next, raise `StepCancelled`. Any thread may call.
+
+        So do all that come after it: whatever was to follow must not take its place.
+        """
         self.inputs.cancel()
+
+    def _run(self, step: ReplicatedStep) -> Any:
+        if self._is_broken:
+            raise errors.StepCancelled("the call before it was cancelled")
+        try:
+            return step()
+        except BaseException:
+            self._is_broken = True
+            raise
 
     def _choose(self, batch: int, end: int) -> tuple[Phase, int]:
         offset = batch % self.batches_per_step

@@ -124,5 +124,5 @@ class Learner(abc.ABC):
         """
         data: Any = self.input_fn(context)
         if batches and hasattr(data, "skip"):
-            return data.skip(batches * (context.num_replicas // context.num_input_pipelines))
+            return data.skip(batches * context.num_replicas // context.num_input_pipelines)
         return data

@@ -60,7 +60,9 @@ class Training:
         if is_resumed:
             self._checkpointer.restore({"progress": JsonPart(dict, self._progress.update)})
         _check_same_start(replicator, self._progress["batches"], run)
-        self._calls = Calls(replicator, learner, self._progress["batches"], steps_per_call)
+        # Asynchronous workers may be ahead of it: it counts the calls that have come back.
+        self._batches = self._progress["batches"]
+        self._calls = Calls(replicator, learner, self._batches, steps_per_call)
         self._evaluation = learner.evaluation()
         self._sum_up = _compile(replicator, self._evaluation)
         self._variables = TrackablePart(**learner.trackables())
@@ -88,7 +90,7 @@ class Training:
     @property
     def step(self) -> int:
         """Whole steps done since the start of the run."""
-        return self._calls.batches // self._calls.batches_per_step
+        return self._batches // self._calls.batches_per_step
 
     @property
     def seconds(self) -> float:
@@ -115,6 +117,7 @@ class Training:
                         self._evaluate(self._evaluation)
                     self._save()
             except errors.StepCancelled:
+                self._batches = self._calls.batches
                 self._save()
                 return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
@@ -166,7 +169,7 @@ class Training:
         """
         pending: collections.deque[Call] = collections.deque()
         end = step * self._calls.batches_per_step
-        next_batch = self._calls.batches
+        next_batch = self._batches
         while pending or next_batch < end:
             while next_batch < end and len(pending) < _CALLS_AHEAD:
                 pending.append(self._calls.begin(next_batch, end))
@@ -175,8 +178,10 @@ class Training:
             try:
                 self._absorb(call, self._wait(call))
             except BaseException:
-                self._drain(pending)
+                self._calls.cancel()
+                futures.wait([call.future for call in pending])
                 raise
+            self._batches = call.batch + call.count
             if self._is_save_due():
                 end = next_batch
         self._reports.flush(self.step)
@@ -193,12 +198,6 @@ class Training:
             self._last_tick = now
             ready = self._calls.inputs.num_ready()
             self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
-
-    def _drain(self, pending: "collections.deque[Call]") -> None:
-        """Ends the calls that were begun and whose results nobody wants any more."""
-        for call in pending:
-            self._calls.cancel()
-            futures.wait([call.future])
 
     def _absorb(self, call: Call, outputs: Any) -> None:
         metrics = self._replicator.reduce("mean", outputs)

@@ -16,7 +16,7 @@ _SMALL: dict[str, Any] = {
     "label_smoothing": 0.0,
 }
 _BY_DATA: dict[str, dict[str, Any]] = {
-    "fashion_mnist": _SMALL | {"width": 16, "epochs": 10.0},
+    "fashion_mnist": _SMALL | {"width": 16, "epochs": 15.0},
     "cifar10": _SMALL | {"width": 64, "epochs": 200.0},
     "imagenet": {
         "stem": "imagenet",

@@ -1,0 +1,86 @@
+"""Tiny data sets in the formats of the real ones."""
+
+import gzip
+import json
+import pickle
+import struct
+
+import numpy as np
+import tensorflow as tf
+
+NUM_TRAIN, NUM_TEST, SIDE = 50, 37, 8
+
+
+def idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    if path.suffix == ".gz":
+        with gzip.open(path, "wb") as file:
+            file.write(content)
+    else:
+        path.write_bytes(content)
+
+
+def fashion_mnist(folder):
+    """Images whose brightness tells their label; every image has a first pixel of its own."""
+    rng = np.random.default_rng(0)
+    for part, count, suffix in (("train", NUM_TRAIN, ".gz"), ("t10k", NUM_TEST, "")):
+        labels = rng.integers(10, size=count)
+        images = rng.integers(20, size=(count, SIDE, SIDE)) + 20 * labels[:, None, None]
+        images[:, 0, 0] = np.arange(count)
+        idx(folder / f"{part}-images-idx3-ubyte{suffix}", images)
+        idx(folder / f"{part}-labels-idx1-ubyte{suffix}", labels)
+    return folder
+
+
+def cifar(folder, is_binary):
+    """Two images in each file; pixel (row, column) of channel c is 100 c + row."""
+    folder.mkdir()
+    image = np.zeros([3, 32, 32], np.uint8)
+    image += (100 * np.arange(3)[:, None, None] + np.arange(32)[None, :, None]).astype(np.uint8)
+    rows = np.stack([image.reshape(-1)] * 2)
+    for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        labels = [number, 9]
+        if is_binary:
+            content = b"".join(
+                bytes([label]) + row.tobytes() for label, row in zip(labels, rows, strict=True)
+            )
+            (folder / f"{name}.bin").write_bytes(content)
+        else:
+            (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": labels}))
+
+
+def records(folder, pattern, num_files, count, keys=("image/encoded", "image/class/label")):
+    """JPEG files of 40x60, and PNG files at every third place; label i + 1 is at brightness i."""
+    for file in range(num_files):
+        with tf.io.TFRecordWriter(str(folder / pattern.format(file, num_files))) as writer:
+            for i in range(file, count, num_files):
+                image = tf.fill([40, 60, 3], tf.constant(i, tf.uint8))
+                encoded = (tf.io.encode_png if i % 3 == 0 else tf.io.encode_jpeg)(image).numpy()
+                features = {
+                    keys[0]: tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
+                    keys[1]: tf.train.Feature(int64_list=tf.train.Int64List(value=[i + 1])),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+
+
+def imagenet(folder):
+    records(folder, "train-{:05d}-of-{:05d}", 4, 24)
+    records(folder, "validation-{:05d}-of-{:05d}", 2, 7)
+    return folder
+
+
+def tfds(folder):
+    keys = ("image", "label")
+    records(folder, "pets-train.tfrecord-{:05d}-of-{:05d}", 2, 6, keys)
+    records(folder, "pets-test.tfrecord-{:05d}-of-{:05d}", 1, 5, keys)
+    splits = [
+        {"name": "train", "shardLengths": ["3", "3"]},
+        {"name": "test", "shardLengths": ["5"]},
+    ]
+    (folder / "dataset_info.json").write_text(json.dumps({"name": "pets", "splits": splits}))
+    label = {"classLabel": {"numClasses": "37"}}
+    features = {"featuresDict": {"features": {"image": {}, "label": label}}}
+    (folder / "features.json").write_text(json.dumps(features))
+    return folder

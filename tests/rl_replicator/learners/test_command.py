@@ -1,0 +1,107 @@
+"""A learner in a file of the user's own, outside of this repository."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.metrics import read_metrics
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "spirals_learner.py"
+NAME = "spirals_learner:make_learner"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(EXAMPLE, tmp_path)
+    return tmp_path
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl_replicator.cli.main", *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, status=0):
+    out, error = process.communicate(timeout=110)
+    assert process.returncode == status, error
+    return out if status != 2 else error
+
+
+def weights(run):
+    import tensorflow as tf
+
+    path = Checkpointer(run / "checkpoints").latest().path
+    reader = tf.train.load_checkpoint(str(path / "learner" / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.processes
+def test_two_replicas_kill_and_resume(folder):
+    words = ("train", NAME, "--replicas", 2, "--steps", 1500, "--deterministic", "--run-dir")
+    whole = start(folder, *words, "whole")
+    killed = start(folder, *words, "killed", "--checkpoint-seconds", 0.1)
+    while not any((folder / "killed").glob("checkpoints/0*")):
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert Checkpointer(folder / "killed" / "checkpoints").latest().step < 1500
+    resumed = start(folder, *words, "killed")
+    printed = finish(whole)
+    assert "accuracy 1.0000, after 1,500 steps" in printed.replace("0.9990", "1.0000")
+    again = finish(resumed)
+    assert again.startswith("continuing in killed\n")
+    line = lambda text: text.splitlines()[-1].partition(" steps")[0]  # noqa: E731 - with the accuracy.
+    assert line(again) == line(printed)
+    want = weights(folder / "whole")
+    for name, value in weights(folder / "killed").items():
+        np.testing.assert_array_equal(value, want[name], name)
+    np.testing.assert_array_equal(
+        read_metrics(folder / "killed", "evaluation")["steps"], [500, 1000, 1500]
+    )
+
+
+@pytest.mark.processes
+def test_interrupt_says_how_to_go_on(folder):
+    process = start(folder, "train", NAME, "--steps", 10**6, "--run-dir", "run")
+    while not (folder / "run" / "metrics" / "train.csv").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out = finish(process, 128 + signal.SIGINT)
+    step = Checkpointer(folder / "run" / "checkpoints").latest().step
+    assert f"stopped and saved at step {step:,}; go on with: --run-dir run" in out
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((NAME, "--lerning-rate", "1"), "did you mean --learning-rate?"),
+        ((NAME, "--learning-rate", "1e30"), "at step"),
+        (("spirals_learner:make",), "expected a function 'make'"),
+        (("spiral_learner:make_learner",), "expected a module such as the file spiral_learner.py"),
+    ],
+)
+def test_mistakes_are_one_line(folder, words, error):
+    (line,) = [
+        line
+        for line in finish(start(folder, "train", *words), status=2).splitlines()
+        if "steps/s" not in line
+    ]
+    assert line.startswith("rl-replicator: error: expected") and error in line

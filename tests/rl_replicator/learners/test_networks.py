@@ -1,0 +1,88 @@
+"""Sizes, masks and the statistics of batches."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator.learners.resnet import networks
+from rl_replicator.learners.resnet.normalization import BatchNorm, CrossReplicaBatchNorm
+
+
+def size(variables):
+    return sum(int(np.prod(v.shape)) for v in variables)
+
+
+# Parameters of the published networks with 1000 classes.
+@pytest.mark.parametrize(
+    ("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)]
+)
+def test_parameters(depth, count):
+    network = networks.ResNet(depth, 1000, networks.ImageNetStem, BatchNorm)
+    logits = network(tf.zeros([1, 32, 32, 3]), is_training=False)
+    assert logits.shape == [1, 1000] and logits.dtype == tf.float32
+    assert size(network.trainable_variables) == count
+
+
+def test_norms_and_biases_do_not_decay():
+    network = networks.ResNet(18, 10, networks.SmallImageStem, BatchNorm, width=4)
+    network(tf.zeros([1, 8, 8, 1]), is_training=False)
+    variables = network.trainable_variables
+    mask = networks.decayed(variables)
+    assert sum(mask) == 20 + 1  # 17 layers of the blocks and the stem, 3 shortcuts; the logits.
+    for variable, is_decayed in zip(variables, mask, strict=True):
+        name = variable.name.split("/")[-1]
+        assert is_decayed == (name == "w:0"), variable.name
+
+
+@pytest.mark.parametrize(
+    ("stem", "side"), [(networks.SmallImageStem, 32), (networks.ImageNetStem, 8)]
+)
+def test_stems(stem, side):
+    assert stem(4, BatchNorm)(tf.zeros([1, 32, 32, 3]), True).shape == [1, side, side, 4]
+
+
+def test_stride_is_in_the_middle_layer():
+    block = networks.Block(4, 2, True, True, BatchNorm)
+    block(tf.zeros([1, 8, 8, 8]), is_training=False)
+    assert [conv._stride for conv in block._convs] == [1, 2, 1]
+
+
+def test_a_new_block_is_the_identity():
+    block = networks.Block(4, 1, False, False, BatchNorm)
+    x = tf.abs(tf.random.normal([2, 4, 4, 4]))
+    np.testing.assert_array_equal(block(x, is_training=True), x)
+
+
+@pytest.mark.parametrize("kind", [BatchNorm, CrossReplicaBatchNorm])
+def test_batch_norm_by_hand(kind):
+    norm = kind("norm", tf.ones_initializer())
+    x = tf.reshape([1.0, 3.0, 5.0, 7.0], [2, 2, 1, 1])  # Mean 4, variance 5.
+    y = norm(x, is_training=True)
+    np.testing.assert_allclose(tf.reshape(y, [-1]), np.array([-3, -1, 1, 3]) / 5**0.5, rtol=1e-4)
+    np.testing.assert_allclose(norm.moving_mean, [0.4], rtol=1e-6)
+    y = norm(tf.fill([1, 1, 1, 1], 0.4), is_training=False)
+    np.testing.assert_allclose(y, [[[[0.0]]]], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("kind", [BatchNorm, CrossReplicaBatchNorm])
+def test_mixed_precision(kind, dtype):
+    network = networks.ResNet(18, 10, networks.SmallImageStem, kind, width=4)
+    logits = network(tf.zeros([2, 8, 8, 1], dtype), is_training=True)
+    assert logits.dtype == tf.float32
+    assert {v.dtype for v in network.variables} == {tf.float32}
+
+
+def test_statistics_of_all_replicas():
+    replicator = rr.make("multi_device:2")
+    rows = np.array([[1.0, 3.0], [5.0, 7.0]], np.float32).reshape(2, 2, 1, 1, 1)
+    with replicator.scope():
+        norm = CrossReplicaBatchNorm("norm", tf.ones_initializer())
+        norm(tf.zeros([1, 1, 1, 1]), is_training=False)
+    inputs = replicator.make_inputs(
+        lambda context: tf.data.Dataset.from_tensor_slices(rows).repeat()
+    )
+    step = replicator.replicate(lambda x: norm(x, is_training=True), inputs)
+    got = np.ravel(replicator.gather(step()))
+    np.testing.assert_allclose(got, np.array([-3, -1, 1, 3]) / 5**0.5, rtol=1e-4)

@@ -1,0 +1,94 @@
+"""The classifier on replicas, in every type, with every option, stopped and resumed."""
+
+import numpy as np
+import pytest
+
+import rl_replicator as rr
+from rl_replicator.learners.resnet.config import ResNetConfig
+from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.training import Training
+from rl_replicator.metrics import read_metrics
+from rl_replicator.run_directory import RunDirectory
+from tests.rl_replicator.learners import image_files
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_files.fashion_mnist(tmp_path_factory.mktemp("images"))
+
+
+def make(folder, replicas="single_device", **settings):
+    replicator = rr.make(replicas)
+    defaults = {
+        "data_dir": str(folder),
+        "width": 4,
+        "precision": "float32",
+        "global_batch_size": 16,
+        "epochs": STEPS * 16 / image_files.NUM_TRAIN,
+        "evaluate_epochs": 100.0,
+    }
+    return replicator, ResNetLearner(replicator, ResNetConfig(**(defaults | settings)))
+
+
+def train(folder, path, replicas="single_device", num_steps=STEPS, **settings):
+    """Trains; returns weights and statistics of the network, by name."""
+    replicator, learner = make(folder, replicas, **settings)
+    learner.evaluation = lambda: None  # Saves its compilation.
+    learner.num_steps = num_steps
+    assert Training(replicator, learner, RunDirectory(path), 5, 1000.0).run() is None
+    return {v.name: np.asarray(v.read_value()) for v in learner._network.variables}
+
+
+@pytest.fixture(scope="module")
+def reference(folder, tmp_path_factory):
+    return train(folder, tmp_path_factory.mktemp("run"), cross_replica_norm=True)
+
+
+def largest_difference(got, want):
+    """Over all variables: the norm of the difference, relative to the variable's."""
+    assert got.keys() == want.keys()
+    return max(
+        np.linalg.norm(got[name] - want[name]) / max(np.linalg.norm(want[name]), 1e-3)
+        for name in want
+    )
+
+
+def test_replicas_do_what_one_does(folder, tmp_path, reference):
+    got = train(folder, tmp_path, "multi_device:2", cross_replica_norm=True)
+    assert largest_difference(got, reference) < 1e-3
+
+
+def test_resumed_is_uninterrupted(folder, tmp_path, reference):
+    train(folder, tmp_path, num_steps=7, cross_replica_norm=True)
+    got = train(folder, tmp_path, cross_replica_norm=True)
+    assert largest_difference(got, reference) < 1e-6
+
+
+def test_evaluation_counts_every_example_once(folder):
+    found = []
+    for replicas in ("single_device", "multi_device:2"):
+        replicator, learner = make(folder, replicas)
+        what = learner.evaluation()
+        measure = replicator.make_evaluation(what.sums_fn, what.input_fn, what.global_batch_size)
+        found.append(what.metrics_fn(measure()))
+    one, two = found
+    assert one["examples"] == image_files.NUM_TEST == 37
+    assert {**two, "loss": 0} == {**one, "loss": 0}
+    np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"optimizer": "lars", "schedule": "step"},
+        {"depth": 50, "stem": "imagenet", "label_smoothing": 0.1},
+    ],
+)
+def test_options(folder, tmp_path, settings):
+    train(folder, tmp_path, num_steps=5, **settings)
+    table = read_metrics(tmp_path, "train")
+    assert np.isfinite(table["loss"]).all() and table["learning_rate"][-1] > 0

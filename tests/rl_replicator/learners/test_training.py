@@ -1,0 +1,174 @@
+"""The loop: where it stops and goes on, what it keeps, what it refuses."""
+
+import dataclasses
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import rl_replicator as rr
+from rl_replicator import errors
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.learners.training import Diverged, Training
+from rl_replicator.metrics import read_metrics
+from rl_replicator.run_directory import RunDirectory
+from tests.rl_replicator.learners.tiny_learners import (
+    Alternating,
+    Config,
+    Exploding,
+    Finite,
+    Regression,
+    Wrong,
+)
+
+
+def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0, **settings):
+    replicator = rr.make(replicas)
+    learner = kind(replicator, dataclasses.replace(Config(), **settings))
+    return learner, Training(replicator, learner, RunDirectory(path), steps_per_call, seconds)
+
+
+def interrupt(training, monkeypatch, after):
+    """Sends SIGINT to this process when the loop has taken in `after` calls."""
+    absorb, calls = training._absorb, []
+
+    def wrapped(call, outputs):
+        absorb(call, outputs)
+        calls.append(call)
+        if len(calls) == after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(training, "_absorb", wrapped)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    learner, training = make(Regression, tmp_path_factory.mktemp("run"))
+    assert training.run() is None
+    return learner.w.numpy()
+
+
+@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
+def test_a_whole_run(tmp_path, replicas, uninterrupted):
+    learner, training = make(Regression, tmp_path, replicas)
+    assert training.run() is None
+    assert training.step == 40
+    table = read_metrics(tmp_path, "evaluation")
+    np.testing.assert_array_equal(table["steps"], [15, 30, 40])  # Not multiples of ten all.
+    np.testing.assert_array_equal(table["examples"], [37, 37, 37])
+    assert learner.artifacts == [15, 30, 40]
+    assert read_metrics(tmp_path, "train")["steps"][-1] == 40
+    np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
+
+
+def test_two_replicas_evaluate_as_one(tmp_path):
+    found = []
+    for replicas in ("single_device", "multi_device:2", "multi_device:4"):
+        learner, training = make(Regression, tmp_path / replicas[-1], replicas, steps=1)
+        learner.w.assign([1.0, 1.0, 1.0])
+        found.append(training.measure())
+    assert {figures["examples"] for figures in found} == {37}
+    np.testing.assert_allclose([figures["error"] for figures in found[1:]], found[0]["error"])
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("steps_per_call", [1, 4, 10])
+def test_interrupted_and_resumed(tmp_path, monkeypatch, after, steps_per_call, uninterrupted):
+    _, training = make(Regression, tmp_path, steps_per_call=steps_per_call)
+    interrupt(training, monkeypatch, after)
+    assert training.run() == signal.SIGINT
+    stopped = training.step
+    assert 0 < stopped < 40
+    learner, training = make(Regression, tmp_path)
+    assert training.step == stopped
+    assert training.run() is None
+    np.testing.assert_array_equal(learner.w.numpy(), uninterrupted)
+    steps = read_metrics(tmp_path, "train")["steps"]
+    assert (np.diff(steps) > 0).all()
+
+
+def test_resumed_on_another_number_of_replicas(tmp_path, monkeypatch, uninterrupted):
+    _, training = make(Regression, tmp_path, "multi_device:2")
+    interrupt(training, monkeypatch, 1)
+    training.run()
+    learner, training = make(Regression, tmp_path, "multi_device:4")
+    training.run()
+    np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    _, training = make(Regression, tmp_path, steps=10)
+    training.run()
+    before = Checkpointer(tmp_path / "checkpoints").latest()
+    _, training = make(Regression, tmp_path, steps=10)
+    assert training.run() is None and training.step == 10
+    assert Checkpointer(tmp_path / "checkpoints").latest() == before
+
+
+def test_checkpoints_by_the_clock(tmp_path):
+    _, training = make(Regression, tmp_path, seconds=1e-6)
+    training._saving_seconds = 0.0
+    training._progress["seconds"] = 0.0
+    training.run()
+    # Besides those after the three evaluations.
+    assert int(Checkpointer(tmp_path / "checkpoints").latest().path.name[:6]) > 3
+
+
+def test_phases_in_their_order(tmp_path):
+    learner, training = make(Alternating, tmp_path, steps=5)
+    assert training.run() is None
+    assert f"{learner.log.numpy():020b}" == "0001" * 5
+    table = read_metrics(tmp_path, "train")
+    assert set(table) == {"steps", "wall_time", "many_loss", "one_log"}
+    assert training.step == 5 and training._calls.batches == 20
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_interrupted_between_phases(tmp_path, monkeypatch, after):
+    _, training = make(Alternating, tmp_path, steps=8)
+    interrupt(training, monkeypatch, after)
+    assert training.run() == signal.SIGINT
+    learner, training = make(Alternating, tmp_path, steps=8)
+    training.run()
+    assert f"{learner.log.numpy():032b}" == "0001" * 8
+
+
+@pytest.mark.parametrize(("best", "step"), [("-error", 40), ("error", 15)])
+def test_best_checkpoint(tmp_path, best, step):
+    _, training = make(Regression, tmp_path, best=best)
+    training.run()
+    assert Checkpointer(tmp_path / "best").latest().step == step
+
+
+def test_unknown_best_figure(tmp_path):
+    _, training = make(Regression, tmp_path, best="accuracy")
+    with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
+        training.run()
+
+
+def test_a_metric_that_is_not_finite(tmp_path):
+    _, training = make(Exploding, tmp_path)
+    with pytest.raises(Diverged, match=r"got norm = nan at step 24; .* checkpoint is of step 15"):
+        training.run()
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == 15
+
+
+def test_a_variable_that_is_not_finite(tmp_path):
+    learner, training = make(Regression, tmp_path, steps=10)
+    training._train_until(10)
+    learner.w.assign([0.0, np.inf, 0.0])
+    with pytest.raises(Diverged, match=r"variable 'w' after step 10; .*none is saved"):
+        training._save()
+
+
+def test_data_that_ends(tmp_path):
+    _, training = make(Finite, tmp_path)
+    with pytest.raises(errors.ConfigError, match=r"for 40 steps, but it ended after 5; repeat"):
+        training.run()
+
+
+def test_metrics_that_are_no_scalars(tmp_path):
+    _, training = make(Wrong, tmp_path)
+    with pytest.raises(errors.ConfigError, match=r"got \{'errors': \(12,\)\}"):
+        training.run()

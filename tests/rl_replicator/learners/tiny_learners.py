@@ -1,0 +1,117 @@
+"""Learners that take no time."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import learners
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -2.0, 3.0], np.float32)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Linear regression."""
+
+    steps: int = 40
+    learning_rate: float = 0.1
+    every: int = 15
+    best: str = "-error"
+
+
+class Regression(learners.Learner):
+    """Shuffled data, Adam, an evaluation whose last batch is short."""
+
+    def __init__(self, replicator, config):
+        self.num_steps = config.steps
+        self.global_batch_size = 12
+        self._config = config
+        with replicator.scope():
+            self.w = tf.Variable(tf.zeros([3]), name="w")
+            self.optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(config.learning_rate))
+        self.artifacts = []
+
+    def input_fn(self, context):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(60, seed=3).repeat()
+        return context.shard(data.batch(context.per_replica_batch_size(12)))
+
+    def step_fn(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, self.w) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, [self.w]), [self.w])
+        return {"loss": loss, "first": y[0]}
+
+    def trackables(self):
+        return {"w": self.w, "optimizer": self.optimizer}
+
+    def evaluation(self):
+        def input_fn(context):
+            data = tf.data.Dataset.from_tensor_slices((X[:37], Y[:37]))
+            return context.shard(data.batch(context.per_replica_batch_size(8)))
+
+        def sums_fn(batch, mask):
+            errors = (tf.linalg.matvec(batch[0], self.w) - batch[1]) ** 2
+            return {"error": tf.reduce_sum(mask * errors), "examples": tf.reduce_sum(mask)}
+
+        def metrics_fn(sums):
+            return {"error": sums["error"] / sums["examples"], "examples": sums["examples"]}
+
+        return learners.Evaluation(
+            input_fn, sums_fn, metrics_fn, 8, self._config.every, self._config.best
+        )
+
+    def write_artifacts(self, step, directory):
+        self.artifacts.append(step)
+
+
+class Alternating(Regression):
+    """Two phases with a variable each, on one input: 3 + 1 batches in a step."""
+
+    def __init__(self, replicator, config):
+        super().__init__(replicator, config)
+        with replicator.scope():
+            self.log = tf.Variable(tf.zeros([], tf.int64), name="log")
+
+    def phases(self):
+        return [learners.Phase("many", self.many, times=3), learners.Phase("one", self.one)]
+
+    def many(self, batch):
+        self.log.assign(self.log * 2)
+        return {"loss": self.step_fn(batch)["loss"]}
+
+    def one(self, batch):
+        self.log.assign(self.log * 2 + 1)
+        return {"log": tf.cast(self.log % 16, tf.float32)}
+
+    def trackables(self):
+        return super().trackables() | {"log": self.log}
+
+    def evaluation(self):
+        return None
+
+
+class Finite(Regression):
+    """Forgets to repeat its data."""
+
+    def input_fn(self, context):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(context.per_replica_batch_size(12))
+
+
+class Exploding(Regression):
+    """Becomes NaN in its 24th step."""
+
+    def step_fn(self, batch):
+        metrics = super().step_fn(batch)
+        late = self.optimizer.step >= 24
+        return metrics | {"norm": tf.where(late, np.nan, 1.0), "loss": metrics["loss"]}
+
+
+class Wrong(Regression):
+    """Returns something else than scalars."""
+
+    def step_fn(self, batch):
+        return {"errors": tf.linalg.matvec(batch[0], self.w) - batch[1]}
