@@ -79,20 +79,38 @@ class Replicator(abc.ABC):
         with self.strategy.scope(), self.registry.recording():
             yield
 
-    def wrap_optimizer(self, optimizer: Any, max_global_norm: float | None = None) -> Any:
-        """Makes `optimizer.apply` average the gradients over the replicas first.
+    def wrap_optimizer(
+        self,
+        optimizer: Any,
+        *,
+        reduction: str = "mean",
+        max_global_norm: float | None = None,
+        loss_scale: float | str | None = None,
+        skip_nonfinite: bool = False,
+    ) -> Any:
+        """Makes `optimizer.apply` reduce the gradients over the replicas first. In `scope()`.
+
+        Gradients may be `tf.IndexedSlices` or, on all replicas at the same places, None.
 
         Args:
-          optimizer: a Sonnet optimizer, created in `scope()`.
-          max_global_norm: clips the averaged gradients of one `apply` to this global norm.
+          optimizer: of Sonnet or of Keras (`apply_gradients` works too).
+          reduction: "mean", or "sum" where the loss of a replica is its share of the whole.
+          max_global_norm: clips the reduced gradients of one `apply` to this global norm.
+          loss_scale: a number, or "dynamic", for gradients too small for their dtype: the step
+            takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
+          skip_nonfinite: a step with a gradient that is not finite changes neither variables nor
+            slots nor the optimizer's count, on any replica. `optimizer.num_skipped` counts these
+            steps, `optimizer.report_skipped()` warns of them. "dynamic" implies it.
 
         Returns:
           The same object, changed in place; so checkpoints do not depend on the replicator.
 
         Raises:
-          ConfigError: not a Sonnet optimizer, or wrapped before.
+          ConfigError: neither a Sonnet nor a Keras optimizer, wrapped before, or an option that
+            cannot be used.
         """
-        return gradients.wrap(optimizer, self.num_replicas, max_global_norm)
+        options = gradients.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
+        return gradients.wrap(optimizer, options)
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Places a part of the model on one of the devices that a replica spans.

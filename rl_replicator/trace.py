@@ -68,16 +68,21 @@ def current() -> Trace | None:
     Raises:
       ConfigError: inside a `tf.cond`, a loop or a nested `tf.function` of a step.
     """
+    here = _TRACES.get(tf.compat.v1.get_default_graph())
+    if here is None and enclosing() is not None:
+        raise errors.ConfigError(
+            "expected collectives (and optimizer.apply, which averages gradients) at the top "
+            "level of step_fn, found one inside tf.cond, a loop on tensors or a nested "
+            "tf.function, which not all replicas may reach; call it outside and use the result"
+        )
+    return here
+
+
+def enclosing() -> Trace | None:
+    """The trace of the step around this place, however deep inside of it; None outside of all."""
     graph = tf.compat.v1.get_default_graph()
-    if graph in _TRACES:
-        return _TRACES[graph]
-    outer = getattr(graph, "outer_graph", None)
-    while outer is not None:
-        if outer in _TRACES:
-            raise errors.ConfigError(
-                "expected collectives (and optimizer.apply, which averages gradients) at the top "
-                "level of step_fn, found one inside tf.cond, a loop on tensors or a nested "
-                "tf.function, which not all replicas may reach; call it outside and use the result"
-            )
-        outer = getattr(outer, "outer_graph", None)
+    while graph is not None:
+        if graph in _TRACES:
+            return _TRACES[graph]
+        graph = getattr(graph, "outer_graph", None)
     return None

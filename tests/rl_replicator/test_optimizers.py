@@ -84,8 +84,3 @@ def test_wrapping_keeps_the_object():
             assert isinstance(optimizer, rr.optimizers.Adam)
             with pytest.raises(rr.ConfigError, match="not wrapped yet"):
                 replicator.wrap_optimizer(optimizer)
-
-
-def test_one_device_without_options_stays_as_it_is():
-    optimizer = rr.SingleDeviceReplicator().wrap_optimizer(snt.optimizers.SGD(1.0))
-    assert type(optimizer) is snt.optimizers.SGD
