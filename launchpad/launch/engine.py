@@ -67,6 +67,6 @@ def make_spec(launch: Launch, member: lp_member.Member, node: bytes) -> child.No
     )
 
 
-def search_path() -> str:
-    """Returns a PYTHONPATH by which a new process imports from where this one does."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+def search_path() -> list[str]:
+    """Returns the directories from which this process imports, for a new one."""
+    return [entry or os.getcwd() for entry in sys.path]

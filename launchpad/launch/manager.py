@@ -120,7 +120,10 @@ class ProgramManager:
         return dereference.maybe_dereference(handle)
 
     def processes(self) -> dict[str, int]:
-        """Returns the process id of every node, by "label/index"; empty for threads."""
+        """Returns the process id of every node, by "label/index"; empty for threads.
+
+        On Ray a process id is one of the node's own machine.
+        """
         return self._supervisor.processes()
 
     def take_signals(self) -> None:

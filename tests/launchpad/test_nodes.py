@@ -18,7 +18,7 @@ from launchpad.nodes import base, dereference
 from tests.launchpad import programs
 
 
-def _wait_until(condition, timeout: float = 30.0) -> None:
+def _wait_until(condition, timeout: float = 90.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -160,7 +160,7 @@ def test_too_many_deaths_are_fatal(engine, caplog):
     node.restart_policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.1)
     program.add_node(node, label="fragile")
     with pytest.raises(lp.NodeFailedError, match="OSError: death number 2"):
-        lp.launch(program, engine).wait(timeout=30)
+        lp.launch(program, engine).wait(timeout=90)
     assert "fragile/0 failed: OSError: death number 1; restart 1 of 1 in 0.1 s" in caplog.text
 
 
@@ -269,7 +269,7 @@ def test_a_failed_part_ends_the_colocation(engine):
     ]
     program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
     with pytest.raises(lp.NodeFailedError, match="ValueError: one part is broken") as caught:
-        lp.launch(program, engine).wait(timeout=30)
+        lp.launch(program, engine).wait(timeout=90)
     assert caught.value.label == "colocated"
 
 
@@ -294,7 +294,7 @@ def test_nodes_of_a_process_colocation_are_processes(tmp_path):
     client = manager.resolve(recorder)
     _wait_until(lambda: len(client.entries()) == 2)
     assert len(dict(client.entries()).keys() | set(dict(client.entries()).values())) == 4
-    assert manager.wait(timeout=20)
+    assert manager.wait(timeout=60)
 
 
 # -- flags -------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_flags_reach_processes(tmp_path, monkeypatch):
         with program.group("reader"):
             program.add_node(lp.PyNode(programs.read_flags, recorder))
         resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": 6})}
-        assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=30)
+        assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
         assert (tmp_path / "entries").read_text() == "(7, 6)\n"
     finally:
         flags.FLAGS.unparse_flags()

@@ -79,7 +79,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     **self._environment,
-                    "PYTHONPATH": engine.search_path(),
+                    "PYTHONPATH": os.pathsep.join(engine.search_path()),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -148,13 +148,18 @@ def _start_own() -> Cluster:
             watcher.wait(_GUARD_SECS)
 
     token = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    import ray.job_config
+
+    # Nodes import this package before they hear where the launcher imports from.
+    package_root = str(pathlib.Path(guard.__file__).parents[3])
     try:
         session = _Session(
             address="local",
+            job_config=ray.job_config.JobConfig(_py_driver_sys_path=[package_root]),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=directory,
-            # Nodes have environments of their own: Ray's idle workers would never be used.
+            # A program has more nodes, or fewer, than the workers that Ray would start ahead.
             _system_config={"prestart_worker_first_driver": False},
         )
     except BaseException:

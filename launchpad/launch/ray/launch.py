@@ -13,7 +13,7 @@ from launchpad.launch import engine
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import cluster as lp_cluster
-from launchpad.launch.ray import control, placement
+from launchpad.launch.ray import control, node_actor, placement
 
 
 class RayEngine:
@@ -40,21 +40,12 @@ class RayEngine:
         from launchpad.launch.ray import worker  # Imports Ray, whose settings are made by now.
 
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
-        environment = self._environment(member)
-        seen: dict[str, str | None] = {}
-        # Ray sets it to the number of CPUs, at least 1, where the environment leaves it open.
-        if "OMP_NUM_THREADS" not in environment:
-            seen["OMP_NUM_THREADS"] = None
-        if self._is_own:
-            seen["PYTHONPATH"] = os.environ.get("PYTHONPATH")
-            environment["PYTHONPATH"] = engine.search_path()
         return worker.RayWorker(
             member,
             supervisor,
             spec,
             self._switchboard,
-            environment,
-            seen,
+            self._surroundings(member),
             self._machines.get(member.name),
         )
 
@@ -62,11 +53,17 @@ class RayEngine:
         self._switchboard.close()
         lp_cluster.release(self._cluster)
 
-    def _environment(self, member: lp_member.Member) -> dict[str, str]:
+    def _surroundings(self, member: lp_member.Member) -> node_actor.Surroundings:
         config = member.launch_config
-        environment = config.environment()
+        told = config.environment()
+        # Ray leaves all GPUs visible to who asked for none, and sets the threads to the CPUs that
+        # it keeps for the node, at least 1.
+        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
         if not config.gpus:
-            environment.setdefault("CUDA_VISIBLE_DEVICES", "")  # Else Ray leaves all visible.
-        if "OMP_NUM_THREADS" in os.environ:
-            environment.setdefault("OMP_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
-        return environment
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return node_actor.Surroundings(
+            is_local=self._is_own,
+            directory=os.getcwd(),
+            search_path=engine.search_path() if self._is_own else [],
+            environment={name: value for name, value in variables.items() if name not in told},
+        )

@@ -1,4 +1,4 @@
-"""A node's process, as Ray starts it. Runs in Ray's worker, so it is small."""
+"""A node's process, as Ray starts it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ import atexit
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
-
-import ray
+import sys
+from collections.abc import Mapping, Sequence
 
 from launchpad.launch import child
 from launchpad.launch.ray import control
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """How a node finds its launcher, and its launcher's ways.
+class Surroundings:
+    """What a node's code finds in its process, set before the code is loaded.
 
     Attributes:
-      address: Host and port of the launcher's switchboard.
-      key: What the node shows there.
-      is_local: True if all nodes run on the launcher's machine.
-      directory: The launcher's working directory; used where it exists.
-      environment: Variables that the node must see in place of those that its process was started
-        with; None for a variable that it must not see.
+      is_local: True if all nodes run on the launcher's machine, whose loopback device then serves.
+      directory: The working directory; Ray's where it does not exist.
+      search_path: Where Python imports from first.
+      environment: Variables; None for one that must not be set.
     """
 
-    address: tuple[str, int]
-    key: bytes
     is_local: bool
     directory: str
+    search_path: Sequence[str]
     environment: Mapping[str, str | None]
+
+    def enter(self) -> None:
+        for name, value in self.environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        sys.path[:] = [*self.search_path, *(p for p in sys.path if p not in self.search_path)]
+        with contextlib.suppress(OSError):
+            os.chdir(self.directory)
 
 
 class NodeActor:
@@ -43,21 +48,33 @@ class NodeActor:
     def __repr__(self) -> str:
         return self._name  # Ray puts it before every line that the node prints.
 
-    def run(self, spec: child.NodeSpec, call: Call) -> int:
-        """Runs the node to its end; returns the exit status that a process would have.
+    def run(
+        self,
+        spec: child.NodeSpec,
+        launcher: tuple[str, int],
+        key: bytes,
+        surroundings: Surroundings,
+    ) -> int:
+        """Runs the node to its end.
+
+        Args:
+          spec: The node.
+          launcher: Host and port of the launcher's switchboard.
+          key: What this node shows there.
+          surroundings: What it finds here.
+
+        Returns:
+          The exit status that a process would have.
 
         Raises:
           ConnectionError: the launcher can't be reached.
         """
         atexit._clear()  # Ray's handlers would cut the connection by which this call returns.
-        for name, value in call.environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        with contextlib.suppress(OSError):
-            os.chdir(call.directory)
-        channel = control.call(call.address, spec.info.token, call.key)
-        if not call.is_local:
+        surroundings.enter()
+        channel = control.call(launcher, spec.info.token, key)
+        if not surroundings.is_local:
+            import ray  # The launcher's process imports this module before Ray.
+
             info = dataclasses.replace(spec.info, host=ray.util.get_node_ip_address())
             spec = dataclasses.replace(spec, info=info)
         status = child.Child(channel, spec).run()

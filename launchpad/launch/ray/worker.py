@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -15,7 +13,7 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import child, remote_worker
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
-from launchpad.launch.ray import cluster, control, node_actor
+from launchpad.launch.ray import control, node_actor
 
 _WAIT_MESSAGE_SECS = 10.0
 
@@ -33,8 +31,7 @@ class RayWorker(remote_worker.RemoteWorker):
         supervisor: lp_supervisor.Supervisor,
         spec: child.NodeSpec,
         switchboard: control.Switchboard,
-        environment: Mapping[str, str],
-        seen: Mapping[str, str | None],
+        surroundings: node_actor.Surroundings,
         machine: str | None,
     ):
         """Prepares; `start()` starts it.
@@ -44,8 +41,7 @@ class RayWorker(remote_worker.RemoteWorker):
           supervisor: Who is told of it.
           spec: What its process needs.
           switchboard: Where it calls.
-          environment: What is set in its process before Python starts.
-          seen: What the node's code sees of that instead; None for a variable that is not set.
+          surroundings: What it finds there.
           machine: Ray's key of the machine that it should run on; None to spread the nodes.
         """
         super().__init__(member, supervisor)
@@ -53,24 +49,19 @@ class RayWorker(remote_worker.RemoteWorker):
         self._spec = spec
         self._switchboard = switchboard
         self._config = member.launch_config
-        self._environment = environment
-        self._seen = seen
+        self._surroundings = surroundings
         self._machine = machine
         self._actor: Any = None
         self._was_called_off = False
 
     def start(self) -> None:
-        call = node_actor.Call(
-            address=self._switchboard.address,
-            key=self._switchboard.expect(self._on_call),
-            is_local=self._switchboard.address[0] == cluster.LOOPBACK,
-            directory=os.getcwd(),
-            environment=self._seen,
-        )
+        board = self._switchboard
         try:
             actor_class = ray.remote(node_actor.NodeActor).options(**self._options())
             self._actor = actor_class.remote(self.name)
-            end = self._actor.run.remote(self._spec, call)
+            end = self._actor.run.remote(
+                self._spec, board.address, board.expect(self._on_call), self._surroundings
+            )
         except Exception as error:
             self.report_end(errors.ExceptionRecord.of(error))
             return
@@ -81,13 +72,16 @@ class RayWorker(remote_worker.RemoteWorker):
         if self._machine is not None:
             # Soft: when that machine has died, a restart elsewhere is better than none.
             strategy = NodeAffinitySchedulingStrategy(self._machine, soft=True)
-        return {
+        options: dict[str, Any] = {
             "num_cpus": self._config.cpus,
             "num_gpus": self._config.gpus or 0.0,
             "max_restarts": 0,  # The supervisor restarts nodes, with their backoff.
-            "runtime_env": {"env_vars": dict(self._environment)},
             "scheduling_strategy": strategy,
         }
+        environment = self._config.environment()
+        if environment:  # An empty one too costs Ray another interpreter's start.
+            options["runtime_env"] = {"env_vars": environment}
+        return options
 
     def notify_stop(self) -> None:
         super().notify_stop()
