@@ -1,0 +1,144 @@
+"""A batch in parts, one after the other: gradients of more examples than memory holds at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from rl_replicator import errors
+
+
+def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: int) -> Any:
+    """The mean of `function(micro_batch)` over equal parts of a batch, in a compiled loop.
+
+        def loss_and_gradients(batch):
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, batch)                    # a mean over examples
+            return loss, tape.gradient(loss, parameters)
+
+        loss, gradients = rr.micro_batches.accumulate(loss_and_gradients, batch, 4)
+        optimizer.apply(gradients, parameters)                  # averages over replicas, once
+
+    For a loss that is a mean over examples these are the loss and the gradients of the whole batch.
+    What depends on the batch as a whole, such as batch norm, sees micro-batches. Only one
+    micro-batch is in memory at a time. Replicas do not talk within the loop, so `function` calls
+    no collectives.
+
+    Args:
+      function: from one micro-batch to a nest of tensors, `tf.IndexedSlices` and None, with the
+        same shapes for all of them; the number of rows of slices may differ.
+      batch: nest of tensors [B, ...].
+      num_micro_batches: how many; it divides B.
+
+    Returns:
+      The nest that `function` returns; of slices, the rows of all micro-batches. Halves are added
+      up in float32, and the mean of integers and bools is float32.
+
+    Raises:
+      ConfigError: the batch does not divide, or its tensors have different lengths.
+      InvalidArgumentError: when the step runs, if a length that was unknown before does not divide.
+    """
+    size, check = _size(batch, num_micro_batches)
+
+    def part(i):
+        with tf.control_dependencies(check):
+            return tf.nest.map_structure(lambda x: _part(x, i, size), batch)
+
+    # The first is not in the loop: it tells what to carry through it.
+    first = function(part(0))
+    if num_micro_batches == 1:
+        return tf.nest.map_structure(lambda y: None if y is None else _mean(_start(y), y, 1), first)
+    flat = [y for y in tf.nest.flatten(first) if y is not None]
+
+    def body(i, carried):
+        found = [y for y in tf.nest.flatten(function(part(i))) if y is not None]
+        if len(found) != len(flat):
+            raise errors.ConfigError(
+                f"expected the same nest for every micro-batch, got {len(flat)} tensors and then "
+                f"{len(found)}; let the function depend on values only, not on what came before"
+            )
+        return i + 1, [_add(c, y, i) for c, y in zip(carried, found, strict=True)]
+
+    _, carried = tf.while_loop(
+        lambda i, _: i < num_micro_batches,
+        body,
+        [tf.constant(1), [_start(y, num_micro_batches) for y in flat]],
+        parallel_iterations=1,
+    )
+    means = iter([_mean(c, y, num_micro_batches) for c, y in zip(carried, flat, strict=True)])
+    return tf.nest.map_structure(lambda y: None if y is None else next(means), first)
+
+
+def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
+    """Examples in a micro-batch, and what must hold when the step runs."""
+    if num_micro_batches < 1:
+        raise errors.ConfigError(
+            f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
+        )
+    leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(batch)]
+    if not leaves or any(x.shape.rank == 0 for x in leaves):
+        raise errors.ConfigError(
+            "expected tensors [B, ...] in the batch, got a scalar or none at all; leave scalars out"
+        )
+    lengths = {x.shape[0] for x in leaves} - {None}
+    if len(lengths) > 1:
+        raise errors.ConfigError(
+            f"expected tensors of one length in the batch, got {sorted(lengths)}; "
+            "leave out what is not per example"
+        )
+    if lengths:
+        (length,) = lengths
+        if length % num_micro_batches:
+            raise errors.ConfigError(
+                f"expected a batch that divides by {num_micro_batches} micro-batches, got "
+                f"{length} examples; use a multiple"
+            )
+        return length // num_micro_batches, []
+    length = tf.shape(leaves[0])[0]
+    divides = tf.debugging.Assert(
+        tf.equal(length % num_micro_batches, 0),
+        [f"expected a batch that divides by {num_micro_batches} micro-batches, got", length],
+    )
+    return length // num_micro_batches, [] if divides is None else [divides]
+
+
+def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
+    part = x[i * size : (i + 1) * size]
+    part.set_shape([size if isinstance(size, int) else None, *x.shape[1:]])
+    return part
+
+
+def _start(y: Any, count: int = 1) -> Any:
+    """What is carried through the loop: a sum, or arrays of the rows of slices."""
+    if not isinstance(y, tf.IndexedSlices):
+        return _exact(y)
+    arrays = [
+        tf.TensorArray(x.dtype, count, infer_shape=False, element_shape=[None, *x.shape[1:]])
+        for x in (_exact(y.values), y.indices)
+    ]
+    return _add(arrays, y, 0)
+
+
+def _add(carried: Any, y: Any, i: Any) -> Any:
+    if not isinstance(y, tf.IndexedSlices):
+        return carried + _exact(y)
+    values, indices = carried
+    return [values.write(i, _exact(y.values)), indices.write(i, y.indices)]
+
+
+def _mean(carried: Any, y: Any, count: int) -> Any:
+    """In the dtype of `y`, the first micro-batch's result; but of integers in float32."""
+    if not isinstance(y, tf.IndexedSlices):
+        dtype = tf.convert_to_tensor(y).dtype
+        result = tf.float32 if dtype.is_integer or dtype.is_bool else dtype
+        return tf.cast(carried / count, result)
+    values, indices = (array.concat() for array in carried)
+    return tf.IndexedSlices(tf.cast(values / count, y.values.dtype), indices, y.dense_shape)
+
+
+def _exact(y: Any) -> tf.Tensor:
+    """In a type in which sums neither overflow nor lose the small ones."""
+    y = tf.convert_to_tensor(y)
+    if y.dtype.is_integer or y.dtype.is_bool:
+        return tf.cast(y, tf.float64)
+    return tf.cast(y, tf.float32) if y.dtype in (tf.float16, tf.bfloat16) else y

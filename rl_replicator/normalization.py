@@ -1,0 +1,275 @@
+"""Batch norm whose batch is that of all replicas, and statistics that replicas average."""
+
+from collections.abc import Iterable
+
+import sonnet as snt
+import tensorflow as tf
+
+from rl_replicator import collectives, errors
+
+
+class MovingAverage(snt.Metric):
+    """`value <- decay value + (1 - decay) x`, from a given start and without bias correction.
+
+    As Keras has it. `snt.ExponentialMovingAverage` is the one that corrects for its start at 0.
+    """
+
+    def __init__(self, decay: float, start: float, name: str | None = None):
+        super().__init__(name=name)
+        self._decay = decay
+        self._start = start
+
+    @snt.once
+    def initialize(self, value: tf.Tensor) -> None:
+        """Creates the variable, in the shape and dtype of `value`."""
+        start = tf.fill(value.shape, tf.constant(self._start, value.dtype))
+        self.average = tf.Variable(start, trainable=False, name="average")
+
+    def update(self, value: tf.Tensor) -> None:
+        self.initialize(value)
+        self.average.assign_sub((self.average - value) * (1 - self._decay))
+
+    @property
+    def value(self) -> tf.Tensor:
+        return self.average.read_value()
+
+    def reset(self) -> None:
+        self.average.assign(tf.fill(self.average.shape, self._start))
+
+
+class CrossReplicaBatchNorm(snt.Module):
+    """Batch norm over the batches of all replicas, exact also if their sizes differ.
+
+    Ioffe & Szegedy 2015, Algorithm 1 (arXiv:1502.03167), with the biased variance. The statistics
+    take one exchange of 2C + 1 numbers forward and one backward; they are the same on all replicas,
+    and so are the moving ones. For halves all statistics and parameters are float32.
+
+    The arguments, attributes and calls are those of Sonnet's batch norms, and so are the names and
+    shapes of the variables. Called outside of a step, as to build a model, it takes the batch that
+    it is given as the whole.
+    """
+
+    def __init__(
+        self,
+        create_scale: bool,
+        create_offset: bool,
+        moving_mean: snt.Metric | None = None,
+        moving_variance: snt.Metric | None = None,
+        *,
+        decay_rate: float = 0.999,
+        eps: float = 1e-5,
+        scale_init: snt.initializers.Initializer | None = None,
+        offset_init: snt.initializers.Initializer | None = None,
+        data_format: str = "channels_last",
+        name: str | None = None,
+    ):
+        """As Sonnet's, with defaults for the moving statistics.
+
+        Args:
+          create_scale: whether to have a trainable scale per channel.
+          create_offset: whether to have a trainable offset per channel.
+          moving_mean: what keeps the mean for use without training. By default an
+            `snt.ExponentialMovingAverage(decay_rate)`, which is corrected for its bias.
+          moving_variance: likewise.
+          decay_rate: of the default moving statistics.
+          eps: added to the variance.
+          scale_init: of the scale; ones by default.
+          offset_init: of the offset; zeros by default.
+          data_format: "channels_last", "channels_first", or like "NHWC" and "NCHW".
+          name: of the module.
+
+        Raises:
+          ConfigError: an initializer of what is not created, or an unknown data format.
+        """
+        super().__init__(name=name)
+        for is_created, init, what in (
+            (create_scale, scale_init, "scale"),
+            (create_offset, offset_init, "offset"),
+        ):
+            if init is not None and not is_created:
+                raise errors.ConfigError(
+                    f"expected no {what}_init without create_{what}, got one; leave it out"
+                )
+        average = snt.ExponentialMovingAverage
+        self.moving_mean = moving_mean or average(decay_rate, name="moving_mean")
+        self.moving_variance = moving_variance or average(decay_rate, name="moving_variance")
+        self._create_scale, self._create_offset = create_scale, create_offset
+        self._scale_init = scale_init or snt.initializers.Ones()
+        self._offset_init = offset_init or snt.initializers.Zeros()
+        self._eps = eps
+        self._channels_first = _channels_first(data_format)
+
+    def __call__(
+        self,
+        inputs: tf.Tensor,
+        is_training: bool,
+        test_local_stats: bool = False,
+        scale: tf.Tensor | None = None,
+        offset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Normalizes, scales and shifts.
+
+        Args:
+          inputs: [B, ..., C], or [B, C, ...] if channels come first; B may differ between replicas
+            and be 0. All replicas must make the call, outside of `tf.cond` and loops.
+          is_training: whether to use the statistics of the batch and to update the moving ones.
+          test_local_stats: without training, uses those of the batch (of all replicas, too).
+          scale: if none is created, something that broadcasts against `inputs`.
+          offset: likewise.
+
+        Returns:
+          Of the shape and dtype of `inputs`.
+
+        Raises:
+          ConfigError: a tensor for `is_training`, or a scale or offset beside a created one.
+        """
+        for flag in (is_training, test_local_stats):
+            if not isinstance(flag, (bool, int)):
+                raise errors.ConfigError(
+                    "expected True or False for is_training and test_local_stats, got a "
+                    f"{type(flag).__name__}; build one step for each"
+                )
+        if (scale is not None and self._create_scale) or (
+            offset is not None and self._create_offset
+        ):
+            raise errors.ConfigError(
+                "expected no scale or offset beside the created ones, got one; create none"
+            )
+        inputs = tf.convert_to_tensor(inputs)
+        self._initialize(inputs)
+        dtype = inputs.dtype
+        inputs = tf.cast(inputs, self.scale.dtype)
+        if is_training or test_local_stats:
+            mean, variance = self._moments(inputs)
+        else:
+            mean, variance = self.moving_mean.value, self.moving_variance.value
+        if is_training:
+            self.moving_mean.update(mean)
+            self.moving_variance.update(variance)
+        scale = self.scale if scale is None else tf.cast(scale, inputs.dtype)
+        offset = self.offset if offset is None else tf.cast(offset, inputs.dtype)
+        outputs = tf.nn.batch_normalization(inputs, mean, variance, offset, scale, self._eps)
+        return tf.cast(outputs, dtype)
+
+    @snt.once
+    def _initialize(self, inputs: tf.Tensor) -> None:
+        rank = inputs.shape.rank
+        channel = 1 if self._channels_first else rank - 1
+        size = inputs.shape[channel]
+        dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
+        self._axis = tuple(i for i in range(rank) if i != channel)
+        self._shape = [size if i == channel else 1 for i in range(rank)]
+        parameters = self._shape[1:] if self._channels_first else [size]
+        self.moving_mean.initialize(tf.zeros(self._shape, dtype))
+        self.moving_variance.initialize(tf.zeros(self._shape, dtype))
+        self.scale = tf.Variable(
+            self._scale_init(parameters, dtype), name="scale", trainable=self._create_scale
+        )
+        self.offset = tf.Variable(
+            self._offset_init(parameters, dtype), name="offset", trainable=self._create_offset
+        )
+
+    def _moments(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        statistics = moments(inputs, self._axis)  # [1 + 2C]
+        if tf.distribute.in_cross_replica_context():
+            gathered = statistics[tf.newaxis]
+        else:
+            gathered = collectives.all_gather(statistics)  # [N, 1 + 2C]
+        mean, variance = combine(gathered)
+        return tf.reshape(mean, self._shape), tf.reshape(variance, self._shape)
+
+
+def moments(x: tf.Tensor, axis: tuple[int, ...]) -> tf.Tensor:
+    """Number, mean and sum of squared deviations of a batch, each but the first per channel.
+
+    Args:
+      x: the batch; it may be empty.
+      axis: all dimensions but that of the channels.
+
+    Returns:
+      [1 + 2C], for `combine`.
+    """
+    count = tf.cast(tf.reduce_prod([tf.shape(x, tf.int64)[i] for i in axis]), x.dtype)
+    mean = tf.reduce_sum(x, axis, keepdims=True) / tf.maximum(count, 1)
+    deviations = tf.reduce_sum(tf.square(x - mean), axis)
+    return tf.concat([[count], tf.reshape(mean, [-1]), deviations], axis=0)
+
+
+def combine(statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and biased variance of several batches together.
+
+    Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1: unlike
+    the difference of two large sums, it does not cancel.
+
+    Args:
+      statistics: [N, 1 + 2C], what `moments` gives for each.
+
+    Returns:
+      [C] mean, [C] variance; zeros if all batches are empty.
+    """
+    counts = statistics[:, :1]  # [N, 1]
+    means, deviations = tf.split(statistics[:, 1:], 2, axis=1)  # [N, C] each
+    total = tf.maximum(tf.reduce_sum(counts), 1)
+    mean = tf.reduce_sum(counts * means, axis=0) / total
+    between = tf.reduce_sum(counts * tf.square(means - mean), axis=0)
+    return mean, (tf.reduce_sum(deviations, axis=0) + between) / total
+
+
+def average_declared(variables: Iterable[tf.Variable]) -> None:
+    """Averages over the replicas the statistics that a step has updated on each of them.
+
+    Called at the end of the trace of every replica. Which variables these are, their makers have
+    declared: not trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving
+    statistics of `tf.keras.layers.BatchNormalization` are. One exchange does for all of them; a
+    variable that the step only reads is left alone.
+
+    Args:
+      variables: the replicator's, as they were created: each with the copies of all replicas; in
+        the same order on all replicas.
+    """
+    if collectives.num_replicas() == 1:
+        return
+    written = _written_handles()
+    chosen = [
+        variable
+        for variable in variables
+        if variable.aggregation == tf.VariableAggregation.MEAN
+        and not variable.trainable
+        and variable.dtype.is_floating
+        and not written.isdisjoint(_handles(variable))
+    ]
+    if not chosen:
+        return
+    means = collectives.all_mean([variable.read_value() for variable in chosen])
+    for variable, mean in zip(chosen, means, strict=True):
+        variable.assign(mean)
+
+
+def _written_handles() -> set[int]:
+    """Of the variables that the graph uses for anything else than a plain reading."""
+    captures = getattr(tf.compat.v1.get_default_graph(), "captures", ())
+    return {
+        id(handle)
+        for handle, inside in captures
+        if any(user.type != "ReadVariableOp" for user in inside.consumers())
+    }
+
+
+def _handles(variable: tf.Variable) -> set[int]:
+    """Of all copies, which replicas update alike; and on TPUs of what one trace has for them."""
+    copies = getattr(variable, "values", None) or (variable,)
+    packed = getattr(variable, "_packed_var", None)
+    return {id(copy.handle) for copy in copies} | (
+        set() if packed is None else {id(packed.packed_handle)}
+    )
+
+
+def _channels_first(data_format: str) -> bool:
+    if data_format == "channels_first" or data_format.startswith("NC"):
+        return True
+    if data_format == "channels_last" or (data_format[:1] == "N" and data_format[-1:] == "C"):
+        return False
+    raise errors.ConfigError(
+        f"expected a data_format such as channels_last, channels_first, NHWC or NCHW, got "
+        f"{data_format!r}; use one of them"
+    )
