@@ -45,6 +45,7 @@ from rl_replicator.errors import (
 )
 
 _LAZY = {
+    "CrossReplicaBatchNorm": "normalization",
     "Cluster": "cluster",
     "InputContext": "inputs",
     "Inputs": "inputs",
@@ -60,7 +61,15 @@ _LAZY = {
     "make": "backends",
     "split_cpu": "devices",
 }
-_MODULES = ("checkpoints", "collectives", "metrics", "optimizers", "parts")
+_MODULES = (
+    "checkpoints",
+    "collectives",
+    "metrics",
+    "micro_batches",
+    "normalization",
+    "optimizers",
+    "parts",
+)
 
 __all__ = [
     "CheckpointError",
