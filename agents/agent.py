@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import dm_env
 import numpy as np
 import reverb
 from acme import core, specs
 from acme.adders import base as adders
 
 import rl_replicator as rr
+from agents.replay.size import ReplaySize
 
 
 class VariableSource(Protocol):
@@ -62,11 +64,19 @@ class Learner(VariableSource, Protocol):
 
 
 class Agent(Protocol):
-    """Five factories: all that the program needs to know of an agent.
+    """Five factories and a prediction: all that the program needs to know of an agent.
 
     An agent is picklable, holds only its config and the environment's specs, and builds each part
     in the node where the part lives.
     """
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+        """How much memory the tables will take; None where that is not worth a word.
+
+        Args:
+          environment: like those to act in; it is played.
+        """
+        ...
 
     def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
         """The replay tables, for the replay node."""

@@ -1,31 +1,27 @@
 """The live line of a run."""
 
 import collections
-import sys
 import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
+from rl_replicator.live_line import LiveLine, clock
 
 # Rates are taken over the last seconds, not since the start.
 _RATE_WINDOW_SECONDS = 15.0
-_SECONDS_BETWEEN_LINES = 10.0
 # Shares of time below this are noise: nobody is waiting.
 _WAITING_THRESHOLD = 0.05
 
 
 class ProgressLine:
-    """Draws one line over and over on a terminal; elsewhere prints it every ten seconds."""
+    """The state of a run, drawn whenever it is due."""
 
     def __init__(self, stream: TextIO | None = None):
         """Args:
         stream: where to draw; default: standard error.
         """
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+        self._line = LiveLine(stream)
         self._history: collections.deque[tuple[float, Progress]] = collections.deque()
-        self._next_line = 0.0
-        self._width = 0
 
     def show(self, progress: Progress) -> None:
         """Draws the newest state of the run."""
@@ -33,22 +29,11 @@ class ProgressLine:
         self._history.append((now, progress))
         while len(self._history) > 2 and now - self._history[0][0] > _RATE_WINDOW_SECONDS:
             self._history.popleft()
-        if not self._live and now < self._next_line:
-            return
-        self._next_line = now + _SECONDS_BETWEEN_LINES
-        text = describe(progress, *self._rates())
-        if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        self._line.show(describe(progress, *self._rates()))
 
     def close(self) -> None:
         """Leaves the last state standing."""
-        if self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+        self._line.close()
 
     def _rates(self) -> tuple[float, float]:
         (then, first), (now, last) = self._history[0], self._history[-1]
@@ -100,12 +85,3 @@ def verdict(progress: Progress) -> str:
     if learner_waits:
         return f"bottleneck: actors (the learner waits {learner:.0%} of the time)"
     return "bottleneck: none, both are busy"
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as 1:02:03 or 2:03; "-" where unknown."""
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(int(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"

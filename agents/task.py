@@ -25,8 +25,6 @@ class Task:
         Raises:
           EnvironmentUsageError: if nothing goes by that name, or it cannot be seen like that.
         """
-        if self.pixels is None:
-            return environments.make(self.name, seed=seed)
         return environments.make(self.name, seed=seed, pixels=self.pixels)
 
     def spec(self) -> specs.EnvironmentSpec:

@@ -15,6 +15,9 @@ from agents.agent import Agent
 from agents.nodes.counter import Counter
 from agents.program import RunPlan, make_program, replay_scratch
 from agents.progress import ProgressLine, clock
+from agents.replay.size import available_memory
+from agents.task import Task
+from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import read_metrics
@@ -44,6 +47,7 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
     replicas = replicator_name(options.replicas)
     num_replicas = rr.make(replicas).num_replicas
     agent.make_tables(num_replicas)  # Batch, replicas and limiter must fit before all else.
+    about = _announce(agent, task)
 
     identity = options.identity
     run = _choose_directory(command.name, identity, options)
@@ -63,7 +67,25 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
             plan = _with_checkpoint(plan)
         run.describe(command.name, identity, _plain(options))
         print(f"{'continuing' if plan.restored_progress else 'training'} in {run.path}", flush=True)
+        print(*about, sep="\n", end="\n" if about else "", flush=True)
         return _run(agent, plan, options.launch, run)
+
+
+def _announce(agent: Agent, task: Task) -> list[str]:
+    """What a run from pixels says of itself, once it is known that its replay fits.
+
+    Raises:
+      UsageError: if it does not.
+    """
+    if task.pixels is None:
+        return []
+    environment = task.make(seed=0)
+    size = agent.replay_size(environment)
+    environment.close()
+    if size is None:
+        return []
+    size.check_fits(available_memory())
+    return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
 
 
 def _share_processors() -> None:

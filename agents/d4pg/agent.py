@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import dm_env
 import numpy as np
 import reverb
 import sonnet as snt
@@ -20,6 +21,7 @@ from agents.d4pg.networks import D4PGNetworks, Policy
 from agents.d4pg.observations import PixelObservations, StateObservations, observations_of
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
+from agents.replay.size import ReplaySize
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
 from agents.replay_learner import ReplayLearner
@@ -41,7 +43,13 @@ class D4PG:
     environment_spec: specs.EnvironmentSpec
 
     def __post_init__(self) -> None:
-        self.atoms()  # A value range that cannot be known is an error before anything starts.
+        # What cannot work is an error before anything starts.
+        self.atoms()
+        observations_of(self.config, self.environment_spec)
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+        """See `agents.agent.Agent`."""
+        return self._observations.replay_size(environment)
 
     def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
         """One prioritized table of n-step transitions."""

@@ -47,6 +47,14 @@ def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
     )
 
 
+def smallest_frame(kind: str) -> int:
+    """Pixels in each direction that an encoder needs at least."""
+    size = 1
+    for _, kernel, stride in reversed(_PLAIN.get(kind, ())):
+        size = (size - 1) * stride + kernel
+    return size
+
+
 class ConvEncoder(snt.Module):
     """Frames in [-0.5, 0.5] through blocks of convolutions; their last maps, flattened."""
 

@@ -6,18 +6,21 @@ All else of D4PG is the same from state and from pixels.
 import dataclasses
 from typing import Protocol
 
+import dm_env
 import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
 from agents.d4pg.augmentation import random_shift
 from agents.d4pg.config import D4PGConfig
-from agents.d4pg.encoders import make_encoder
+from agents.d4pg.encoders import make_encoder, smallest_frame
 from agents.d4pg.networks import CategoricalCritic, NoEncoder, PixelCritic, Policy
 from agents.d4pg.pixel_config import PixelD4PGConfig
 from agents.memory import FrameStack, Memory, Present
 from agents.replay.frames import FrameLayout
+from agents.replay.size import ReplaySize, predict
 from agents.replay.transitions import Layout, TransitionLayout
+from rl_replicator.errors import check_option
 
 
 class Observations(Protocol):
@@ -39,6 +42,10 @@ class Observations(Protocol):
 
     def layout(self) -> Layout:
         """Of the replay."""
+        ...
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+        """How large the replay will become; None where that is not worth a word."""
         ...
 
     def make_encoder(self, name: str) -> snt.Module:
@@ -84,6 +91,9 @@ class StateObservations:
         """One row for each transition."""
         return TransitionLayout(self.environment_spec)
 
+    def replay_size(self, environment: dm_env.Environment) -> None:
+        """A million rows take less than most machines have."""
+
     def make_encoder(self, name: str) -> NoEncoder:
         """None."""
         return NoEncoder(name)
@@ -120,6 +130,12 @@ class PixelObservations:
     published = ("encoder", "policy")
     acts_with_xla = False
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the frames are too small for the encoder."""
+        size, least = min(self.layout().frame_shape[:2]), smallest_frame(self.config.encoder)
+        expected = f"at least {least} pixels for the encoder '{self.config.encoder}'"
+        check_option(size >= least, "picture.height, --picture.width", expected, size)
+
     def spec(self) -> tf.TensorSpec:
         """[H, W, C * S] uint8."""
         return tf.TensorSpec(self.layout().observation_shape, tf.uint8)
@@ -130,6 +146,11 @@ class PixelObservations:
         return FrameLayout(
             self.environment_spec, config.frame_stack, config.n_step, config.replay.chunk_length
         )
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize:
+        """See `Observations`."""
+        replay = self.config.replay
+        return predict(environment, replay.max_size, replay.chunk_length)
 
     def make_encoder(self, name: str) -> snt.Module:
         """The convolutional network."""

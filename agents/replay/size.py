@@ -1,0 +1,113 @@
+"""How much memory a replay of frames will take: measured on frames of the very task."""
+
+import dataclasses
+from pathlib import Path
+
+import dm_env
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator.errors import UsageError
+
+# What the table and the allocator need for an item beside its frames (`bench/pixel_replay.py`).
+_BYTES_PER_ITEM = 1_200
+_FRAMES = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySize:
+    """A prediction.
+
+    Attributes:
+      transitions: of the full table.
+      bytes_each: of one of them, predicted.
+      frame_bytes: of a frame as it comes.
+      frames_measured: that were compressed for the prediction.
+    """
+
+    transitions: int
+    bytes_each: float
+    frame_bytes: int
+    frames_measured: int
+
+    @property
+    def num_bytes(self) -> float:
+        """Of the full table."""
+        return self.transitions * self.bytes_each
+
+    def __str__(self) -> str:
+        ratio = self.frame_bytes / self.bytes_each
+        return (
+            f"{_gigabytes(self.num_bytes)} for {self.transitions:,} frames, "
+            f"{self.bytes_each:,.0f} bytes each ({ratio:.1f} : 1 as measured on "
+            f"{self.frames_measured} frames of random actions)"
+        )
+
+    def check_fits(self, available: float) -> None:
+        """Raises UsageError, with the numbers, if it exceeds `available` bytes."""
+        if self.num_bytes > available:
+            fitting = int(available / self.bytes_each)
+            raise UsageError(
+                f"expected a replay that fits into the {_gigabytes(available)} of free memory, got "
+                f"{self}; lower --pixel-agent.replay.max-size below {fitting:,}, or the size of "
+                "--picture"
+            )
+
+
+def predict(environment: dm_env.Environment, max_size: int, chunk_length: int) -> ReplaySize:
+    """Plays a few random steps and compresses their frames as the replay would.
+
+    Args:
+      environment: one uint8 frame as observation.
+      max_size: transitions of the full table.
+      chunk_length: frames that are compressed together.
+    """
+    frames = _play(environment, np.random.default_rng(0))
+    # Reverb compresses with Snappy, as does this operation of tf.data.
+    chunks = [frames[i : i + chunk_length] for i in range(0, len(frames), chunk_length)]
+    compressed = sum(
+        len(tf.io.serialize_tensor(tf.raw_ops.CompressElement(components=[chunk])).numpy())
+        for chunk in chunks
+    )
+    return ReplaySize(
+        transitions=max_size,
+        bytes_each=compressed / len(frames) + _BYTES_PER_ITEM,
+        frame_bytes=frames[0].nbytes,
+        frames_measured=len(frames),
+    )
+
+
+def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.ndarray:
+    """[T, H, W, C] uint8: frames less the first one of their episode, as they are stored."""
+    shape = environment.action_spec().shape
+    differences: list[np.ndarray] = []
+    first = timestep = environment.reset()
+    while len(differences) < _FRAMES:
+        if timestep.last():
+            first = timestep = environment.reset()
+        timestep = environment.step(random.uniform(-1, 1, shape).astype(np.float32))
+        differences.append(timestep.observation - first.observation)
+    return np.stack(differences)
+
+
+def available_memory() -> float:
+    """Bytes that this process may still take: of the machine, or of its control group.
+
+    Infinite where the system does not say.
+    """
+    available = [float("inf")]
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available.append(1024.0 * int(line.split()[1]))
+        group = Path("/sys/fs/cgroup")
+        limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()
+        if limit.strip() != "max":
+            available.append(float(limit) - float(used))
+    except OSError:
+        pass
+    return min(available)
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
