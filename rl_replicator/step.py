@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api as autograph
 
-from rl_replicator import errors, trace
+from rl_replicator import errors, normalization, trace
 from rl_replicator import inputs as inputs_lib
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class CompiledStep(ReplicatedStep):
 
         def replica(index: int) -> Any:
             element = self._inputs.element(dealt[index])
-            return tf.nest.map_structure(as_tensor, self._converted(element))
+            results = tf.nest.map_structure(as_tensor, self._converted(element))
+            normalization.average_declared(self._replicator.registry.created())
+            return results
 
         with trace.tracing() as calls, self._replicator.scope():
             try:

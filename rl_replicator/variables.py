@@ -18,6 +18,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._owners: dict[int, weakref.ref] = {}
+        self._created: list[weakref.ref] = []
         self.num_created = 0
 
     @contextlib.contextmanager
@@ -27,6 +28,7 @@ class Registry:
         def creator(next_creator, **kwargs):
             variable = next_creator(**kwargs)
             self.num_created += 1
+            self._created.append(weakref.ref(variable))
             for component in getattr(variable, "values", None) or (variable,):
                 self._owners[id(component.handle)] = weakref.ref(component)
             # Steps on TPUs take all components in one handle, which has no public name.
@@ -37,6 +39,11 @@ class Registry:
 
         with tf.variable_creator_scope(creator):
             yield
+
+    def created(self) -> list[tf.Variable]:
+        """The variables, in the order of their creation, each with the copies of all replicas."""
+        found = [reference() for reference in self._created]
+        return [variable for variable in found if variable is not None]
 
     def owns(self, handle: tf.Tensor) -> bool:
         """Whether it is the handle of a variable that was created inside."""
