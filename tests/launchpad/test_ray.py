@@ -118,13 +118,15 @@ def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
 def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
     code = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
     with (
+        (tmp_path / "own").open("w"),  # The launcher itself is spared.
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / "log")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as writer,
         subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(tmp_path)], stdin=subprocess.PIPE
+            [sys.executable, "-I", "-S", guard.__file__, str(tmp_path), str(os.getpid())],
+            stdin=subprocess.PIPE,
         ) as watcher,
     ):
         writer.stdout.readline()

@@ -21,11 +21,14 @@ LOOPBACK = "127.0.0.1"
 
 _REACH_SECS = 5.0
 _START_SECS = 120.0
+_START_ATTEMPTS = 3
 _GUARD_SECS = 6.0
 # Ray's own messages come in batches: the last lines of the nodes are awaited this long.
 _LAST_LINES_SECS = 0.6
 # Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
 _OBJECT_STORE_BYTES = 80 * 2**20
+
+logger = logging.getLogger("launchpad")
 
 # One secret per process: Ray keeps the first one that it has read.
 _TOKEN = secrets.token_hex(32)
@@ -131,18 +134,31 @@ def _has_token() -> bool:
 
 
 def _start_own() -> Cluster:
+    """Starts a Ray of this process's own, again where the machine was too busy for it."""
+    for _ in range(_START_ATTEMPTS - 1):
+        with contextlib.suppress(_StartTimeoutError):
+            return _try_to_start()
+        logger.warning("Ray has not started in the 30 s that it gives itself; once more")
+    return _try_to_start()
+
+
+def _try_to_start() -> Cluster:
     """Starts a Ray on the loopback device, in a directory of its own, with its own secret."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, directory],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
+    try:
+        watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, directory, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError:
+        os.rmdir(directory)
+        raise
 
-    def end_watcher() -> None:
+    def end_watcher(message: bytes) -> None:
         assert watcher.stdin is not None
         with contextlib.suppress(OSError):  # Somebody has killed it.
-            watcher.stdin.write(guard.DONE)
+            watcher.stdin.write(message)
             watcher.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             watcher.wait(_GUARD_SECS)
@@ -163,12 +179,12 @@ def _start_own() -> Cluster:
             _system_config={"prestart_worker_first_driver": False},
         )
     except BaseException:
-        end_watcher()
+        end_watcher(b"")  # It kills what has started.
         raise
 
     def close() -> None:
         session.close()
-        end_watcher()
+        end_watcher(guard.DONE)
         if os.environ.get("RAY_AUTH_TOKEN") == token == _TOKEN:
             del os.environ["RAY_AUTH_TOKEN"]  # It is no secret of other clusters.
 
@@ -195,6 +211,10 @@ def _join(address: str) -> Cluster:
     return Cluster(address, ray.util.get_node_ip_address(), session.close)
 
 
+class _StartTimeoutError(ConnectionError):
+    """The machine was too busy for a Ray to start in time."""
+
+
 class _Session:
     """`ray.init()` to `ray.shutdown()` in one thread.
 
@@ -213,9 +233,9 @@ class _Session:
             raise ConnectionError(f"Ray has not started in {_START_SECS:g} s")
         if self._error is not None:
             where = options["address"]
-            raise ConnectionError(
-                f"Ray ({where}) can't be used: {' '.join(str(self._error).split())}"
-            ) from self._error
+            text = " ".join(str(self._error).split())
+            kind = _StartTimeoutError if "timed out during startup" in text else ConnectionError
+            raise kind(f"Ray ({where}) can't be used: {text}") from self._error
 
     def close(self) -> None:
         self._should_end.set()
@@ -228,6 +248,8 @@ class _Session:
             ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
         except BaseException as error:  # Raised again in the thread that asked.
             self._error = error
+            with contextlib.suppress(Exception):  # Half of it may have started.
+                ray.shutdown()
             return
         finally:
             self._has_started.set()

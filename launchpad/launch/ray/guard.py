@@ -1,10 +1,10 @@
-"""Ends a Ray of a program's own when its launcher dies: `python guard.py DIRECTORY`.
+"""Ends a Ray of a program's own when its launcher dies: `python guard.py DIRECTORY PID`.
 
 The kernel kills the daemons with the launcher, but not what they have started: Ray's agents look
 for their parent every few seconds, and try to reach the dead daemons for a minute then. This
 process waits until its standard input ends. Unless it has read DONE before, it kills what still
-writes to a file in DIRECTORY. It removes DIRECTORY. It uses the standard library alone, to be
-small.
+writes to a file in DIRECTORY, but for the launcher, PID, whose Ray may have failed to start. It
+removes DIRECTORY. It uses the standard library alone, to be small.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ATTEMPTS = 20
 _PAUSE_SECS = 0.25
 
 
-def writers(directory: str) -> list[int]:
+def writers(directory: str, launcher: int) -> list[int]:
     """Returns the processes that have a file beneath `directory` open for writing."""
-    processes = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [pid for pid in processes if pid != os.getpid() and _writes_to(directory, pid)]
+    processes = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    return [pid for pid in processes - {launcher, os.getpid()} if _writes_to(directory, pid)]
 
 
 def _writes_to(directory: str, pid: int) -> bool:
@@ -39,9 +39,9 @@ def _writes_to(directory: str, pid: int) -> bool:
     return False
 
 
-def _kill_writers(directory: str) -> None:
+def _kill_writers(directory: str, launcher: int) -> None:
     for _ in range(_ATTEMPTS):
-        left = writers(directory)
+        left = writers(directory, launcher)
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -50,12 +50,12 @@ def _kill_writers(directory: str) -> None:
         time.sleep(_PAUSE_SECS)
 
 
-def main(directory: str) -> None:
+def main(directory: str, launcher: int) -> None:
     """Waits for the launcher's end, and cleans up after it."""
     if sys.stdin.buffer.read() != DONE:
-        _kill_writers(directory)
+        _kill_writers(directory, launcher)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(os.path.realpath(sys.argv[1]))
+    main(os.path.realpath(sys.argv[1]), int(sys.argv[2]))
