@@ -286,7 +286,7 @@ def _types_of_mean(dtype: tf.DType) -> tuple[tf.DType, tf.DType]:
 
 def _stacked(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     if num_replicas() == 1:
-        return [y[tf.newaxis] for y in xs]
+        return [tf.expand_dims(y, 0) for y in xs]
     return transport.stack(transport.agree_on_shapes(xs, call), call)
 
 

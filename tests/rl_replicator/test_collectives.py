@@ -317,6 +317,7 @@ def test_what_cannot_be_reduced_has_one_line(count):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(200)
 def test_two_processes():
     with socket.socket() as one, socket.socket() as two:
         one.bind(("127.0.0.1", 0))
@@ -336,7 +337,7 @@ def test_two_processes():
             )
         )
     try:
-        outputs = [worker.communicate(timeout=100)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=180)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
