@@ -230,7 +230,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
         mixin: type = _Sonnet
     elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
         mixin = _NewKeras
-        optimizer.jit_compile = False  # Compiles each update alone, which a compiled step ends.
+        optimizer.jit_compile = False  # Or it compiles every update by itself.
         optimizer._distribution_strategy = _Here()
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         mixin = _LegacyKeras
