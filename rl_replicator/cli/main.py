@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the words after `rl-replicator`; those of this process by default.
 
     Returns:
-      The exit status: 0, 2 after bad input (one line says which), 1 after any other failure (its
+      The exit status: 0, 2 after bad input (one line says which), 75 where another process of the
+      job was lost (a supervisor then starts them all again), 1 after any other failure (its
       traceback is shown), 130 after an interrupt.
     """
     args = list(sys.argv[1:] if argv is None else argv)
@@ -50,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        from rl_replicator.errors import WORKER_LOST_STATUS, WorkerLost
+
+        if isinstance(error, WorkerLost):
+            print(f"rl-replicator: {error}", file=sys.stderr)
+            return WORKER_LOST_STATUS
         message = _usage_message(error)
         if message is None:
             traceback.print_exc()

@@ -149,6 +149,9 @@ class LearnerCommand:
 
         if deterministic:
             tf.config.experimental.enable_op_determinism()
+            tf.random.set_seed(
+                0
+            )  # Without any, random operations are refused; learners set theirs.
         replicator = rr.make(replicator_name(replicas))
         learner = self.make_learner(replicator, config)
         if not isinstance(learner, Learner):

@@ -121,6 +121,7 @@ class Training:
                 self._save()
                 return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
+                self._batches = self._calls.batches
                 raise errors.ConfigError(
                     f"expected training data for {self._learner.num_steps} steps, but it ended "
                     f"after {self.step}; repeat() it in input_fn"

@@ -91,6 +91,12 @@ class ResNetConfig:
             value = getattr(self, name)
             check_option(value is None or 0 <= value < 1, name, "a number from 0 to below 1", value)
         check_option(
+            self.micro_batches <= 1 or not self.cross_replica_norm,
+            "micro_batches",
+            "1 with --cross-replica-norm, as replicas do not meet between micro-batches",
+            self.micro_batches,
+        )
+        check_option(
             self.evaluate_epochs > 0, "evaluate_epochs", "more than 0", self.evaluate_epochs
         )
 

@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from rl_replicator import micro_batches
+from rl_replicator.errors import check_option
 from rl_replicator.inputs import InputContext
 from rl_replicator.learners.learner import Evaluation, Learner
 from rl_replicator.learners.resnet import data, losses, networks, optimizers, precision, schedules
 from rl_replicator.learners.resnet.config import ResNetConfig
-from rl_replicator.learners.resnet.normalization import BatchNorm, CrossReplicaBatchNorm
+from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
 from rl_replicator.replicator import Replicator
 
 _STEMS = {"imagenet": networks.ImageNetStem, "small": networks.SmallImageStem}
 _TOP = (1, 5)
+# Of the other types, none has so little range that it needs one.
+_LOSS_SCALES = {tf.float16: "dynamic"}
 
 
 class ResNetLearner(Learner):
@@ -29,6 +33,7 @@ class ResNetLearner(Learner):
         self._recipe = recipe = config.resolved()
         self._images = data.load(recipe)
         self._dtype = precision.choose(recipe.precision)
+        _check_micro_batches(recipe, replicator.num_replicas)
         self.global_batch_size = recipe.global_batch_size
         steps_per_epoch = self._images.num_train / recipe.global_batch_size
         self.num_steps = max(1, round(recipe.epochs * steps_per_epoch))
@@ -40,11 +45,13 @@ class ResNetLearner(Learner):
                 recipe.depth,
                 self._images.num_classes,
                 _STEMS[recipe.stem],
-                CrossReplicaBatchNorm if recipe.cross_replica_norm else BatchNorm,
+                cross_replica_batch_norm if recipe.cross_replica_norm else BatchNorm,
                 recipe.width,
             )
             self._network(tf.zeros([1, *self._images.image_shape], self._dtype), is_training=False)
-            self._optimizer = replicator.wrap_optimizer(make_optimizer(recipe, self._rate))
+            self._optimizer = replicator.wrap_optimizer(
+                make_optimizer(recipe, self._rate), loss_scale=_LOSS_SCALES.get(self._dtype)
+            )
         self._parameters = self._network.trainable_variables
         replicator.build_optimizer(self._optimizer, self._parameters)
 
@@ -56,17 +63,25 @@ class ResNetLearner(Learner):
 
     def step_fn(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
         """One step of gradient descent on the smoothed cross-entropy."""
+        gradients, metrics = micro_batches.accumulate(
+            self._gradients, batch, self._recipe.micro_batches
+        )
+        metrics["learning_rate"] = self._rate(self._optimizer.step)
+        self._optimizer.apply(gradients, self._parameters)
+        return metrics
+
+    def _gradients(
+        self, batch: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Of the loss, scaled, by the parameters; and the metrics."""
         images, labels = batch  # [B, H, W, C] uint8, [B] int32
         with tf.GradientTape() as tape:
             logits = self._network(self._normalised(images), is_training=True)  # [B, K] float32
             smoothing = self._recipe.label_smoothing
             loss = tf.reduce_mean(losses.smoothed_cross_entropy(labels, logits, smoothing))
-        self._optimizer.apply(tape.gradient(loss, self._parameters), self._parameters)
-        return {
-            "loss": loss,
-            "accuracy": tf.reduce_mean(losses.in_top(1, labels, logits)),
-            "learning_rate": self._rate(self._optimizer.step),
-        }
+            scaled = self._optimizer.scale_loss(loss)
+        accuracy = tf.reduce_mean(losses.in_top(1, labels, logits))
+        return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
 
     def trackables(self) -> dict[str, Any]:
         return {"network": self._network, "optimizer": self._optimizer}
@@ -94,6 +109,16 @@ class ResNetLearner(Learner):
         """Of mean 0 and deviation 1 in each channel, in the type that the layers compute in."""
         images = (tf.cast(images, tf.float32) - self._images.mean) / self._images.deviation
         return tf.cast(images, self._dtype)
+
+
+def _check_micro_batches(recipe: Any, num_replicas: int) -> None:
+    parts = num_replicas * recipe.micro_batches
+    check_option(
+        recipe.global_batch_size % parts == 0,
+        "global_batch_size",
+        f"a multiple of {num_replicas} replicas x {recipe.micro_batches} micro-batches",
+        recipe.global_batch_size,
+    )
 
 
 def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedules.Schedule:

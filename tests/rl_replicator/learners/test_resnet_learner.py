@@ -55,6 +55,7 @@ def largest_difference(got, want):
     )
 
 
+@pytest.mark.timeout(300)
 def test_replicas_do_what_one_does(folder, tmp_path, reference):
     got = train(folder, tmp_path, "multi_device:2", cross_replica_norm=True)
     assert largest_difference(got, reference) < 1e-3
@@ -84,7 +85,7 @@ def test_evaluation_counts_every_example_once(folder):
     [
         {"precision": "bfloat16"},
         {"precision": "float16"},
-        {"optimizer": "lars", "schedule": "step"},
+        {"optimizer": "lars", "schedule": "step", "micro_batches": 2},
         {"depth": 50, "stem": "imagenet", "label_smoothing": 0.1},
     ],
 )
@@ -92,3 +93,8 @@ def test_options(folder, tmp_path, settings):
     train(folder, tmp_path, num_steps=5, **settings)
     table = read_metrics(tmp_path, "train")
     assert np.isfinite(table["loss"]).all() and table["learning_rate"][-1] > 0
+
+
+def test_a_batch_that_cannot_be_shared(folder):
+    with pytest.raises(rr.ConfigError, match="multiple of 2 replicas x 3 micro-batches, got 16"):
+        make(folder, "multi_device:2", micro_batches=3)
