@@ -62,6 +62,7 @@ class AsynchronousStep(step_lib.CompiledStep):
 
         The variables hold the updates of all steps that were returned, and of up to two calls a
         worker that are running or not returned yet; `Replicator.synchronize` waits for the former.
+        With a `max_staleness` of 0 nothing runs between two calls, and there are no others.
 
         Raises:
           OpError: the first error of a step since the last call. Other workers end the calls that
@@ -79,11 +80,12 @@ class AsynchronousStep(step_lib.CompiledStep):
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
-                self._begin_more()
                 if self._num_done >= (self.steps_per_call or 1):
                     flat = self._pop()
-                    self._begin_more()
+                    if not self._schedule.is_serial:
+                        self._begin_more()
                     return self._replicator.join(self._unflatten(flat))
+                self._begin_more()
                 if not self._num_begun and self._inputs.is_over(self._schedule.given_up):
                     self._drop_done()
                     raise self._inputs.ended(inputs_lib.END)

@@ -52,6 +52,11 @@ class Scheduler:
         """Workers that have been gone for so long that nobody waits for them."""
         return self._tasks.given_up
 
+    @property
+    def is_serial(self) -> bool:
+        """Whether no step may be stale, so that nothing is to run ahead of its caller."""
+        return self._bound.is_serial
+
     def check(self) -> None:
         """Raises `WorkerLost`, for good, once the cluster cannot go on."""
         if self._failure is not None:

@@ -58,6 +58,11 @@ class Bound:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def is_serial(self) -> bool:
+        """Whether no step may be stale at all."""
+        return self._max == 0
+
     def admits(self, updates: int) -> bool:
         """Whether a call of so many steps may begin now."""
         if self.num_open >= self._most_at_a_time(updates):
