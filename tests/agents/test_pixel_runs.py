@@ -19,10 +19,10 @@ from rl_replicator.metrics import read_metrics
 
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
-PICTURE = PixelConfig(height=24, width=24, action_repeat=1)
+PICTURE = PixelConfig(height=32, width=32, action_repeat=1)
 SMALL = PixelD4PGConfig(
-    policy_layers=(32,),
-    critic_layers=(32,),
+    policy_layers=(64,),
+    critic_layers=(64,),
     discount=0.5,
     n_step=1,
     frame_stack=2,
@@ -33,8 +33,8 @@ SMALL = PixelD4PGConfig(
     critic_learning_rate=1e-3,
     target_update_rate=0.05,
     exploration_sigma=0.5,
-    exploration_steps=1000,
-    replay=PixelReplayConfig(min_size=200, samples_per_insert=16.0),
+    exploration_steps=2000,
+    replay=PixelReplayConfig(min_size=200, samples_per_insert=32.0),
 )
 
 
@@ -44,7 +44,7 @@ def options(run_dir, **changes):
         "pixels": True,
         "picture": PICTURE,
         "pixel_agent": SMALL,
-        "steps": 2000,
+        "steps": 3000,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
         "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
@@ -65,7 +65,7 @@ def test_it_learns_to_follow_what_it_sees(finished):
     returns = read_metrics(finished, "evaluator")["episode_return"]
     assert returns[-1] > 0.93 * LENGTH, returns
     assert list((finished / "tensorboard" / "pictures").iterdir())
-    assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 24
+    assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 32
 
 
 def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, capsys):
@@ -77,12 +77,12 @@ def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, caps
 
 def test_it_goes_on_with_two_replicas(finished):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
-    assert d4pg.train(options(finished, steps=2400, replicas="2")) == 0
+    assert d4pg.train(options(finished, steps=3400, replicas="2")) == 0
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
-    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 2400
-    with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 32"):
-        d4pg.train(options(finished, picture=PixelConfig(32, 24, action_repeat=1)))
+    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3400
+    with pytest.raises(UsageError, match=r"pixels\.height was 32 and is now 48"):
+        d4pg.train(options(finished, picture=PixelConfig(48, 32, action_repeat=1)))
 
 
 def test_steps_are_those_of_the_simulator(tmp_path):
@@ -97,7 +97,7 @@ def test_steps_are_those_of_the_simulator(tmp_path):
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
-    replay = dataclasses.replace(SMALL.replay, max_size=10**12)
+    replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
         d4pg.train(options(tmp_path / "run", pixel_agent=agent))
