@@ -154,9 +154,19 @@ class _Router(grpc.GenericRpcHandler):
         return self._handler if handler_call_details.method == CALL_PATH else None
 
 
+def local_target(address: str) -> str:
+    """Returns how the server at `address` is called from its own machine: that is faster.
+
+    It is a name in the abstract namespace, which is as visible as the loopback device.
+    """
+    return f"unix-abstract:launchpad-{address}"
+
+
 def _bind(server: grpc.Server, host: str, port: int) -> int:
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
+        if bound:
+            server.add_insecure_port(local_target(f"{host}:{bound}"))
     except RuntimeError:
         bound = 0
     if not bound and port:
