@@ -5,7 +5,7 @@
 Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
 both, with token authentication. The launcher runs in the first, and names the cluster by its
 address. It prints where each node ran and from where it imported its code, then kills the second
-host's Ray: its actors must come back on the first.
+host: what ran there, the learner or actors, must come back on the first.
 """
 
 from __future__ import annotations
@@ -105,6 +105,18 @@ def _start_ray(host: str, environment: dict[str, str], directory: str) -> subpro
     )
 
 
+def _await_hosts(number: int, environment: dict[str, str]) -> None:
+    """Waits until `number` hosts have joined the cluster."""
+    code = (
+        f"import ray; ray.init('{ADDRESS}', logging_level='ERROR');"
+        f"assert sum(node['Alive'] for node in ray.nodes()) == {number}"
+    )
+    command = ["ip", "netns", "exec", "lp-a", sys.executable, "-c", code]
+    deadline = time.monotonic() + _START_SECS
+    while subprocess.run(command, env=environment, capture_output=True).returncode:
+        assert time.monotonic() < deadline, f"{number} Rays have not started in {_START_SECS:g} s"
+
+
 def _launch() -> None:
     """The launcher; runs in the first namespace."""
     import two_hosts_program  # Written by _main, outside what Ray's workers import from.
@@ -116,9 +128,10 @@ def _launch() -> None:
     with program.group("actor"):
         for _ in range(_NUM_ACTORS):
             program.add_node(lp.PyClassNode(two_hosts_program.Actor, learner))
+    policy = lp.RestartPolicy()
     started = time.monotonic()
     manager = lp.launch(
-        program, "ray", address=ADDRESS, restart_policies={"actor": lp.RestartPolicy()}
+        program, "ray", address=ADDRESS, restart_policies={"actor": policy, "learner": policy}
     )
     try:
         assert manager.wait_until_ready(_START_SECS), "not all nodes have come up"
@@ -142,17 +155,19 @@ def _check(manager: Any, client: Any) -> None:
     print("killed the second host")
     while (alive := _count_actors(client)) < _NUM_ACTORS:
         assert time.monotonic() - killed < _START_SECS, f"only {alive} actors live"
-    print(f"after {time.monotonic() - killed:.1f} s all actors live on the first")
+    print(f"after {time.monotonic() - killed:.1f} s the learner and all actors live on the first")
+
+
+def _messages(client: Any) -> int:
+    return client.hosts().get(HOSTS["lp-a"], [0])[0]
 
 
 def _count_actors(client: Any) -> int:
     """Returns how many actors send from the first host, by the messages of a second."""
-    first = HOSTS["lp-a"]
-    count, started = client.hosts()[first][0], time.monotonic()
+    before, started = _messages(client), time.monotonic()
     time.sleep(1)
-    return round(
-        (client.hosts()[first][0] - count) / (time.monotonic() - started) / _MESSAGES_PER_SEC
-    )
+    rate = (_messages(client) - before) / (time.monotonic() - started)
+    return round(rate / _MESSAGES_PER_SEC)
 
 
 def _main() -> None:
@@ -173,7 +188,7 @@ def _main() -> None:
         _make_hosts()
         for host in HOSTS:
             rays.append(_start_ray(host, environment, directory))
-            time.sleep(10)
+            _await_hosts(len(rays), environment)
         command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch"]
         root = str(pathlib.Path(__file__).resolve().parents[1])
         path = os.pathsep.join([str(code), root])

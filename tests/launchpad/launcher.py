@@ -33,13 +33,13 @@ class Writer:
 
 
 def work(writer, index: int, scenario: str) -> None:
+    lp.stop_event()  # From now on this node leaves by itself, so a signal may come.
     writer.write(Note(f"started {os.getpid()}"))
     if scenario == "short":
         return
     if scenario == "fail":
         raise ValueError(f"worker {index} is broken")
     if scenario == "deaf":
-        lp.stop_event()
         while True:
             try:
                 time.sleep(0.1)

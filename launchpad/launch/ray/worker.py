@@ -125,5 +125,7 @@ def _death(error: Exception) -> errors.ExceptionRecord:
     """Returns what is known of a process that did not end in order."""
     if not isinstance(error, ray.exceptions.RayActorError):
         return errors.ExceptionRecord.of(error)
+    if "because its node has died" in str(error):
+        return errors.ExceptionRecord(errors.PROCESS_DIED, "its machine has left the cluster", "")
     detail = str(error).rpartition("Worker exit detail: ")[2].partition(" Some common causes")[0]
     return errors.ExceptionRecord(errors.PROCESS_DIED, f"Ray says: {' '.join(detail.split())}", "")
