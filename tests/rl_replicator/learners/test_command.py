@@ -1,5 +1,6 @@
 """A learner in a file of the user's own, outside of this repository."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.cli import options
+from rl_replicator.errors import UsageError
+from rl_replicator.learners import command
 from rl_replicator.metrics import read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +47,7 @@ def start(folder, *words):
 def finish(process, status=0):
     out, error = process.communicate(timeout=250)
     assert process.returncode == status, error
-    return out if status != 2 else error
+    return out
 
 
 def weights(run):
@@ -94,20 +98,48 @@ def test_interrupt_says_how_to_go_on(folder):
     assert f"stopped and saved at step {step:,}; go on with: --run-dir run" in out
 
 
-@pytest.mark.processes
+@pytest.fixture
+def importable(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop("spirals_learner", None)
+
+
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("name", "error"),
     [
-        ((NAME, "--lerning-rate", "1"), "did you mean --learning-rate?"),
-        ((NAME, "--learning-rate", "1e30"), "at step"),
-        (("spirals_learner:make",), "expected a function 'make'"),
-        (("spiral_learner:make_learner",), "expected a module such as the file spiral_learner.py"),
+        ("spirals_learner:make", "expected a function 'make' in .*; define make"),
+        ("spirals_learner:spirals", "expected spirals_learner:spirals to say which dataclass"),
+        ("spiral_learner:make_learner", "expected a module such as the file spiral_learner.py"),
     ],
 )
-def test_mistakes_are_one_line(folder, words, error):
-    (line,) = [
-        line
-        for line in finish(start(folder, "train", *words), status=2).splitlines()
-        if "steps/s" not in line
-    ]
-    assert line.startswith("rl-replicator: error: expected") and error in line
+def test_names_that_name_nothing(importable, name, error):
+    with pytest.raises(UsageError, match=error):
+        command.of_module(name)
+
+
+def test_options_are_those_of_the_config(importable):
+    kind = command.of_module(NAME).Options
+    chosen = options.parse(kind, "train", ["--layers", "8", "9", "--replicas", "2"])
+    assert chosen.config.layers == (8, 9) and chosen.replicas == "2" and chosen.config.seed == 1
+    with pytest.raises(UsageError, match=r"got '--lerning-rate'; did you mean --learning-rate\?"):
+        options.parse(kind, "train", ["--lerning-rate", "1"])
+
+
+def test_options_that_every_learner_has():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        replicas: int = 3
+
+    with pytest.raises(UsageError, match="got 'replicas', which every learner has"):
+        _ = command.LearnerCommand("mine", Config, lambda replicator, config: None).Options
+
+
+def test_something_that_is_no_learner():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        pass
+
+    mine = command.LearnerCommand("mine", Config, lambda replicator, config: None)
+    with pytest.raises(UsageError, match="expected mine to return .*Learner, got NoneType"):
+        mine.train(options.parse(mine.Options, "train", []))

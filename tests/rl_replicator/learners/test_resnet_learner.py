@@ -83,16 +83,20 @@ def test_evaluation_counts_every_example_once(folder):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"precision": "bfloat16"},
+        {"precision": "bfloat16", "label_smoothing": 0.1},
         {"precision": "float16"},
         {"optimizer": "lars", "schedule": "step", "micro_batches": 2},
-        {"depth": 50, "stem": "imagenet", "label_smoothing": 0.1},
     ],
 )
 def test_options(folder, tmp_path, settings):
     train(folder, tmp_path, num_steps=5, **settings)
     table = read_metrics(tmp_path, "train")
     assert np.isfinite(table["loss"]).all() and table["learning_rate"][-1] > 0
+
+
+def test_replicas_do_not_meet_between_micro_batches():
+    with pytest.raises(rr.ConfigError, match="--micro-batches: expected 1 with"):
+        ResNetConfig(micro_batches=2, cross_replica_norm=True)
 
 
 def test_a_batch_that_cannot_be_shared(folder):

@@ -72,11 +72,10 @@ def test_two_replicas_evaluate_as_one(tmp_path):
     np.testing.assert_allclose([figures["error"] for figures in found[1:]], found[0]["error"])
 
 
-@pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize("steps_per_call", [1, 4, 10])
-def test_interrupted_and_resumed(tmp_path, monkeypatch, after, steps_per_call, uninterrupted):
+def test_interrupted_and_resumed(tmp_path, monkeypatch, steps_per_call, uninterrupted):
     _, training = make(Regression, tmp_path, steps_per_call=steps_per_call)
-    interrupt(training, monkeypatch, after)
+    interrupt(training, monkeypatch, after=1)
     assert training.run() == signal.SIGINT
     stopped = training.step
     assert 0 < stopped < 40
@@ -124,7 +123,7 @@ def test_phases_in_their_order(tmp_path):
     assert training.step == 5 and training._calls.batches == 20
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2])
 def test_interrupted_between_phases(tmp_path, monkeypatch, after):
     _, training = make(Alternating, tmp_path, steps=8)
     interrupt(training, monkeypatch, after)
