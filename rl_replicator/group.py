@@ -1,31 +1,26 @@
 """The processes of a synchronous job: joined, watched, and able to tell each other things.
 
 Everything travels through TensorFlow's own server and collectives, over the one port that the
-cluster names for each process. All use of TensorFlow's private names for this is in this file.
+cluster names for each process.
 """
 
 import atexit
+import contextlib
+import re
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-# Private, for want of public names: joining without the coordination service (see health.py),
-# asking one peer for a sign of life, ending the collectives that wait for a lost one, and numbering
-# the collectives of a step (see `Group.number_collectives`).
-from tensorflow.python.distribute import collective_all_reduce_strategy, cross_device_utils
-from tensorflow.python.eager import context as eager_context
-
 from rl_replicator import cluster as cluster_lib
-from rl_replicator import errors, health, serving
+from rl_replicator import collective_server, errors, health, serving
 
 # The strategy numbers its groups of collectives from 1.
 _CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
 # More than a step has collectives.
 _KEYS_OF_A_STEP = 1 << 16
-# The probe holds Python's lock while it waits, so it may not wait long.
-_PROBE_MILLISECONDS = 250
 # Collectives break at once when a peer dies; who it was is known a moment later.
 _PATIENCE = 3.0
 _BREAKAGES = (
@@ -38,6 +33,7 @@ _BREAKAGES = (
     tf.errors.UnknownError,
 )
 _DIFFERENT_STEPS = "the processes take different steps"
+_FAILED = "the step failed in "
 
 
 class Group:
@@ -73,23 +69,52 @@ class Group:
         self._tasks = [f"/job:{kind}/replica:0/task:{number}" for kind, number in tasks]
         self._device = f"{self._tasks[self.index]}/device:CPU:0"
         self._call_timeout = call_timeout
-        self._numbers = {_CALLS: 0, _STEPS: 0}
+        self._numbers = {_CALLS: 0, _STEPS: 0, _STATUSES: 0}
         self._on_loss: list[Callable[[], None]] = []
-        self.strategy = _join(cluster, tasks)
+        self._busy = 0
+        self._lock = threading.Lock()
+        self.strategy = collective_server.join(cluster, tasks)
         Group._entered = True
         self._monitor = health.Monitor(
             {i: cluster.address(*task) for i, task in enumerate(tasks) if i != self.index},
-            self._probe,
+            lambda index: collective_server.probe(self._tasks[index]),
             peer_timeout,
             self._end_collectives,
         )
         self._monitor.wait_for_all(start_timeout)
         atexit.register(self._monitor.stop)
         self._compare_clusters(start_timeout)
+        self._connect(start_timeout)
 
     def call_on_loss(self, function: Callable[[], None]) -> None:
         """Has `function` called, in some thread, when a process is lost."""
         self._on_loss.append(function)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Around everything that waits for other processes: a loss ends it.
+
+        Outside of it a loss changes nothing: at the end of a program some process is the first to
+        leave, and those that do not wait for it any more should not hear of it.
+
+        Raises:
+          WorkerLost: one is lost, or was before.
+        """
+        with self._lock:
+            loss = self._monitor.loss()
+            if loss is not None:
+                raise loss
+            self._busy += 1
+        try:
+            yield
+        except tf.errors.OpError as error:
+            failure = self.failure(error)
+            if failure is error:
+                raise
+            raise failure from None
+        finally:
+            with self._lock:
+                self._busy -= 1
 
     def exchange(self, kind: str, payload: bytes) -> list[bytes]:
         """Gives every process the payload of each. All call it alike, in the same order.
@@ -115,10 +140,7 @@ class Group:
         TensorFlow numbers a process's collectives one by one, so that a step that failed to trace
         in one process only would have put it out of line with the others for ever.
         """
-        keys = self.strategy.extended._collective_keys
-        for devices in keys._instance_key_table.values():
-            for device in devices:
-                devices[device] = step * _KEYS_OF_A_STEP
+        collective_server.number_collectives(self.strategy, step * _KEYS_OF_A_STEP)
 
     def all_statuses(self, status: tf.Tensor, step: int) -> tf.Tensor:
         """Traced: an int32 scalar of every process, [size].
@@ -129,7 +151,7 @@ class Group:
         """
         with tf.device(self._device):
             # One key for all calls: none begins before the one before it is over.
-            found = self._gather(tf.stack([status, step]), _STATUSES, 1, timeout=0.0)
+            found = self._gather(tf.stack([status, step]), _STATUSES, 2, timeout=0.0)
             statuses, steps = tf.unstack(tf.reshape(found, [self.size, 2]), axis=1)
             same = tf.debugging.assert_equal(steps, step, _DIFFERENT_STEPS)
             with tf.control_dependencies([same]):
@@ -137,35 +159,49 @@ class Group:
 
     def failure(self, error: Exception) -> Exception:
         """What to raise for an error of TensorFlow's, once it is clear whether a peer was lost."""
-        loss = self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0)
-        if loss is not None:
-            return loss
         if _DIFFERENT_STEPS in str(error):
             return errors.ConfigError(
                 "expected all processes to take the same steps in the same order, but they take "
                 "different ones; build and call the same steps in every process"
             )
-        return error
+        elsewhere = re.search(rf"{_FAILED}worker.*?; see there", str(error))
+        if elsewhere:
+            return errors.StepFailed(elsewhere.group())
+        return self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0) or error
+
+    def step_failure(self, error: Exception) -> Exception:
+        """The same for an error that came out of a step; lets the others' steps fail with it."""
+        failure = self.failure(error)
+        if failure is error:
+            # They wait for what this process will not send any more.
+            collective_server.abort(
+                f"{_FAILED}{self.names[self.index]}: {_cause(error)}; see there"
+            )
+        return failure
 
     def _exchange(self, group: int, kind: str, payload: bytes, timeout: float) -> list[bytes]:
         header = np.array([zlib.crc32(kind.encode()) & 0x7FFFFFFF, len(payload)], np.int32)
-        try:
-            headers = self._gathered(header, group, timeout).reshape(self.size, 2)
-            for index, (code, _) in enumerate(headers):
-                if code != header[0]:
-                    raise errors.ConfigError(
-                        f"expected all processes to make the same calls in the same order, but "
-                        f"{self.names[self.index]} calls {kind} and {self.names[index]} something "
-                        "else; make the same calls in every process"
-                    )
-            width = -(-int(headers[:, 1].max()) // 4)  # In numbers of four bytes.
-            if not width:
-                return [b""] * self.size
-            padded = np.frombuffer(payload.ljust(4 * width, b"\0"), np.int32)
-            rows = self._gathered(padded, group, timeout).reshape(self.size, width)
-        except tf.errors.OpError as error:
-            raise self._exchange_failure(error, kind, timeout) from None
+        with self.using():
+            try:
+                headers = self._gathered(header, group, timeout).reshape(self.size, 2)
+                self._check_kinds(kind, headers[:, 0])
+                width = max(1, -(-int(headers[:, 1].max()) // 4))  # In numbers of four bytes.
+                padded = np.frombuffer(payload.ljust(4 * width, b"\0"), np.int32)
+                rows = self._gathered(padded, group, timeout).reshape(self.size, width)
+            except tf.errors.DeadlineExceededError:
+                raise self._monitor.loss() or errors.StepFailed(
+                    f"expected all {self.size} processes to call {kind} within {timeout:g} s, but "
+                    "not all did; call it in every process alike, or give a longer call_timeout"
+                ) from None
         return [row.tobytes()[:size] for row, (_, size) in zip(rows, headers, strict=True)]
+
+    def _check_kinds(self, kind: str, codes: np.ndarray) -> None:
+        for index in np.flatnonzero(codes != codes[self.index]):
+            raise errors.ConfigError(
+                "expected all processes to make the same calls in the same order, but "
+                f"{self.names[self.index]} calls {kind} and {self.names[index]} something else; "
+                "make the same calls in every process"
+            )
 
     def _gathered(self, values: np.ndarray, group: int, timeout: float) -> np.ndarray:
         self._numbers[group] += 1
@@ -185,14 +221,6 @@ class Group:
             timeout_seconds=timeout,
         )
 
-    def _exchange_failure(self, error: Exception, kind: str, timeout: float) -> Exception:
-        if "timed out" in str(error):
-            return self._monitor.loss() or errors.StepFailed(
-                f"expected all {self.size} processes to call {kind} within {timeout:g} s, but not "
-                "all did; call it in every process alike, or give a longer call_timeout"
-            )
-        return self.failure(error)
-
     def _compare_clusters(self, timeout: float) -> None:
         mine = " ".join(self.names)
         every = self._exchange(_CALLS, "MultiWorkerReplicator", mine.encode(), timeout)
@@ -203,23 +231,35 @@ class Group:
                     f"{theirs.decode()} in worker {index}; give all the same list of addresses"
                 )
 
-    def _probe(self, index: int) -> health.Answer:
-        try:
-            eager_context.context().check_collective_ops_peer_health(
-                self._tasks[index], timeout_in_ms=_PROBE_MILLISECONDS
-            )
-        except tf.errors.DeadlineExceededError:
-            return health.Answer.SILENT
-        except tf.errors.FailedPreconditionError:
-            return health.Answer.RESTARTED
-        except tf.errors.OpError:
-            return health.Answer.UNREACHABLE
-        return health.Answer.ALIVE
+    def _connect(self, timeout: float) -> None:
+        """Has all processes meet once in the collectives of steps.
+
+        An abort reaches those that wait for data of this process, not those that wait to meet it.
+        """
+        with self.using():
+            for group in (_STATUSES, _STEPS):
+                self._gathered(np.zeros([2], np.int32), group, timeout)
+
+            @tf.function(autograph=False)
+            def meet():
+                context = tf.distribute.get_replica_context()
+                context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
+
+            self.strategy.run(meet)
 
     def _end_collectives(self, loss: errors.WorkerLost) -> None:
-        eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, str(loss))
+        with self._lock:
+            if not self._busy:
+                return
+            collective_server.abort(str(loss))
         for function in self._on_loss:
             function()
+
+
+def _cause(error: Exception) -> str:
+    """The line that says what was wrong, out of those that say where."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((x for x in reversed(lines) if x and x[:2] != "[["), type(error).__name__)
 
 
 def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
@@ -239,35 +279,3 @@ def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
             "takes no part in the steps; use single_device there"
         )
     serving.check_is_free(cluster.own_address)
-
-
-def _join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distribute.Strategy:
-    """Starts TensorFlow's server for this process; waits for nobody."""
-    members = {kind: list(cluster.addresses[kind]) for kind, _ in tasks}
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(members),
-        task_type=cluster.task_type,
-        task_id=cluster.task_index,
-        rpc_layer="grpc",
-        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
-    )
-    # An empty type keeps the strategy from configuring one; and `Group` does its own watching.
-    eager_context.context().configure_coordination_service("")
-    collective_all_reduce_strategy.CollectiveAllReduceExtended._enable_check_health = False
-    # A collective has one key for good. The other way, a new key in every call, does not reach
-    # collectives inside the conditions and loops of a compiled step.
-    cross_device_utils.CollectiveReplicaLauncher._prefer_unique_instance_key = False
-    try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    except RuntimeError as error:
-        if "program startup" not in str(error):
-            raise
-        raise errors.ConfigError(
-            "expected TensorFlow's devices to be unused, but they are in use already; create the "
-            "MultiWorkerReplicator before the first tensor, variable or other replicator"
-        ) from None
-    except tf.errors.OpError as error:
-        raise errors.ConfigError(
-            f"expected TensorFlow's server to start at {cluster.own_address}, got "
-            f"{error.message.splitlines()[0]}; choose a free port for it"
-        ) from None

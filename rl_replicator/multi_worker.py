@@ -94,6 +94,7 @@ class MultiWorkerReplicator(replicator.Replicator):
     def scope(self) -> Iterator[None]:
         """As in `Replicator`; the first process's initial values reach all the others."""
         with (
+            self._group.using(),
             self.strategy.scope(),
             tf.variable_creator_scope(_local_to_replica),
             self.registry.recording(),
@@ -177,6 +178,10 @@ class MultiWorkerReplicator(replicator.Replicator):
                 json.loads(payload),
             )
 
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Around what waits for the other processes; raises `WorkerLost` if one is lost."""
+        return self._group.using()
+
     def check_equal(self, variables: Sequence[tf.Variable]) -> None:
         """Refuses variables that differ between processes. By the thread that takes steps.
 
@@ -200,7 +205,7 @@ class MultiWorkerReplicator(replicator.Replicator):
                     )
 
     def failure(self, error: Exception) -> Exception:
-        return self._group.failure(error)
+        return self._group.step_failure(error)
 
     def _wake_waiting_steps(self) -> None:
         # A step that waits for data would not notice that nobody else will take it.
@@ -209,15 +214,16 @@ class MultiWorkerReplicator(replicator.Replicator):
 
 
 class _Step(step_lib.CompiledStep):
-    """Begins only if all processes hold the same variables."""
+    """Begins only if all processes hold the same variables; ends when one of them is lost."""
 
     _is_checked = False
 
     def __call__(self) -> Any:
-        if not self._is_checked:
-            self._replicator.check_equal(self._variables)  # type: ignore[attr-defined]
-            self._is_checked = True
-        return super().__call__()
+        with self._replicator.together():  # type: ignore[attr-defined]
+            if not self._is_checked:
+                self._replicator.check_equal(self._variables)  # type: ignore[attr-defined]
+                self._is_checked = True
+            return super().__call__()
 
 
 def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

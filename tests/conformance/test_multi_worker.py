@@ -6,6 +6,7 @@ The behaviours are in multi_worker_program.py; one group of processes goes throu
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,9 @@ CALL_TIMEOUT = 4
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What groups of two and of three go through; the last one of each is the group's end.
+# What groups of one, two and three go through. The last of the larger ones is their end.
 BEHAVIOURS = {
+    1: ("places", "equals_one_replica", "order_gather_and_reduce"),
     2: (
         "places",
         "equals_one_replica",
@@ -66,6 +68,11 @@ ENDS = (
 )
 
 
+def within(seconds, deadline):
+    """Whether it took no longer, with allowance for a machine that others use, too."""
+    return seconds < deadline * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Group:
     """Processes that go through behaviours, and what they report of them."""
 
@@ -88,20 +95,19 @@ class Group:
         self.addresses = ports.addresses
 
     def wait(self, frozen=()):
-        """Returns the output of each. Those that are frozen end with the others."""
+        """Waits until all have ended; those that are frozen are ended then."""
         deadline = time.monotonic() + WAIT
-        try:
-            for index, process in enumerate(self._processes):
+        self.late = []
+        for index, process in enumerate(self._processes):
+            try:
                 if index not in frozen:
                     process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass  # What they report, or do not, tells more.
-        finally:
-            for process in self._processes:
-                process.kill()
+            except subprocess.TimeoutExpired:
+                self.late.append(index)
+        for process in self._processes:
+            process.kill()
         self.outputs = [process.communicate()[0] for process in self._processes]
         self.statuses = [process.returncode for process in self._processes]
-        return self.outputs
 
     def report(self, index):
         path = self._report.with_suffix(f".{index}")
@@ -109,6 +115,7 @@ class Group:
         return json.loads(path.read_text())
 
     def check(self, name):
+        assert not self.late, "".join(self.outputs[index] for index in self.late)
         for index in range(self.size):
             failure = self.report(index)[0].get(name, f"{name} was not reached")
             assert failure is None, f"worker {index}:\n{failure}"
@@ -161,7 +168,7 @@ def test_a_killed_worker_is_named_within_seconds(groups):
         assert details["workers"] == [2]
         assert f"worker 2 ({groups(3).addresses[2]})" in details["error"]
         print(f"\nkilled, noticed after {details['at'] - killed:.2f} s: {details['error']}")
-        assert details["at"] - killed < 4
+        assert within(details["at"] - killed, 4)
 
 
 def test_a_frozen_worker_is_named_within_its_deadline(groups):
@@ -169,7 +176,7 @@ def test_a_frozen_worker_is_named_within_its_deadline(groups):
     seconds = details["at"] - groups(2).details(1)["at"]
     print(f"\nfrozen, noticed after {seconds:.2f} s: {details['error']}")
     assert details["workers"] == [1]
-    assert seconds < multi_worker_program.TIMEOUTS["peer_timeout"] + 4
+    assert within(seconds, multi_worker_program.TIMEOUTS["peer_timeout"] + 4)
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -180,23 +187,56 @@ def test_an_end_is_an_error_in_the_others(tmp_path, name):
     group.check(name)
     if name == "a_worker_that_ends_early":
         assert group.details(0)["workers"] == [1]
+    if name == "an_error_in_the_step_of_one":
+        assert within(group.details(0)["seconds"], 4)
     if name == "a_call_that_one_does_not_make":
         seconds = group.details(0)["seconds"]
-        assert CALL_TIMEOUT <= seconds < CALL_TIMEOUT + 3
+        assert seconds >= CALL_TIMEOUT and within(seconds, CALL_TIMEOUT + 3)
         assert group.statuses[1] == -signal.SIGTERM
 
 
 def test_a_worker_that_never_starts_is_named(tmp_path):
     group = Group(tmp_path, 3, ["places"], present=2, start_timeout=3)
     begun = time.monotonic()
-    outputs = group.wait()
+    group.wait()
     print(f"\nnever started: {time.monotonic() - begun:.1f} s with the import of TensorFlow")
-    address = group.addresses[2]
-    for output in outputs:
-        assert (
-            f"WorkerLost: expected all workers to start, but worker 2 ({address}) did not within "
-            "3 s; start all of them together" in output
-        )
+    missing = re.escape(f"worker 2 ({group.addresses[2]})")
+    for output in group.outputs:
+        # On a busy machine the other one may be late, too.
+        pattern = f"WorkerLost: expected all workers to start, but .*{missing} did not within 3 s; "
+        assert re.search(pattern, output), output
+
+
+def test_misuse_is_refused_at_once():
+    program = """
+import tensorflow as tf, rl_replicator as rr
+from rl_replicator import local_job
+ports = local_job.Ports(1)
+tf.constant(1)
+for arguments in ({"peer_timeout": 0}, {}):
+    try:
+        rr.MultiWorkerReplicator(rr.Cluster.of_workers(ports.addresses, 0), **arguments)
+    except rr.ConfigError as error:
+        print(error)
+ports._sockets[0].listen()
+for cluster in (None, rr.Cluster.of_workers(ports.addresses, 0)):
+    try:
+        rr.MultiWorkerReplicator(cluster)
+    except rr.ConfigError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
+    lines = done.stdout.splitlines()
+    expected = (
+        "expected peer_timeout above 0 seconds, got 0",
+        "expected TensorFlow's devices to be unused",
+        "expected TF_CONFIG in the environment, found none",
+        "expected the port of 127.0.0.1:",
+    )
+    assert len(lines) == len(expected), done.stdout + done.stderr
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(start) and "; " in line
 
 
 def test_after_a_kill_the_whole_group_trains_on(tmp_path):
@@ -209,7 +249,7 @@ def test_after_a_kill_the_whole_group_trains_on(tmp_path):
     assert "worker 1 was killed by SIGKILL; starting the whole job again" in done.stderr
     killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
     print(f"\nback to training {resumed - killed:.1f} s after kill -9")
-    assert resumed - killed < 20
+    assert within(resumed - killed, 20)
     weights, _ = multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
     for got, want in zip(json.loads((tmp_path / "weights").read_text()), weights, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
