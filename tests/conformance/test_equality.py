@@ -99,7 +99,7 @@ def difference(got, want):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ALL)
 def test_100_steps_equal_one_device(name, trained):
     for model in training_program.MODELS:
@@ -110,7 +110,7 @@ def test_100_steps_equal_one_device(name, trained):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", RESTORING)
 def test_restores_what_any_other_saved(name, trained, root):
     sources = [trained(source) for source in RESTORING]
