@@ -4,6 +4,8 @@
 class UsageError(ValueError):
     """Bad input: shown as one line by the command line, which then exits with status 2."""
 
+    ag_pass_through = True  # AutoGraph must not turn it into an error of its own.
+
 
 class ConfigError(UsageError):
     """A setting that cannot be used. The text says what was expected, what came, what to do."""

@@ -22,9 +22,9 @@ class Layouts:
 
     A rule is a regular expression, searched for in the name (such as "mlp/linear_1/w"), and for
     each dimension of the variable the mesh dimension over which it is split, or "none". The first
-    rule that is found counts. A variable that no rule names, but whose name ends with that of an
-    earlier one of the same shape, is an optimizer's slot and lies as that one does. All others
-    are replicated.
+    rule that is found counts; one that is found nowhere is refused when a step is built. A
+    variable that no rule names, but whose name ends with that of an earlier one of the same shape,
+    is an optimizer's slot and lies as that one does. All others are replicated.
     """
 
     def __init__(self, mesh: dtensor.Mesh, rules: Mapping[str, Sequence[str]]):
@@ -118,6 +118,7 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
         # Owns the memory on the devices.
         self._on_mesh = dtensor.DVariable(spread(value, layout), **options)
         self.layout = layout
+        self._host = value.device
         super().__init__(
             handle=self._on_mesh.handle,
             handle_name=self._on_mesh.name.removesuffix(":0"),
@@ -127,6 +128,11 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
             trainable=self._on_mesh.trainable,
             constraint=self._on_mesh.constraint,
         )
+
+    @property
+    def device(self) -> str:
+        """Where its values are outside of a step; not the mesh, which takes no plain tensors."""
+        return self._host
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         value = super()._read_variable_op(no_copy)

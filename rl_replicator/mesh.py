@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,9 +27,10 @@ class MeshReplicator(replicator.Replicator):
 
     What a step on a mesh cannot do: stateful random operations (`tf.random.uniform`, dropout;
     `tf.random.stateless_uniform` and a `tf.random.Generator` made in `scope()` work, and so does
-    noise from a callable input, which runs on the host), Python callbacks, printing, and sparse
-    updates of variables. Such a step is refused with the operation's name. Outside of steps,
-    variables read as plain tensors, so models can be called eagerly.
+    noise from a callable input, which runs on the host), Python callbacks, printing, sparse
+    updates of variables, fused batch norm (`rr.CrossReplicaBatchNorm` works) and split filters of
+    convolutions. Such a step is refused with the operation's name. Outside of steps, variables
+    read as plain tensors, so models can be called eagerly.
     """
 
     def __init__(
@@ -95,20 +97,27 @@ class MeshReplicator(replicator.Replicator):
 
     def failure(self, error: Exception) -> Exception:
         # DTensor finds what it cannot spread only when the step runs for the first time.
-        found = re.search(r"error: '?tf\.(\w+)'? op (.*)", str(error))
-        if not found:
+        found = re.search(r"error: (?:'tf\.(\w+)' op )?(.*)", str(error))
+        if not found or not isinstance(error, tf.errors.UnknownError):
             return error
+        operation = found[1] or next(iter(re.findall(r'"tf\.(\w+)"', str(error))), "one")
         reason = found[2].split("Please")[0].strip(" .")
         return errors.ConfigError(
-            f"expected operations that DTensor can spread over a mesh, got {found[1]} ({reason}); "
-            "write that part of the step differently, or use another replicator"
+            f"expected operations that DTensor can spread over a mesh, got {operation} ({reason}); "
+            "change that part of the step or its layout, or use another replicator"
         )
 
 
 _layouts = layouts.Layouts  # In `__init__` the argument hides the module.
 
 
+# DTensor's combination of all-reduces moves them past assignments of variables, so that a step that
+# assigns a variable and reads it again, as Keras's Adam does, may read the old value.
+_COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
+
+
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
+    os.environ[_COMBINE] = "0"
     if not dimensions or any(size < 1 for size in dimensions.values()):
         raise errors.ConfigError(
             f"expected dimensions of at least 1 device each, got {dict(dimensions)}; "

@@ -1,6 +1,6 @@
 """Steps of a mesh: the input is taken on the host, and the compiled step spread by DTensor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -30,6 +30,10 @@ _REFUSED = {
         ),
         "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a "
         "callable input, which runs on the host",
+    ),
+    **dict.fromkeys(
+        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+        "use rr.CrossReplicaBatchNorm, or fused=False in Keras; the statistics are of all devices",
     ),
     **dict.fromkeys(
         ("EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"),
@@ -179,14 +183,34 @@ def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:
 
 def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
     """Raises `ConfigError` for a step with operations that a mesh cannot run."""
-    definition = function.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    for node in nodes:
-        if node.op in _REFUSED:
-            raise errors.ConfigError(
-                f"expected operations that DTensor can spread over a mesh, found {node.op} "
-                f"({node.name}); {_REFUSED[node.op]}"
-            )
+    definition = function.graph.as_graph_def(add_shapes=True)
+    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
+        by_name = {node.name: node for node in nodes}
+        for node in nodes:
+            advice = _REFUSED.get(node.op)
+            if node.op == "StridedSlice" and _has_short_newaxis(node, by_name):
+                advice = "use tf.expand_dims in place of tf.newaxis"
+            if advice:
+                raise errors.ConfigError(
+                    f"expected operations that DTensor can spread over a mesh, found {node.op} "
+                    f"({node.name}); {advice}"
+                )
+
+
+def _has_short_newaxis(node: Any, by_name: Mapping[str, Any]) -> bool:
+    """Whether a slice such as `x[tf.newaxis]` leaves dimensions out, which crashes DTensor."""
+    mask = {name: node.attr[f"{name}_mask"].i for name in ("new_axis", "shrink_axis", "ellipsis")}
+    begin = by_name.get(node.input[1].partition(":")[0])
+    if mask["ellipsis"]:  # Only one before it does harm.
+        return bool(mask["new_axis"] & (mask["ellipsis"] - 1))
+    if not mask["new_axis"] or begin is None:
+        return False
+    shapes = [n.attr["_output_shapes"].list.shape for n in (node, begin)]
+    if not all(shapes):
+        return False
+    num_new = mask["new_axis"].bit_count()
+    rank = len(shapes[0][0].dim) - num_new + mask["shrink_axis"].bit_count()
+    return shapes[1][0].dim[0].size - num_new < rank
 
 
 def _move_captures(function: tf.types.experimental.ConcreteFunction, mesh: dtensor.Mesh) -> None:
@@ -194,7 +218,7 @@ def _move_captures(function: tf.types.experimental.ConcreteFunction, mesh: dtens
     function.set_external_captures(
         [
             x
-            if x.dtype in (tf.resource, tf.variant) or dtensor.fetch_layout(x)
+            if x.dtype in (tf.resource, tf.variant) or x.device == dtensor.device_name()
             else layouts.spread(x, dtensor.Layout.replicated(mesh, x.shape.rank))
             for x in function.captured_inputs
         ]

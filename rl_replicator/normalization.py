@@ -170,12 +170,13 @@ class CrossReplicaBatchNorm(snt.Module):
         )
 
     def _moments(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        statistics = moments(inputs, self._axis)  # [1 + 2C]
-        if tf.distribute.in_cross_replica_context():
-            gathered = statistics[tf.newaxis]
+        if tf.distribute.in_cross_replica_context() or collectives.num_replicas() == 1:
+            # Nothing is packed for an exchange: a mesh could not split the pack by channels.
+            count, mean, deviations = _moments(inputs, self._axis)
+            variance = deviations / tf.maximum(count, 1)
         else:
-            gathered = collectives.all_gather(statistics)  # [N, 1 + 2C]
-        mean, variance = combine(gathered)
+            gathered = collectives.all_gather(moments(inputs, self._axis))  # [N, 1 + 2C]
+            mean, variance = combine(gathered)
         return tf.reshape(mean, self._shape), tf.reshape(variance, self._shape)
 
 
@@ -189,10 +190,16 @@ def moments(x: tf.Tensor, axis: tuple[int, ...]) -> tf.Tensor:
     Returns:
       [1 + 2C], for `combine`.
     """
+    count, mean, deviations = _moments(x, axis)
+    return tf.concat([[count], mean, deviations], axis=0)
+
+
+def _moments(x: tf.Tensor, axis: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """See `moments`: [], [C] and [C]."""
     count = tf.cast(tf.reduce_prod([tf.shape(x, tf.int64)[i] for i in axis]), x.dtype)
     mean = tf.reduce_sum(x, axis, keepdims=True) / tf.maximum(count, 1)
     deviations = tf.reduce_sum(tf.square(x - mean), axis)
-    return tf.concat([[count], tf.reshape(mean, [-1]), deviations], axis=0)
+    return count, tf.reshape(mean, [-1]), deviations
 
 
 def combine(statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

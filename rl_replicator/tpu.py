@@ -13,8 +13,6 @@ from rl_replicator import errors, replicator, trace
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
 
-Resolver = tf.distribute.cluster_resolver.ClusterResolver
-
 _ADVICE = (
     "run on a TPU VM, or name one as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
 )
@@ -32,7 +30,12 @@ class TpuReplicator(replicator.Replicator):
     A callable input is compiled with the step; one for each replica needs datasets.
     """
 
-    def __init__(self, address: str = "", deadline: float = 60.0, resolver: Resolver | None = None):
+    def __init__(
+        self,
+        address: str = "",
+        deadline: float = 60.0,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    ):
         """Connects to the TPU system and initialises it.
 
         Args:
@@ -124,7 +127,7 @@ class TpuStep(step_lib.CompiledStep):
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 
 
-def _connect(address: str, deadline: float) -> Resolver:
+def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.ClusterResolver:
     """Finds the TPU system and initialises it; in a thread, because names are looked up, too."""
     found: list[Any] = []
 

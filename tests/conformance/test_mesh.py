@@ -1,0 +1,324 @@
+"""What is particular to a mesh: layouts, shared inputs, what it refuses. The rest of the contract
+is held against it in test_replicators.py."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+import rl_replicator as rr
+from rl_replicator import checkpoints, parts
+
+BATCH = 16
+IMAGES = np.random.default_rng(0).normal(size=(48, 6, 6, 3)).astype(np.float32)
+# The hidden layer by columns and then by rows, as in Shoeybi et al. 2019 (arXiv:1909.08053).
+LAYOUTS = {
+    r"first/w": ("none", "model"),
+    r"first/b": ("model",),
+    r"^(mlp|conv_net)/second/w": ("model", "none"),  # The slots, too, whose names begin otherwise.
+}
+MESH = {"data": 2, "model": 2}
+
+
+@pytest.fixture(scope="module")
+def replicator():
+    return rr.MeshReplicator(MESH)
+
+
+def images(context):
+    size = context.per_replica_batch_size(BATCH)
+    return tf.data.Dataset.from_tensor_slices(IMAGES).batch(size, drop_remainder=True).repeat()
+
+
+class Mlp(snt.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = snt.Linear(32, name="first")
+        self.second = snt.Linear(1, name="second")
+
+    def __call__(self, x):
+        return self.second(tf.nn.relu(self.first(tf.reshape(x, [-1, 108]))))
+
+
+class ConvNet(snt.Module):
+    """Its batch statistics are those of the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        # A bias would be normalised away: its gradient is noise, which Adam blows up.
+        self.filters = snt.Conv2D(8, 3, with_bias=False, name="filters")
+        self.norm = rr.CrossReplicaBatchNorm(True, True)
+        self.first = snt.Linear(16, name="first")
+        self.second = snt.Linear(1, name="second")
+
+    def __call__(self, x):
+        x = tf.nn.relu(self.norm(self.filters(x), is_training=True))
+        return self.second(tf.nn.relu(self.first(tf.reduce_mean(x, [1, 2]))))
+
+
+def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, **options):
+    """Returns the model and the optimizer after `steps` steps."""
+    with replicator.scope():
+        model = model_class()
+        optimizer = replicator.wrap_optimizer(optimizer_class(1e-3), **options)
+        model(tf.zeros([1, 6, 6, 3]))
+    replicator.build_optimizer(optimizer, model.trainable_variables)
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_mean(x, axis=[1, 2, 3])))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(images), 10)
+    for _ in range(steps // 10):
+        step()
+    return model, optimizer
+
+
+def difference(got, want):
+    pairs = zip(got.variables, want.variables, strict=True)
+    pairs = [(a.numpy(), b.numpy()) for a, b in pairs]
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "optimizer_class"),
+    [(Mlp, snt.optimizers.Adam), (Mlp, rr.optimizers.Adam), (ConvNet, rr.optimizers.Adam)],
+)
+def test_split_layers_equal_one_device(model_class, optimizer_class):
+    got, _ = train(rr.MeshReplicator(MESH, LAYOUTS), model_class, 100, optimizer_class)
+    want, _ = train(rr.SingleDeviceReplicator(), model_class, 100, optimizer_class)
+    # 100 steps in float32; sums over the batch are taken in another order.
+    assert difference(got, want) <= 1e-5
+
+
+def test_one_replica_with_the_global_batch(replicator):
+    context = rr.InputContext(replicator.num_replicas)
+    assert (replicator.num_replicas, context.per_replica_batch_size(BATCH)) == (1, BATCH)
+
+    def step_fn(x):
+        collectives = rr.collectives
+        assert collectives.num_replicas() == 1
+        return tf.shape(x)[0], collectives.all_sum(x), collectives.all_gather(x), x
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(images))
+    size, summed, gathered, batch = replicator.local_results(step())[0]
+    assert size.numpy() == BATCH
+    np.testing.assert_array_equal(batch, IMAGES[:BATCH])
+    np.testing.assert_array_equal(summed, IMAGES[:BATCH])
+    np.testing.assert_array_equal(gathered, IMAGES[np.newaxis, :BATCH])
+
+
+def test_variables_and_slots_lie_as_their_layout_says():
+    model, optimizer = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 0)
+    specs = {"first/w": ("none", "model"), "first/b": ("model",), "second/w": ("model", "none")}
+    for variable in model.trainable_variables:
+        spec = specs.get(variable.name.removeprefix("mlp/").removesuffix(":0"), ("none",))
+        want = [dtensor.UNSHARDED if axis == "none" else axis for axis in spec]
+        slots = [m for m in optimizer.m if m.name.endswith("/" + variable.name)]
+        assert len(slots) == 1
+        for one in (variable, *slots):
+            assert one.layout.sharding_specs == want
+    shares = dtensor.unpack(dtensor.DVariable.read_value(model.first.w._on_mesh))
+    assert [share.shape for share in shares] == [(108, 16)] * 4
+    assert [share.device[-5:] for share in shares] == [f"CPU:{i}" for i in range(4)]
+    whole = model.first.w.numpy()
+    np.testing.assert_array_equal(shares[0], whole[:, :16])
+    np.testing.assert_array_equal(shares[3], whole[:, 16:])
+
+
+def test_outside_of_steps_variables_are_ordinary():
+    model, _ = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 0)
+    w = model.first.w
+    value = np.arange(108 * 32, dtype=np.float32).reshape(108, 32)
+    w.assign(value)
+    w.assign_add(np.ones_like(value))
+    w.assign_sub(2 * np.ones_like(value))
+    np.testing.assert_array_equal(w, value - 1)
+    np.testing.assert_allclose(
+        model(IMAGES)[:, 0],
+        np.maximum(IMAGES.reshape(-1, 108) @ w.numpy() + model.first.b.numpy(), 0)
+        @ model.second.w.numpy()[:, 0]
+        + model.second.b.numpy(),
+        rtol=1e-4,
+    )
+    with pytest.raises(ValueError, match="expected a value of shape"):
+        w.assign(value[:1])
+
+
+def test_checkpoints_pass_between_meshes_and_one_device(tmp_path):
+    origin, optimizer = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 10)
+    for number, other in enumerate([rr.SingleDeviceReplicator(), rr.make("mesh:data=4")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        state = {"learner": parts.TrackablePart(model=origin, optimizer=optimizer)}
+        checkpoints.Checkpointer(folder).save(1, state)
+        model, restored = train(other, Mlp, 0)
+        state = {"learner": parts.TrackablePart(model=model, optimizer=restored)}
+        checkpoints.Checkpointer(folder).restore(state)
+        for a, b in zip(
+            (*origin.variables, *optimizer.variables),
+            (*model.variables, *restored.variables),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+        origin, optimizer = model, restored
+
+
+def test_constants_and_noise(replicator):
+    scale = tf.constant(np.arange(200.0), tf.float32)  # Too large to become part of the graph.
+    with replicator.scope():
+        generator = tf.random.Generator.from_seed(1)
+
+    def step_fn(noise):
+        seeded = tf.random.stateless_uniform([4], [1, 2])
+        return noise + tf.reduce_sum(scale), seeded, generator.uniform([4])
+
+    inputs = replicator.make_inputs(lambda context: lambda: tf.random.uniform([4]))
+    step = replicator.replicate(step_fn, inputs)
+    first, second = replicator.gather(step()), replicator.gather(step())
+    assert not np.array_equal(first[0], second[0])
+    np.testing.assert_array_equal(first[1][0], tf.random.stateless_uniform([4], [1, 2]))
+    assert not np.array_equal(first[2], second[2])
+
+
+def test_padded_inputs_reach_the_last_example(replicator):
+    def input_fn(context):
+        return tf.data.Dataset.range(10).batch(4)
+
+    inputs = replicator.make_inputs(input_fn, pad_to=4)
+    step = replicator.replicate(lambda x: tf.reduce_sum(tf.cast(x[0], tf.float32) * x[1]), inputs)
+    assert [float(step()) for _ in range(3)] == [6, 22, 17]
+    with pytest.raises(rr.EndOfData):
+        step()
+
+
+def test_keras_layers_and_optimizers(replicator):
+    def learner(replicator):
+        with replicator.scope():
+            layer = tf.keras.layers.Dense(1, kernel_initializer="ones")
+            layer.build([None, 108])
+            optimizer = replicator.wrap_optimizer(tf.keras.optimizers.Adam(1e-2))
+
+        def step_fn(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(layer(tf.reshape(x, [-1, 108]))))
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+            return loss
+
+        step = replicator.replicate(step_fn, replicator.make_inputs(images), 10)
+        return step().numpy(), layer.kernel.numpy()
+
+    for got, want in zip(learner(replicator), learner(rr.SingleDeviceReplicator()), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_variable_read_after_its_assignment_is_new(replicator):
+    """DTensor may combine all-reduces across assignments; see mesh.py."""
+    data = np.random.default_rng(0).normal(size=(BATCH, 108)).astype(np.float32)
+    with replicator.scope():
+        weights = [tf.Variable(tf.ones([108, 1])), tf.Variable(tf.zeros([1]))]
+        moments = [[tf.Variable(tf.zeros(w.shape), trainable=False) for _ in "mv"] for w in weights]
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, weights[0]) + weights[1]))
+        gradients = tape.gradient(loss, weights)
+        for weight, (m, v), gradient in zip(weights, moments, gradients, strict=True):
+            m.assign_add((gradient - m) * 0.1)
+            v.assign_add((tf.square(gradient) - v) * 0.01)
+            weight.assign_sub(m / (tf.sqrt(v) + 1e-7))
+        return gradients
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(data).repeat())
+    gradients = replicator.replicate(step_fn, inputs)()
+    for weight, start, gradient in zip(weights, (1, 0), gradients, strict=True):
+        np.testing.assert_allclose(weight, start - np.sign(gradient), atol=1e-3)
+
+
+def test_inputs_that_do_not_divide(replicator):
+    for batch_size in (15, 16):
+        source = tf.data.Dataset.range(31).batch(batch_size, drop_remainder=batch_size == 15)
+        with pytest.raises(rr.ConfigError, match=r"first dimension data=2 divides, got shape \(15"):
+            inputs = replicator.make_inputs(lambda context, source=source: source)
+            step = replicator.replicate(lambda x: x, inputs)
+            step()
+            step()
+
+
+@pytest.mark.parametrize(
+    ("layouts", "match"),
+    [
+        ({"first/w": ("none", "modle")}, "to name dimensions of the mesh .data, model.*'modle'"),
+        ({"first/w": ("model",)}, r"to name 2 dimensions for 'mlp/first/w' \(108, 32\)"),
+        ({"second/w": ("none", "model")}, r"'mlp/second/w' \(32, 1\) that model=2 divides, got 1"),
+        ({"third/w": ("none", "model")}, "'third/w' to match the name of a variable.*mlp/first/w"),
+        ({"first/(w": ("none", "model")}, "expected a regular expression"),
+    ],
+)
+def test_layouts_that_cannot_be_followed(layouts, match):
+    with pytest.raises(rr.ConfigError, match=match) as error:
+        train(rr.MeshReplicator(MESH, layouts), Mlp, 0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mesh", "mesh:", "mesh:data", "mesh:data=0", "mesh:a=2,a=2"])
+def test_meshes_that_cannot_be_made(name):
+    with pytest.raises(rr.ConfigError, match="^expected "):
+        rr.make(name)
+
+
+def refuses(replicator, match, step_fn, inputs=None):
+    with pytest.raises(rr.ConfigError, match=match) as error:
+        replicator.replicate(step_fn, inputs or replicator.make_inputs(images))()
+    assert "\n" not in str(error.value)
+
+
+def test_operations_that_a_mesh_cannot_run(replicator):
+    refuses(replicator, "found RandomUniform .*stateless", lambda x: tf.nn.dropout(x, 0.5))
+    refuses(
+        replicator,
+        "PyFunc",
+        lambda x: tf.numpy_function(lambda y: y, [tf.shape(x)[0]], tf.int32, stateful=False),
+    )
+    for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
+        refuses(replicator, "use tf.expand_dims in place of tf.newaxis", slices)
+    # Found only by DTensor itself.
+    refuses(replicator, "got LRN", tf.nn.local_response_normalization)
+
+
+def test_filters_cannot_be_split():
+    layouts = {"filters/w": ("none", "none", "none", "model")}
+    with pytest.raises(rr.ConfigError, match="got Conv2D .Filter for convolution must have fully"):
+        train(rr.MeshReplicator(MESH, layouts), ConvNet, 10)
+
+
+def test_variables_from_elsewhere(replicator):
+    outside = tf.Variable([1.0, 2.0], name="from_outside")
+    refuses(replicator, "'from_outside:0'", lambda x: outside.assign_add([1.0, 1.0]))
+    with rr.make("mesh:data=2").scope():
+        other = tf.Variable([1.0, 2.0], name="of_another")
+    refuses(replicator, "'of_another:0'", lambda x: x[0, 0, 0, 0] * other)
+    with replicator.scope():
+        own = tf.Variable([1.0, 2.0])
+    with pytest.raises(rr.ConfigError, match="a callable input without variables"):
+        replicator.make_inputs(lambda context: lambda: own + 1)
+    source = tf.Variable([1.0, 2.0])  # On the host, where a callable input runs.
+    step = replicator.replicate(
+        lambda x: x, replicator.make_inputs(lambda context: lambda: source + 1)
+    )
+    assert step().numpy().tolist() == [2, 3]
+
+    def makes_late(x):
+        return tf.Variable(tf.reduce_sum(x), name="late")
+
+    refuses(
+        replicator, "initial value that is known before the step for variable 'late'", makes_late
+    )
