@@ -10,7 +10,7 @@ import tensorflow as tf
 from rl_replicator.errors import UsageError
 
 # What the table and the allocator need for an item beside its frames (`bench/pixel_replay.py`).
-_BYTES_PER_ITEM = 1_200
+_BYTES_PER_ITEM = 1_800
 _FRAMES = 60
 
 

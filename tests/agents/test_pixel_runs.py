@@ -17,6 +17,8 @@ from environments import PixelConfig
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.metrics import read_metrics
 
+pytestmark = pytest.mark.timeout(300)
+
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
 PICTURE = PixelConfig(height=32, width=32, action_repeat=1)
@@ -60,7 +62,6 @@ def finished(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.timeout(300)
 def test_it_learns_to_follow_what_it_sees(finished):
     returns = read_metrics(finished, "evaluator")["episode_return"]
     assert returns[-1] > 0.93 * LENGTH, returns
