@@ -30,7 +30,6 @@ class LogicalDevices:
 
     A hand-written gradient (`tf.custom_gradient`, and so `tf.nn.swish`) leaves no note: it runs on
     the device of the call of the tape unless it opens the context of a logical device itself.
-    Gradients of several replicas are averaged on the first device of each.
     """
 
     def __init__(self, devices: Sequence[Sequence[str]]):
