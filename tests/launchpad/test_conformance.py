@@ -155,7 +155,7 @@ def test_wait_gives_up_in_time_and_says_so(engine):
 def test_a_program_is_ready_when_all_nodes_are_constructed(engine):
     program, recorder = programs.recorder_program()
     program.add_node(lp.PyNode(programs.record_ready, recorder), label="waiting")
-    parts = [lp.PyNode(programs.leave_on_stop, recorder), lp.CourierNode(programs.Slow, 1.5)]
+    parts = [lp.PyNode(programs.leave_on_stop, recorder), lp.CourierNode(programs.Slow, 3.0)]
     program.add_node(lp.MultiThreadingColocation(parts), label="slow")
     manager = lp.launch(program, engine)
     assert manager.wait_until_ready(0.01) is False
