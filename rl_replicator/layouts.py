@@ -129,6 +129,10 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
             constraint=self._on_mesh.constraint,
         )
 
+    def shards(self) -> dict[str, tf.Tensor]:
+        """What each device of the mesh holds, by the device's name."""
+        return {part.device: part for part in dtensor.unpack(self._on_mesh.read_value())}
+
     @property
     def device(self) -> str:
         """Where its values are outside of a step; not the mesh, which takes no plain tensors."""

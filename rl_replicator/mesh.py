@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,6 +119,8 @@ _COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
     os.environ[_COMBINE] = "0"
+    # How TensorFlow hashes layouts, which is no business of the user's.
+    warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
     if not dimensions or any(size < 1 for size in dimensions.values()):
         raise errors.ConfigError(
             f"expected dimensions of at least 1 device each, got {dict(dimensions)}; "
