@@ -24,6 +24,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import errors
 
+faulthandler.dump_traceback_later(150)  # What it hangs in, if it hangs.
 GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
@@ -454,7 +455,6 @@ def write_report():
 
 
 def main():
-    faulthandler.dump_traceback_later(150)  # What it hangs in, if it hangs.
     replicator = rr.MultiWorkerReplicator(**TIMEOUTS)
     for name in sys.argv[2:]:
         begun = time.monotonic()

@@ -81,17 +81,19 @@ class Group:
         ports = local_job.Ports(size)
         command = [sys.executable, "-W", "ignore", "-m", multi_worker_program.__name__]
         self._report = folder / "report"
-        self._processes = [
-            subprocess.Popen(
-                [*command, str(self._report), *names],
-                cwd=ROOT,
-                env={**os.environ, **task.environment, "TIMEOUTS": json.dumps(timeouts)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for task in local_job.make_tasks(size, 0, ports.addresses)[:present]
-        ]
+        self._logs = []
+        self._processes = []
+        for task in local_job.make_tasks(size, 0, ports.addresses)[:present]:
+            self._logs.append(folder / task.name)
+            with self._logs[-1].open("w") as log:
+                process = subprocess.Popen(
+                    [*command, str(self._report), *names],
+                    cwd=ROOT,
+                    env={**os.environ, **task.environment, "TIMEOUTS": json.dumps(timeouts)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            self._processes.append(process)
         self.addresses = ports.addresses
 
     def wait(self, frozen=()):
@@ -106,8 +108,8 @@ class Group:
                 self.late.append(index)
         for process in self._processes:
             process.kill()
-        self.outputs = [process.communicate()[0] for process in self._processes]
-        self.statuses = [process.returncode for process in self._processes]
+        self.statuses = [process.wait() for process in self._processes]
+        self.outputs = [log.read_text() for log in self._logs]
 
     def report(self, index):
         path = self._report.with_suffix(f".{index}")
@@ -200,6 +202,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
     begun = time.monotonic()
     group.wait()
     print(f"\nnever started: {time.monotonic() - begun:.1f} s with the import of TensorFlow")
+    assert not group.late
     missing = re.escape(f"worker 2 ({group.addresses[2]})")
     for output in group.outputs:
         # On a busy machine the other one may be late, too.
