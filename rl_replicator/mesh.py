@@ -27,11 +27,12 @@ class MeshReplicator(replicator.Replicator):
     splits each operation and adds the communication.
 
     What a step on a mesh cannot do: stateful random operations (`tf.random.uniform`, dropout;
-    `tf.random.stateless_uniform` and a `tf.random.Generator` made in `scope()` work, and so does
-    noise from a callable input, which runs on the host), Python callbacks, printing, sparse
-    updates of variables, fused batch norm (`rr.CrossReplicaBatchNorm` works) and split filters of
-    convolutions. Such a step is refused with the operation's name. Outside of steps, variables
-    read as plain tensors, so models can be called eagerly.
+    `tf.random.stateless_uniform` works, with other numbers than on one device, and so do a
+    `tf.random.Generator` made in `scope()` and noise from a callable input, which runs on the
+    host), Python callbacks, printing, sparse updates of variables, fused batch norm
+    (`rr.CrossReplicaBatchNorm` works), masks that change shapes, and split filters of convolutions.
+    Such a step is refused with the operation's name. Outside of steps, variables read as plain
+    tensors, so models can be called eagerly.
     """
 
     def __init__(

@@ -13,8 +13,11 @@ from rl_replicator import step as step_lib
 if TYPE_CHECKING:
     from rl_replicator.mesh import MeshReplicator
 
-# DTensor refuses these, but only when the step runs, and not in a line.
+# DTensor refuses some of these, but only when the step runs, and not in a line; with others it
+# crashes or computes nonsense. Found by comparing its results with those of one device.
 _REFUSED = {
+    **dict.fromkeys(("Case", "StatelessCase"), "use tf.cond"),
+    "Where": "use tf.where(condition, x, y) in place of a mask that changes shapes",
     **dict.fromkeys(
         (
             "Multinomial",
@@ -188,8 +191,8 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
         by_name = {node.name: node for node in nodes}
         for node in nodes:
             advice = _REFUSED.get(node.op)
-            if node.op == "StridedSlice" and _has_short_newaxis(node, by_name):
-                advice = "use tf.expand_dims in place of tf.newaxis"
+            if node.op == "StridedSlice":
+                advice = _check_slice(node, by_name)
             if advice:
                 raise errors.ConfigError(
                     f"expected operations that DTensor can spread over a mesh, found {node.op} "
@@ -197,20 +200,25 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
                 )
 
 
-def _has_short_newaxis(node: Any, by_name: Mapping[str, Any]) -> bool:
-    """Whether a slice such as `x[tf.newaxis]` leaves dimensions out, which crashes DTensor."""
-    mask = {name: node.attr[f"{name}_mask"].i for name in ("new_axis", "shrink_axis", "ellipsis")}
-    begin = by_name.get(node.input[1].partition(":")[0])
-    if mask["ellipsis"]:  # Only one before it does harm.
-        return bool(mask["new_axis"] & (mask["ellipsis"] - 1))
-    if not mask["new_axis"] or begin is None:
-        return False
-    shapes = [n.attr["_output_shapes"].list.shape for n in (node, begin)]
-    if not all(shapes):
-        return False
-    num_new = mask["new_axis"].bit_count()
-    rank = len(shapes[0][0].dim) - num_new + mask["shrink_axis"].bit_count()
-    return shapes[1][0].dim[0].size - num_new < rank
+def _check_slice(node: Any, by_name: Mapping[str, Any]) -> str | None:
+    """What to write in place of a slice that crashes DTensor, or makes it compute nonsense."""
+    bounds: list[Any] = [by_name.get(name.partition(":")[0]) for name in node.input[1:4]]
+    if any(x is None or x.op != "Const" for x in bounds):
+        return "use tf.slice or tf.gather where the bounds of a slice are tensors"
+    begin, _, strides = (tf.make_ndarray(x.attr["value"].tensor) for x in bounds)
+    if (strides < 0).any():
+        return "use tf.gather where a slice goes backwards"
+    new_axis, shrink, ellipsis = (
+        node.attr[f"{name}_mask"].i for name in ("new_axis", "shrink_axis", "ellipsis")
+    )
+    if ellipsis:  # A new axis before it does harm.
+        is_short = bool(new_axis & (ellipsis - 1))
+    else:  # And so does one beside dimensions that are left out.
+        num_named = len(begin) - new_axis.bit_count()
+        shape = node.attr["_output_shapes"].list.shape[0]
+        rank = len(shape.dim) - new_axis.bit_count() + shrink.bit_count()
+        is_short = bool(new_axis) and num_named < rank
+    return "use tf.expand_dims in place of tf.newaxis" if is_short else None
 
 
 def _move_captures(function: tf.types.experimental.ConcreteFunction, mesh: dtensor.Mesh) -> None:

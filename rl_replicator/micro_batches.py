@@ -103,7 +103,8 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
 
 
 def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
-    part = x[i * size : (i + 1) * size]
+    rest = x.shape.rank - 1  # Not x[a:b], which a mesh cannot split where a and b are tensors.
+    part = tf.slice(x, [i * size] + [0] * rest, [size] + [-1] * rest)
     part.set_shape([size if isinstance(size, int) else None, *x.shape[1:]])
     return part
 

@@ -287,10 +287,33 @@ def test_operations_that_a_mesh_cannot_run(replicator):
         "PyFunc",
         lambda x: tf.numpy_function(lambda y: y, [tf.shape(x)[0]], tf.int32, stateful=False),
     )
+    # With these DTensor crashes, or computes something else.
     for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
         refuses(replicator, "use tf.expand_dims in place of tf.newaxis", slices)
+    refuses(replicator, "use tf.gather where a slice goes backwards", lambda x: x[::-1])
+    refuses(replicator, "use tf.slice", lambda x: x[: tf.cast(tf.reduce_sum(x) * 0, tf.int32)])
+    refuses(replicator, "found Where", lambda x: tf.boolean_mask(x, x > 0))
+    index = tf.constant(0)
+    refuses(replicator, "use tf.cond", lambda x: tf.switch_case(index, [lambda: x, lambda: -x]))
     # Found only by DTensor itself.
     refuses(replicator, "got LRN", tf.nn.local_response_normalization)
+
+
+def test_slices_with_new_axes(replicator):
+    def step_fn(x):
+        return x[..., tf.newaxis], x[:, 1:2, :, :, tf.newaxis], x[:, -1], x[1:3, ..., 0]
+
+    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
+    for one, want in zip(got, step_fn(IMAGES[:BATCH]), strict=True):
+        np.testing.assert_array_equal(one, want)
+
+
+def test_micro_batches(replicator):
+    def step_fn(x):
+        return rr.micro_batches.accumulate(lambda part: tf.reduce_mean(tf.square(part)), x, 4)
+
+    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
+    np.testing.assert_allclose(got, np.square(IMAGES[:BATCH]).mean(), rtol=1e-5)
 
 
 def test_filters_cannot_be_split():
