@@ -10,7 +10,7 @@ from agents.d4pg.pixel_config import PixelD4PGConfig
 from agents.evaluation import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
-from rl_replicator.run_directory import from_plain
+from rl_replicator.runs.run_directory import from_plain
 
 if TYPE_CHECKING:
     from acme import specs

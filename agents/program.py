@@ -18,7 +18,7 @@ from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
 from agents.task import Task
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 @dataclasses.dataclass(frozen=True)

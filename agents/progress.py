@@ -5,7 +5,7 @@ import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
-from rl_replicator.live_line import LiveLine, clock
+from rl_replicator.runs.live_line import LiveLine, clock
 
 # Rates are taken over the last seconds, not since the start.
 _RATE_WINDOW_SECONDS = 15.0

@@ -13,7 +13,7 @@ from agents.task import Task
 from agents.variables import WeightsPart
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from agents.command import AgentCommand

@@ -22,7 +22,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import read_metrics
 from rl_replicator.parts import JsonPart
-from rl_replicator.run_directory import RunDirectory, runs
+from rl_replicator.runs.run_directory import RunDirectory, runs
 
 if TYPE_CHECKING:
     from agents.command import AgentCommand, D4PGOptions

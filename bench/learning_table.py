@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_replicator.metrics import read_metrics
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 def rows(run_dir: Path, marks: list[int]) -> list[str]:

@@ -46,13 +46,13 @@ from rl_replicator.errors import (
 
 _LAZY = {
     "CrossReplicaBatchNorm": "normalization",
-    "Cluster": "cluster",
+    "Cluster": "jobs.cluster",
     "InputContext": "inputs",
     "Inputs": "inputs",
-    "MeshReplicator": "mesh",
+    "MeshReplicator": "mesh.replicator",
     "MultiDeviceReplicator": "multi_device",
-    "MultiWorkerAsyncReplicator": "asynchronous",
-    "MultiWorkerReplicator": "multi_worker",
+    "MultiWorkerAsyncReplicator": "asynchronous.replicator",
+    "MultiWorkerReplicator": "multi_worker.replicator",
     "PerReplica": "replicator",
     "Replicator": "replicator",
     "ReplicatedStep": "step",

@@ -8,10 +8,10 @@ from rl_replicator import errors, replicator
 _BACKENDS = {
     "single_device": ("replicator", "SingleDeviceReplicator"),
     "multi_device": ("multi_device", "MultiDeviceReplicator"),
-    "mesh": ("mesh", "MeshReplicator"),
+    "mesh": ("mesh.replicator", "MeshReplicator"),
     "tpu": ("tpu", "TpuReplicator"),
-    "multi_worker": ("multi_worker", "MultiWorkerReplicator"),
-    "multi_worker_async": ("asynchronous", "MultiWorkerAsyncReplicator"),
+    "multi_worker": ("multi_worker.replicator", "MultiWorkerReplicator"),
+    "multi_worker_async": ("asynchronous.replicator", "MultiWorkerAsyncReplicator"),
 }
 
 

@@ -14,7 +14,7 @@ class DoctorOptions:
 def run(args: Sequence[str]) -> int:
     """Prints one line a finding, with what to do where something is wrong."""
     options.parse(DoctorOptions, "rl-replicator doctor", args)
-    from rl_replicator import diagnosis
+    from rl_replicator.cli import diagnosis
 
     wrong = 0
     for finding in diagnosis.examine():

@@ -37,8 +37,8 @@ def run(args: Sequence[str]) -> int:
     """Draws the figure and prints its path."""
     chosen = options.parse(PlotOptions, "rl-replicator plot", args)
     # Matplotlib is loaded after the options have been read, so that a mistake is told at once.
-    from rl_replicator import plots
-    from rl_replicator.run_directory import RunDirectory
+    from rl_replicator.runs import plots
+    from rl_replicator.runs.run_directory import RunDirectory
 
     output = chosen.output
     if output is None:

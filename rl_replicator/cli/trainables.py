@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_replicator.errors import UsageError
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 GROUP = "rl_replicator.trainables"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_replicator.errors import ConfigError, UsageError, check_option
-from rl_replicator.run_directory import RunDirectory, choose, from_plain
+from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain
 
 if TYPE_CHECKING:
     from rl_replicator.learners.learner import Learner
@@ -240,7 +240,7 @@ def _last_figures(run: RunDirectory) -> dict[str, float]:
 
 
 def _print(training: "Training", figures: dict[str, float]) -> None:
-    from rl_replicator.live_line import clock
+    from rl_replicator.runs.live_line import clock
 
     words = [f"{name} {value:.4f}" for name, value in figures.items()]
     words.append(f"after {training.step:,} steps, {clock(training.seconds)}")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rl_replicator.live_line import LiveLine, clock
 from rl_replicator.metrics import MetricWriter
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.live_line import LiveLine, clock
+from rl_replicator.runs.run_directory import RunDirectory
 
 # Rates are taken over the last seconds, not since the start.
 _RATE_WINDOW_SECONDS = 15.0

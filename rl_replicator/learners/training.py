@@ -17,7 +17,7 @@ from rl_replicator.learners.learner import Evaluation, Learner
 from rl_replicator.learners.progress import NoReports, Reports
 from rl_replicator.parts import JsonPart, TrackablePart
 from rl_replicator.replicator import Replicator
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from rl_replicator import diagnosis
+from rl_replicator.cli import diagnosis
 
 PINS = [
     "mujoco==3.17.0",

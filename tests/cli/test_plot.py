@@ -7,8 +7,8 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from rl_replicator import plots
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import plots
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts, staleness
+from rl_replicator import checkpoints, parts
+from rl_replicator.asynchronous import staleness
 
 WORKER_TIMEOUT = 4.0
 FEATURES = 5

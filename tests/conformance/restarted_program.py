@@ -1,6 +1,6 @@
 """A training that one of its workers is killed out of, once. For test_multi_worker.py.
 
-    python -m rl_replicator.supervisor --workers 2 -- python -m ...restarted_program DIR
+    python -m rl_replicator.jobs --workers 2 -- python -m ...restarted_program DIR
 
 Writes DIR/killed and DIR/resumed, each with the time of the event, and the final weights.
 """

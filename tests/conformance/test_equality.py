@@ -54,7 +54,14 @@ def run(name, out, restore=()):
     if name in GROUPS:
         replicas, *supervisor = GROUPS[name]
         program = [sys.executable, "-m", "tests.conformance.training_program"]
-        command = [sys.executable, "-m", "rl_replicator.supervisor", *supervisor, "--", *program]
+        command = [
+            sys.executable,
+            "-m",
+            "rl_replicator.jobs",
+            *supervisor,
+            "--",
+            *program,
+        ]
         done = subprocess.run(
             [*command, "--replicas", replicas, "--out", str(out)]
             + (["--restore", *map(str, restore)] if restore else []),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rl_replicator as rr
-from rl_replicator import local_job
+from rl_replicator.jobs import local_job
 from tests.conformance import multi_worker_program, restarted_program
 
 # A group takes 10 to 30 seconds, most of them to import TensorFlow; many times that if others use
@@ -243,7 +243,7 @@ for cluster in (None, rr.Cluster.of_workers(ports.addresses, 0)):
 
 
 def test_after_a_kill_the_whole_group_trains_on(tmp_path):
-    command = [sys.executable, "-m", "rl_replicator.supervisor", "--workers", "2", "--"]
+    command = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
     program = [sys.executable, "-m", restarted_program.__name__, str(tmp_path)]
     done = subprocess.run(
         [*command, *program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-SUPERVISOR = ("-m", "rl_replicator.supervisor", "--workers", "2", "--", sys.executable)
+SUPERVISOR = ("-m", "rl_replicator.jobs", "--workers", "2", "--", sys.executable)
 
 
 def printed(*command):

@@ -12,7 +12,7 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners.training import Diverged, Training
 from rl_replicator.metrics import read_metrics
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
     Alternating,
     Config,

@@ -1,7 +1,7 @@
 """Runs a job of several processes, and starts it again when one of them dies.
 
-    python -m rl_replicator.supervisor --workers 2 -- python train.py --resume
-    python -m rl_replicator.supervisor --workers 2 --parameter-servers 1 -- python train.py --resume
+    python -m rl_replicator.jobs --workers 2 -- python train.py --resume
+    python -m rl_replicator.jobs --workers 2 --parameter-servers 1 -- python train.py --resume
 
 starts the processes on this machine, each with its TF_CONFIG, and prefixes their lines with their
 names. With TF_CONFIG in the environment and no `--workers` it runs the one process that TF_CONFIG
@@ -19,8 +19,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from rl_replicator import cluster, errors, local_job
-from rl_replicator.restarts import Restarts, Supervisor
+from rl_replicator import errors
+from rl_replicator.jobs import cluster, local_job
+from rl_replicator.jobs.restarts import Restarts, Supervisor
 
 # Ctrl-C ends everything within ten seconds.
 _GRACE_SECONDS = 5.0
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m rl_replicator.supervisor", description=(__doc__ or "").partition("\n")[0]
+        "python -m rl_replicator.jobs", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--workers", type=_positive, help="processes on this machine")
     parser.add_argument(
@@ -101,7 +102,3 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from rl_replicator import cluster, errors
-from rl_replicator.restarts import Outcome, Restarts
+from rl_replicator import errors
+from rl_replicator.jobs import cluster
+from rl_replicator.jobs.restarts import Outcome, Restarts
 
 # After a first failure: others may fail too, and tell more about the cause.
 _SETTLE_SECONDS = 0.3

@@ -132,6 +132,6 @@ def _lost(reasons: Mapping[int, tuple[str, str]]) -> errors.WorkerLost:
     each = "; ".join(f"worker {i} ({address}) {why}" for i, (address, why) in reasons.items())
     return errors.WorkerLost(
         f"{each}; end the others and start the whole group again from its last checkpoint, as "
-        "`python -m rl_replicator.supervisor` does",
+        "`python -m rl_replicator.jobs` does",
         tuple(reasons),
     )

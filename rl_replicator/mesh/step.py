@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from rl_replicator import errors, layouts, variables
+from rl_replicator import errors, variables
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
+from rl_replicator.mesh import layouts
 
 if TYPE_CHECKING:
-    from rl_replicator.mesh import MeshReplicator
+    from rl_replicator.mesh.replicator import MeshReplicator
 
 # DTensor refuses some of these, but only when the step runs, and not in a line; with others it
 # crashes or computes nonsense. Found by comparing its results with those of one device.

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from rl_replicator import asynchronous_inputs, scheduler, staleness
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
+from rl_replicator.asynchronous import inputs as asynchronous_inputs
+from rl_replicator.asynchronous import scheduler, staleness
 
 if TYPE_CHECKING:
-    from rl_replicator.asynchronous import MultiWorkerAsyncReplicator
+    from rl_replicator.asynchronous.replicator import MultiWorkerAsyncReplicator
 
 _MOST_UPDATES = 2**62
 

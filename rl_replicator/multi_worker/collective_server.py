@@ -9,8 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy, cross_device_utils
 from tensorflow.python.eager import context as eager_context
 
-from rl_replicator import cluster as cluster_lib
-from rl_replicator import errors, health
+from rl_replicator import errors
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.multi_worker import health
 
 # The probe holds Python's lock while it waits, so it may not wait long.
 _PROBE_MILLISECONDS = 250

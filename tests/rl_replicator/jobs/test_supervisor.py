@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_replicator import local_job, restarts
+from rl_replicator.jobs import local_job, restarts
 
-ROOT = Path(__file__).parents[2]
-SUPERVISOR = (sys.executable, "-m", "rl_replicator.supervisor")
+ROOT = Path(__file__).parents[3]
+SUPERVISOR = (sys.executable, "-m", "rl_replicator.jobs")
 # Counts its own starts in a file per task; `when` says what a task does in which start.
 PROGRAM = """
 import json, os, pathlib, signal, socket, subprocess, sys, time

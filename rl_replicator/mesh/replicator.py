@@ -12,8 +12,10 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from rl_replicator import devices as devices_lib
-from rl_replicator import errors, layouts, mesh_step, replicator
+from rl_replicator import errors, replicator
 from rl_replicator import inputs as inputs_lib
+from rl_replicator.mesh import layouts
+from rl_replicator.mesh import step as mesh_step
 
 
 class MeshReplicator(replicator.Replicator):

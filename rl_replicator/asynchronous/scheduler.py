@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator import staleness, watch
+from rl_replicator.asynchronous import staleness, watch
 
 _PATIENCE = 0.2
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from rl_replicator import errors, health
+from rl_replicator import errors
+from rl_replicator.multi_worker import health
 
 ALIVE, UNREACHABLE = health.Answer.ALIVE, health.Answer.UNREACHABLE
 SILENT, RESTARTED = health.Answer.SILENT, health.Answer.RESTARTED

@@ -37,7 +37,7 @@ def test_writes_what_it_reads():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"expected TF_CONFIG in the environment, found none; start .*supervisor"),
+        ("", r"expected TF_CONFIG in the environment, found none; start .*rl_replicator.jobs"),
         ("{", r"expected TF_CONFIG such as .* got '\{' \(JSONDecodeError"),
         ("[]", r"expected TF_CONFIG such as .*; correct it"),
         ('{"cluster": {"worker": ["a:1"]}}', "KeyError: 'task'"),

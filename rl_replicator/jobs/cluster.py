@@ -63,7 +63,7 @@ class Cluster:
         if not text:
             raise errors.ConfigError(
                 "expected TF_CONFIG in the environment, found none; start the program with "
-                "`python -m rl_replicator.supervisor --workers 2 -- COMMAND`, or set it on every "
+                "`python -m rl_replicator.jobs --workers 2 -- COMMAND`, or set it on every "
                 f"machine, such as {_EXAMPLE}"
             )
         try:

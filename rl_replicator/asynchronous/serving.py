@@ -1,48 +1,22 @@
 """The processes that a coordinator gives work to: they serve until it is gone."""
 
-import contextlib
 import importlib
 import importlib.util
-import socket
 import sys
 import time
 from typing import NoReturn
 
 import tensorflow as tf
 
-from rl_replicator import cluster as cluster_lib
 from rl_replicator import errors
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.jobs import ports
 
 _INTERVAL = 0.5
 # A coordinator that refuses so many connections in a row has ended; one whose machine does not
 # answer at all may come back for so many seconds.
 _REFUSALS = 3
 _UNREACHABLE_SECONDS = 30.0
-
-
-def check_is_free(address: str) -> None:
-    """Refuses an own address on which somebody else listens.
-
-    TensorFlow's server would share the port with them without a word.
-
-    Raises:
-      ConfigError: names the address.
-    """
-    with contextlib.closing(socket.socket()) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # After an own crash.
-        try:
-            trial.bind(("", int(address.rpartition(":")[2])))
-        except OSError as error:
-            raise errors.ConfigError(
-                f"expected the port of {address} to be free for this process, got "
-                f"{error.strerror}; end the process that listens there, or choose another port"
-            ) from None
-
-
-def check_reachable(address: str, timeout: float = 1.0) -> None:
-    """Raises `OSError` unless somebody listens at `address`: a process, or its kernel."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout).close()
 
 
 def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
@@ -60,7 +34,7 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
       WorkerLost: the coordinator did not come.
       SystemExit: it came and went.
     """
-    check_is_free(cluster.own_address)
+    ports.check_is_free(cluster.own_address)
     if importlib.util.find_spec("reverb") is not None:
         importlib.import_module("reverb")  # For the operations of datasets that read from a table.
     server = tf.distribute.Server(
@@ -80,7 +54,7 @@ def _wait_for(coordinator: str, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return check_reachable(coordinator)
+            return ports.check_reachable(coordinator)
         except OSError:
             if time.monotonic() > deadline:
                 raise errors.WorkerLost(
@@ -97,7 +71,7 @@ def _wait_for_end_of(coordinator: str) -> None:
     while refusals < _REFUSALS and time.monotonic() - answered < _UNREACHABLE_SECONDS:
         time.sleep(_INTERVAL)
         try:
-            check_reachable(coordinator)
+            ports.check_reachable(coordinator)
             refusals, answered = 0, time.monotonic()
         except ConnectionRefusedError:
             refusals += 1

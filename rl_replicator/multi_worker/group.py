@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import cluster as cluster_lib
-from rl_replicator import collective_server, errors, health, serving
+from rl_replicator import errors
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.jobs import ports
+from rl_replicator.multi_worker import collective_server, health
 
 # The strategy numbers its groups of collectives from 1.
 _CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
@@ -278,4 +280,4 @@ def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
             f"expected the task of a worker, got {cluster.task_type} {cluster.task_index}, which "
             "takes no part in the steps; use single_device there"
         )
-    serving.check_is_free(cluster.own_address)
+    ports.check_is_free(cluster.own_address)

@@ -6,19 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator import (
-    asynchronous_inputs,
-    asynchronous_step,
-    errors,
-    replicator,
-    scheduler,
-    serving,
-    settling,
-    staleness,
-    watch,
-)
-from rl_replicator import cluster as cluster_lib
+from rl_replicator import errors, replicator, settling
 from rl_replicator import inputs as inputs_lib
+from rl_replicator.asynchronous import inputs as asynchronous_inputs
+from rl_replicator.asynchronous import scheduler, serving, staleness, watch
+from rl_replicator.asynchronous import step as asynchronous_step
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.jobs import ports
 
 
 class MultiWorkerAsyncReplicator(replicator.Replicator):
@@ -71,7 +65,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         _check_cluster(cluster)
         if cluster.task_type != "chief":
             serving.serve(cluster, start_timeout)
-        serving.check_is_free(cluster.own_address)
+        ports.check_is_free(cluster.own_address)
         tasks = watch.Watch(cluster, worker_timeout)
         tasks.wait_for_all(start_timeout)
         super().__init__(_connect(cluster))

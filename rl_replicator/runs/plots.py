@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import read_metrics
-from rl_replicator.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory
 
 _GROUP, _STEPS, _RETURN = "evaluator", "environment_steps", "episode_return"
 _BAND = "line: mean over seeds, band: lowest to highest seed"

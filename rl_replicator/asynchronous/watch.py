@@ -7,8 +7,9 @@ import time
 
 import tensorflow as tf
 
-from rl_replicator import cluster as cluster_lib
-from rl_replicator import errors, serving
+from rl_replicator import errors
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.jobs import ports
 
 Task = tuple[str, int]
 
@@ -113,7 +114,7 @@ class Watch:
 
     def _is_reachable(self, task: Task) -> bool:
         try:
-            serving.check_reachable(self._cluster.address(*task))
+            ports.check_reachable(self._cluster.address(*task))
         except OSError:
             return False
         return True
@@ -126,7 +127,7 @@ class Watch:
         return errors.WorkerLost(
             f"{self._names(tasks)} is {what}, and the variables there are lost; end this process "
             "and start the whole group again from its last checkpoint, as "
-            "`python -m rl_replicator.supervisor` does",
+            "`python -m rl_replicator.jobs` does",
             _indices(tasks),
         )
 

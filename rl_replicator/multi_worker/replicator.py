@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 from sonnet.src.optimizers import optimizer_utils as snt_utils
 
-from rl_replicator import cluster as cluster_lib
-from rl_replicator import errors, group, replicator, trace
+from rl_replicator import errors, replicator, trace
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.multi_worker import group
 
 _NUM_STATUSES = 4
 
@@ -27,7 +28,7 @@ class MultiWorkerReplicator(replicator.Replicator):
     none call `gather` and `reduce`. A process has one replica on its CPU, or one on each GPU.
 
     A process that dies or freezes raises `WorkerLost` in all the others, wherever they wait; they
-    must end then, and the group be started again (rl_replicator.supervisor does this).
+    must end then, and the group be started again (rl_replicator.jobs does this).
     """
 
     def __init__(

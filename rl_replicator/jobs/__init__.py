@@ -1,0 +1,1 @@
+"""Programs of several processes: who they are, how they start, how they start again."""

@@ -1,0 +1,1 @@
+"""One program on a mesh of devices, each variable split as its layout says (DTensor)."""

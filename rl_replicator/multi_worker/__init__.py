@@ -1,0 +1,1 @@
+"""One process per worker, in step with each other (collectives between processes)."""
