@@ -65,7 +65,9 @@ class Training:
         self._calls = Calls(replicator, learner, self._batches, steps_per_call)
         self._evaluation = learner.evaluation()
         self._sum_up = _compile(replicator, self._evaluation)
-        self._variables = TrackablePart(**learner.trackables())
+        trackables = learner.trackables()
+        self._variables = TrackablePart(**trackables)
+        self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
         self._parts: dict[str, Part] = {
             "learner": self._variables,
             "progress": JsonPart(lambda: self._progress, self._progress.update),
@@ -239,6 +241,8 @@ class Training:
         return bool(self._replicator.reduce("max", np.int32(due)))
 
     def _save(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.report_skipped()
         bad = self._variables.first_not_finite()
         if bad is not None:
             raise self._diverged(f"numbers that are not in variable {bad!r} after step {self.step}")

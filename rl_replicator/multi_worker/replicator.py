@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils as snt_utils
 
-from rl_replicator import errors, replicator, trace
+from rl_replicator import errors, gradients, replicator, trace
 from rl_replicator import inputs as inputs_lib
 from rl_replicator import step as step_lib
 from rl_replicator.jobs import cluster as cluster_lib
@@ -66,8 +65,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         if cluster is None:
             cluster = cluster_lib.Cluster.from_environment()
         # Sonnet knows its own strategies only. `wrap_optimizer` and `scope` do what it asks for.
-        allowed = snt_utils._SUPPORTED_STRATEGIES
-        snt_utils._SUPPORTED_STRATEGIES = (*allowed, tf.distribute.MultiWorkerMirroredStrategy)
+        gradients.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
         self._num_steps = 0
         self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()

@@ -18,6 +18,7 @@ from tests.rl_replicator.learners.tiny_learners import (
     Config,
     Exploding,
     Finite,
+    Overflowing,
     Regression,
     Wrong,
 )
@@ -159,6 +160,13 @@ def test_a_variable_that_is_not_finite(tmp_path):
     learner.w.assign([0.0, np.inf, 0.0])
     with pytest.raises(Diverged, match=r"variable 'w' after step 10; .*none is saved"):
         training._save()
+
+
+def test_skipped_steps_are_reported(tmp_path, caplog):
+    learner, training = make(Overflowing, tmp_path)
+    training.run()
+    assert (int(learner.optimizer.num_skipped), int(learner.optimizer.step)) == (2, 38)
+    assert "skipped 1 steps whose gradients were not finite (2 in all)" in caplog.text
 
 
 def test_data_that_ends(tmp_path):

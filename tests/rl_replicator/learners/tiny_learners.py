@@ -115,3 +115,26 @@ class Wrong(Regression):
 
     def step_fn(self, batch):
         return {"errors": tf.linalg.matvec(batch[0], self.w) - batch[1]}
+
+
+class Overflowing(Regression):
+    """Its gradient is infinite in two steps, which the optimizer skips."""
+
+    def __init__(self, replicator, config):
+        super().__init__(replicator, config)
+        with replicator.scope():
+            adam = rr.optimizers.Adam(config.learning_rate)
+            self.optimizer = replicator.wrap_optimizer(adam, skip_nonfinite=True)
+            self.calls = tf.Variable(0, trainable=False, name="calls")
+
+    def step_fn(self, batch):
+        x, y = batch
+        overflows = tf.equal(self.calls.assign_add(1) % 20, 7)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, self.w) - y) ** 2)
+        gradient = tf.where(overflows, np.inf, tape.gradient(loss, self.w))
+        self.optimizer.apply([gradient], [self.w])
+        return {"loss": loss}
+
+    def trackables(self):
+        return super().trackables() | {"calls": self.calls}
