@@ -18,6 +18,10 @@ class AddressBook:
             self._entries[key] = address
             self._changed.notify_all()
 
+    def forget(self, key: str) -> None:
+        with self._changed:
+            self._entries.pop(key, None)
+
     def get(self, key: str) -> str | None:
         with self._changed:
             return self._entries.get(key)

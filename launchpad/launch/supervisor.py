@@ -242,7 +242,39 @@ class Supervisor:
         member.worker = None
         member.state = lp_runtime.STARTING
         member.restart_at = now + pause
+        if not member.is_replaced:
+            self._restart_team(member)
         return True
+
+    def _team(self, member: lp_member.Member) -> list[lp_member.Member]:
+        """Returns those that start again with `member`, itself included."""
+        if member.restart_policy is None or not member.restart_policy.together:
+            return [member]
+        return [m for m in self._members if m.label == member.label]
+
+    def _restart_team(self, member: lp_member.Member) -> None:
+        for partner in self._team(member):
+            if partner is member or partner.restart_at is not None:
+                continue
+            partner.is_replaced = True
+            if partner.is_gone:
+                partner.state = lp_runtime.STARTING
+                partner.restart_at = member.restart_at
+            elif partner.worker is not None:
+                logger.warning("%s: started again together with %s", partner.name, member.name)
+                partner.worker.kill()
+
+    def _start_again(self, now: float) -> None:
+        for member in self._members:
+            team = self._team(member)
+            if any(m.restart_at is None or now < m.restart_at for m in team):
+                continue
+            for partner in team if len(team) > 1 else ():
+                # They find each other by addresses: none may read one of those who are gone.
+                for address in partner.node.addresses:
+                    self._book.forget(address.key)
+            for partner in team:
+                self._start(partner)
 
     def _restart_clients(self, key: str) -> None:
         """Restarts the processes that use a store which moved: its clients can't follow it."""
@@ -299,9 +331,7 @@ class Supervisor:
         if self._stop_at is None:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
             # A program of servers alone waits for lp.stop().
-            for member in self._members:
-                if member.restart_at is not None and now >= member.restart_at:
-                    self._start(member)
+            self._start_again(now)
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return

@@ -27,6 +27,8 @@ class RestartPolicy:
     Attributes:
       max_restarts: Restarts in a row; the failure after that ends the program.
       on_exception: False to restart only nodes whose process died.
+      together: True for nodes that can't go on without each other: when one is started again, all
+        of its group are, at new addresses, once every one of them has ended. For processes.
       initial_backoff_secs: Pause before the first restart.
       max_backoff_secs: Longest pause.
       reset_after_secs: A node that lived this long starts counting anew.
@@ -34,6 +36,7 @@ class RestartPolicy:
 
     max_restarts: int = 10
     on_exception: bool = True
+    together: bool = False
     initial_backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     reset_after_secs: float = 300.0

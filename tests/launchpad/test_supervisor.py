@@ -74,10 +74,14 @@ class _Program:
         self.supervisor.post_ended(self.worker(name), record)
 
     def wait_for(self, entry: str, count: int = 1) -> None:
-        deadline = time.monotonic() + 10
-        while self.log.count(entry) < count:
-            assert time.monotonic() < deadline, f"no {entry!r} in {self.log}"
-            time.sleep(0.01)
+        _wait_for(self.log, entry, count)
+
+
+def _wait_for(log: list[str], entry: str, count: int = 1) -> None:
+    deadline = time.monotonic() + 10
+    while log.count(entry) < count:
+        assert time.monotonic() < deadline, f"no {entry!r} in {log}"
+        time.sleep(0.01)
 
 
 def _died() -> errors.ExceptionRecord:
@@ -177,3 +181,36 @@ def test_a_planned_restart_is_dropped_at_the_stop():
     assert program.supervisor.done.wait(5)
     assert program.supervisor.failure is None
     assert program.log.count("start other") == 1
+
+
+def test_a_team_starts_again_as_one_and_at_new_addresses():
+    log: list[str] = []
+    address = lp.Address("worker")
+    members = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(3)]
+    members[0].node.allocate_address(address)
+    for member in members:
+        member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.1, together=True)
+    book = lp_address_book.AddressBook()
+    supervisor = lp_supervisor.Supervisor(
+        members, lambda member, _: _Worker(member.name, log), book, termination_notice_secs=5
+    )
+    supervisor.start()
+    _wait_for(log, "start team/2")
+    supervisor.post_publish(address.key, "host:1")
+    _wait_for(log, "address team/2 host:1")
+    supervisor.post_ended(members[2].worker, None)  # It has done its work before.
+    supervisor.post_ended(members[0].worker, _died())
+    _wait_for(log, "kill team/1")
+    time.sleep(0.4)
+    assert log.count("start team/0") == 1, "one of the others has not ended yet"
+    lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
+    supervisor.post_ended(members[1].worker, lost)
+    for name in ("team/0", "team/1", "team/2"):
+        _wait_for(log, f"start {name}", count=2)
+    assert book.get(address.key) is None
+    assert [member.num_restarts for member in members] == [1, 0, 0]
+    supervisor.post_stop()
+    for member in members:
+        supervisor.post_ended(member.worker, None)
+    assert supervisor.done.wait(10)
+    assert supervisor.failure is None
