@@ -33,9 +33,16 @@ class D4PGOptions:
     actors: int = 1
     """Actors, each with an environment of its own."""
     replicas: str = "1"
-    """Learner replicas: a number of devices, or a string of `rl_replicator.make`."""
-    launch: Literal["threads", "processes"] = "threads"
-    """Where the nodes run: threads of one process, or processes of this machine."""
+    """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
+    string of `rl_replicator.make`."""
+    learner_gpus: int | None = None
+    """GPUs of each learner process. Default: those of this machine, shared out."""
+    caches: int = 0
+    """Nodes between learner and actors that hand its weights on: for tens of actors."""
+    launch: Literal["threads", "processes", "ray"] = "threads"
+    """Where the nodes run: threads of one process, processes of this machine, or Ray."""
+    address: str | None = None
+    """Ray cluster to run on, `host:port`. Default: a Ray of the run's own on this machine."""
     run_dir: Path | None = None
     """Directory of the run; one that exists is continued. Default: a new one under `runs/`."""
     resume: bool = False
@@ -60,6 +67,12 @@ class D4PGOptions:
         check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
         seconds = self.checkpoint_seconds
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
+        check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
+        gpus, address = self.learner_gpus, self.address
+        check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
+        check_option(
+            address is None or self.launch == "ray", "address", "--launch ray", self.launch
+        )
         if self.pixels and self.agent != D4PGConfig():
             raise ConfigError(
                 "--pixels: expected settings of the agent from pictures, got --agent.*; "

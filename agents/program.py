@@ -5,20 +5,29 @@ environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> varia
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import launchpad as lp
+import rl_replicator as rr
 from agents.agent import Agent
 from agents.evaluation import EvaluationSchedule
 from agents.nodes.actor import ActorNode
-from agents.nodes.counter import Counter
+from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
+from agents.replicas import Replicas
 from agents.task import Task
-from rl_replicator.runs.run_directory import RunDirectory
+
+# Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask
+# for new ones every 250 steps.
+_CACHE_MS = 200
+
+
+# Calls wait this long for a server that is being started again: on a busy machine a learner takes a
+# minute to import, build and restore what it needs.
+_PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,26 +39,22 @@ class RunPlan:
       seed: of everything random in the run.
       total_steps: environment steps of the run.
       num_actors: actors that share them.
-      replicas: of the learner, see `rl_replicator.make`.
-      num_replicas: how many that is.
+      num_caches: between the learner and the actors, for its weights.
+      replicas: of the learner.
       evaluation: when to evaluate.
       checkpoint_seconds: time between two checkpoints.
-      run_dir: where metrics and checkpoints go.
-      restored_replay: folder of the replay in the checkpoint to go on from, or None.
-      restored_progress: what the counter knew in that checkpoint, or None.
+      run_dir: where metrics and checkpoints go; nodes that start find their state there.
     """
 
     task: Task
     seed: int
     total_steps: int
     num_actors: int
-    replicas: str
-    num_replicas: int
+    num_caches: int
+    replicas: Replicas
     evaluation: EvaluationSchedule
     checkpoint_seconds: float
     run_dir: Path
-    restored_replay: Path | None = None
-    restored_progress: Mapping[str, Any] | None = None
 
 
 def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHandle]:
@@ -66,31 +71,23 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
 
     with program.group("counter"):
         counter = program.add_node(
-            lp.CourierNode(Counter, plan.run_dir, plan.total_steps, plan.restored_progress)
+            lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, **_PATIENT)
         )
     with program.group("replay"):
         replay = program.add_node(
             lp.ReverbNode(
-                functools.partial(agent.make_tables, plan.num_replicas),
-                checkpoint_ctor=make_server_checkpointer(
-                    replay_scratch(plan.run_dir), plan.restored_replay
-                ),
+                functools.partial(agent.make_tables, plan.replicas.num_replicas),
+                checkpoint_ctor=make_server_checkpointer(plan.run_dir),
             )
         )
-    with program.group("learner"):
-        learner = program.add_node(
-            lp.CourierNode(
-                LearnerNode,
-                agent,
-                plan.replicas,
-                plan.seed,
-                plan.task.agent_steps(plan.total_steps),
-                replay,
-                counter,
-                RunDirectory(plan.run_dir).checkpoints,
-                plan.checkpoint_seconds,
-            )
-        )
+    learner = _add_learner(program, agent, plan, replay, counter)
+    sources = [learner]
+    if plan.num_caches:
+        with program.group("cache"):
+            sources = [
+                program.add_node(lp.CacherNode(learner, _CACHE_MS, _CACHE_MS))
+                for _ in range(plan.num_caches)
+            ]
     with program.group("actor"):
         for index in range(plan.num_actors):
             program.add_node(
@@ -101,7 +98,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                     plan.task,
                     plan.seed,
                     replay,
-                    learner,
+                    sources[index % len(sources)],
                     counter,
                 )
             )
@@ -120,6 +117,39 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
     return program, counter
 
 
-def replay_scratch(run_dir: Path) -> Path:
-    """Where the replay server writes before its tables move into a checkpoint."""
-    return RunDirectory(run_dir).checkpoints / ".replay"
+def _add_learner(
+    program: lp.Program,
+    agent: Agent,
+    plan: RunPlan,
+    replay: lp.ReverbHandle,
+    counter: lp.CourierHandle,
+) -> lp.CourierHandle:
+    """Adds the learner, one node or several; returns the handle of the one that has the weights."""
+    addresses = [lp.Address("worker") for _ in range(plan.replicas.num_processes)]
+    handles = []
+    with program.group("learner"):
+        for index, address in enumerate(addresses):
+            node: lp.CourierNode = lp.CourierNode(
+                LearnerNode,
+                agent,
+                functools.partial(_join, addresses, index)
+                if len(addresses) > 1
+                else functools.partial(rr.make, plan.replicas.name),
+                plan.seed,
+                plan.task.agent_steps(plan.total_steps),
+                replay,
+                counter,
+                plan.run_dir,
+                plan.checkpoint_seconds,
+                **_PATIENT,
+            )
+            node.allocate_address(address)
+            handles.append(program.add_node(node))
+    return handles[0]
+
+
+def _join(addresses: Sequence[lp.Address], index: int) -> rr.Replicator:
+    """Makes this node's part of a replicator over several nodes; in the node."""
+    addresses[index].resolve()  # Its own first: this is what tells it to the others.
+    cluster = rr.Cluster.of_workers([address.resolve() for address in addresses], index)
+    return rr.MultiWorkerReplicator(cluster)

@@ -96,13 +96,16 @@ class ReplayLearner:
         return self._inputs.num_ready() == 0
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last call, averaged over its steps and over replicas."""
+        """Figures of the last call, averaged over its steps and over this process's replicas."""
         with self._lock:
             metrics = self._metrics
         if not metrics:
             return {}
-        means = self._replicator.reduce("mean", metrics)
-        figures = {name: float(np.mean(value)) for name, value in means.items()}
+        replicas = self._replicator.local_results(metrics)
+        figures = {
+            name: float(np.mean([np.mean(replica[name]) for replica in replicas]))
+            for name in replicas[0]
+        }
         figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
         return figures
 

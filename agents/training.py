@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,43 +9,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import launchpad as lp
-import rl_replicator as rr
 from agents.agent import Agent
+from agents.launching import launch, share_processors
 from agents.nodes.counter import Counter
-from agents.program import RunPlan, make_program, replay_scratch
+from agents.program import RunPlan, make_program
 from agents.progress import ProgressLine, clock
+from agents.replay.checkpoint import replay_scratch
 from agents.replay.size import available_memory
+from agents.replicas import Replicas
 from agents.task import Task
 from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import read_metrics
-from rl_replicator.parts import JsonPart
 from rl_replicator.runs.run_directory import RunDirectory, runs
 
 if TYPE_CHECKING:
     from agents.command import AgentCommand, D4PGOptions
 
 _RUNS = Path("runs")
-_LAUNCH_TYPES = {
-    "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
-    "processes": lp.LaunchType.LOCAL_MULTI_PROCESSING,
-}
-# Only the learner may see a GPU: TensorFlow takes all of its memory in every process that does.
-_NO_GPU = {
-    label: lp.PythonProcess(env={"CUDA_VISIBLE_DEVICES": ""})
-    for label in ("counter", "replay", "actor", "evaluator")
-}
 
 
 def train(command: "AgentCommand", options: "D4PGOptions") -> int:
     """Trains an agent; returns the exit status. See `agents.command.AgentCommand.train`."""
-    _share_processors()
+    share_processors()
     task = options.task
     agent = command.make_agent(options.config, task.spec())
-    replicas = replicator_name(options.replicas)
-    num_replicas = rr.make(replicas).num_replicas
-    agent.make_tables(num_replicas)  # Batch, replicas and limiter must fit before all else.
+    replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
+    # Batch, replicas and limiter must fit before all else.
+    agent.make_tables(replicas.num_replicas)
     about = _announce(agent, task)
 
     identity = options.identity
@@ -57,18 +48,17 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
             seed=options.seed,
             total_steps=options.steps,
             num_actors=options.actors,
+            num_caches=options.caches,
             replicas=replicas,
-            num_replicas=num_replicas,
             evaluation=options.evaluation,
             checkpoint_seconds=options.checkpoint_seconds,
             run_dir=run.path.resolve(),
         )
-        if there:
-            plan = _with_checkpoint(plan)
+        continues = there and _has_checkpoint(run)
         run.describe(command.name, identity, _plain(options))
-        print(f"{'continuing' if plan.restored_progress else 'training'} in {run.path}", flush=True)
+        print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
-        return _run(agent, plan, options.launch, run)
+        return _run(agent, plan, options, run)
 
 
 def _announce(agent: Agent, task: Task) -> list[str]:
@@ -86,22 +76,6 @@ def _announce(agent: Agent, task: Task) -> list[str]:
         return []
     size.check_fits(available_memory())
     return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
-
-
-def _share_processors() -> None:
-    """Gives one operation of TensorFlow half of the processors, unless the user has said otherwise.
-
-    The networks of control are small: splitting their operations over all processors costs more
-    than it gains, and the actors need some of them too.
-    """
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
-
-
-def replicator_name(replicas: str) -> str:
-    """`--replicas`: a number of devices, or what `rl_replicator.make` takes."""
-    if not replicas.isdigit():
-        return replicas
-    return "single_device" if int(replicas) == 1 else f"multi_device:{int(replicas)}"
 
 
 def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunDirectory:
@@ -127,19 +101,19 @@ def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunD
     return RunDirectory(root / f"{base}-{number}")
 
 
-def _with_checkpoint(plan: RunPlan) -> RunPlan:
-    """Adds what a checkpoint holds for replay and counter, if there is one."""
-    checkpointer = Checkpointer(RunDirectory(plan.run_dir).checkpoints)
+def _has_checkpoint(run: RunDirectory) -> bool:
+    """Whether there is something to go on from.
+
+    Raises:
+      CheckpointError: it is corrupt.
+    """
+    checkpointer = Checkpointer(run.checkpoints)
     latest = checkpointer.latest()
     if latest is None:
-        return plan
-    progress: dict = {}
-    parts = {name: _Unread() for name in latest.parts}
-    # All files are checked here, before anything has started; replay and learner read them later.
-    checkpointer.restore(parts | {"progress": JsonPart(dict, progress.update)})
-    return dataclasses.replace(
-        plan, restored_replay=latest.path / "replay", restored_progress=progress
-    )
+        return False
+    # All files are checked here, before anything has started; the nodes read them later.
+    checkpointer.restore({name: _Unread() for name in latest.parts})
+    return True
 
 
 class _Unread:
@@ -152,14 +126,10 @@ class _Unread:
         pass
 
 
-def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
-    scratch = replay_scratch(plan.run_dir)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+def _run(agent: Agent, plan: RunPlan, options: "D4PGOptions", run: RunDirectory) -> int:
     before = Checkpointer(run.checkpoints).latest()
     program, counter_handle = make_program(agent, plan)
-    resources = _NO_GPU if launch == "processes" else None
-    manager = lp.launch(program, _LAUNCH_TYPES[launch], local_resources=resources)
+    manager = launch(program, options.launch, options.address, plan.replicas.gpus)
     line = ProgressLine()
     try:
         counter: Counter = manager.resolve(counter_handle)
@@ -171,7 +141,7 @@ def _run(agent: Agent, plan: RunPlan, launch: str, run: RunDirectory) -> int:
             line.show(progress)
     finally:
         line.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what came after the last save is lost"

@@ -53,7 +53,13 @@ class ActorNode:
         self._actor = agent.make_actor(source, self._adder, self._noise, lambda: self._run_steps)
 
     def run(self) -> None:
-        """Acts until there are no more steps to take or the program stops."""
+        """Acts until there are no more steps to take or the program stops.
+
+        It begins when all nodes are there: nobody is to find the replay full, and its limiter at
+        work, before it can do its part.
+        """
+        if not lp.wait_until_ready():
+            return
         try:
             self._act()
             self._adder.flush()

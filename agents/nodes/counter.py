@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from agents.pictures import PictureWriter
+from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
 from rl_replicator.metrics import MetricWriter
+from rl_replicator.parts import JsonPart
+from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks again.
 _LEASE = 100
@@ -114,8 +117,9 @@ class Counter:
         """
         with self._lock:
             self._environment_steps += done
-            # What the actor did not use (it may have been restarted) can be granted again.
-            self._granted -= self._leases.pop(actor, done) - done
+            # What the actor did not use (it may have been restarted) can be granted again; and a
+            # counter that was restarted does not know the lease that is reported to it.
+            self._granted += done - self._leases.pop(actor, 0)
             self._waiting["actor"] += 0.1 * (waiting - self._waiting["actor"])
             for episode in episodes:
                 self._episodes += 1
@@ -235,3 +239,18 @@ class Counter:
                 f"cannot write the metrics of the run: {error}; make room, then go on with "
                 "the same --run-dir"
             ) from error
+
+
+def restored_counter(run_dir: Path, total_steps: int) -> Counter:
+    """The counter as the newest checkpoint of the run knows it; a new one where there is none.
+
+    Raises:
+      UsageError: this machine does not see the run's directory.
+    """
+    run = RunDirectory(run_dir)
+    run.check_visible()
+    checkpointer = Checkpointer(run.checkpoints)
+    state: dict[str, Any] = {}
+    if checkpointer.latest() is not None:
+        checkpointer.restore({"progress": JsonPart(dict, state.update)})
+    return Counter(run_dir, total_steps, state or None)

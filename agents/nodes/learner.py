@@ -1,8 +1,14 @@
-"""The learner node: trains while there are rows, serves weights, writes the checkpoints."""
+"""The learner node: trains while there are rows, serves weights, writes the checkpoints.
 
+A learner may be several of these nodes, one replicator together: all train, the first one speaks.
+"""
+
+import logging
+import os
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -14,12 +20,16 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, Learner
 from agents.nodes.counter import Counter
-from agents.replay.checkpoint import ReplayPart, SameReplayPart
+from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
 from agents.variables import WeightsPart
 from agents.waiting import StoppedError, Waiting
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.parts import JsonPart, TrackablePart
+from rl_replicator.runs.run_directory import RunDirectory
+
+_LOG = logging.getLogger("agents")
 
 # The learner is watched ten times a second, and reports once.
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -29,6 +39,10 @@ _SECONDS_TO_STARVE = 1.5
 # Ctrl-C ends a program within ten seconds: a replay that takes longer than this to write is then
 # saved as it was at the checkpoint before.
 _SECONDS_TO_SAVE_IN_HASTE = 3.0
+_SECONDS_FOR_INFO = 2
+# A replay that died is started again; one that saves nothing for this long is broken.
+_SECONDS_WITHOUT_REPLAY = 600.0
+_SECONDS_BETWEEN_TRIES = 2.0
 # A low guess, good enough to tell a table that is saved in a second from one that takes ten.
 _BYTES_PER_SECOND = 1.5e7
 
@@ -39,39 +53,45 @@ class LearnerNode:
     def __init__(
         self,
         agent: Agent,
-        replicas: str,
+        make_replicator: Callable[[], rr.Replicator],
         seed: int,
         total_agent_steps: int,
         replay: reverb.Client,
         counter: Counter,
-        checkpoints: Path,
+        run_dir: Path,
         checkpoint_seconds: float,
     ):
         """Builds the learner, here in the node, and restores it where a checkpoint is there.
 
         Args:
           agent: factories.
-          replicas: of the replicator, see `rl_replicator.make`.
+          make_replicator: called here in the node, before TensorFlow is used.
           seed: of the run.
           total_agent_steps: actions of the run.
           replay: client of the table.
           counter: of the run.
-          checkpoints: folder of the run's checkpoints.
+          run_dir: where the checkpoints are.
           checkpoint_seconds: time between two of them.
         """
+        run = RunDirectory(run_dir)
+        run.check_visible()
+        replicator = make_replicator()
+        self._is_chief = replicator.is_chief
+        self._has_partners = replicator.num_processes > 1
         tf.random.set_seed(seed)
         self._replay = replay
         self._counter = counter
         self._checkpoint_seconds = checkpoint_seconds
         self._learner: Learner = agent.make_learner(
-            rr.make(replicas), replay.server_address, total_agent_steps
+            replicator, replay.server_address, total_agent_steps
         )
-        self._checkpointer = Checkpointer(checkpoints)
+        self._checkpointer = Checkpointer(run.checkpoints)
         if self._checkpointer.latest() is not None:
             self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
             self._learner.refresh()
         self._saved: tuple[int, int] | None = None
         self._save_at = 0.0
+        self._unsaved_since: float | None = None
         # How long the last save took; before the first, what the size of a restored one says.
         latest = self._checkpointer.latest()
         self._save_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
@@ -89,10 +109,17 @@ class LearnerNode:
             report = executor.submit(self._report)
             try:
                 self._train(report)
-                self._save()
-                if not lp.stop_event().is_set():
-                    self._counter.learner_done()
-                    lp.wait_for_stop()
+                if self._is_chief:
+                    while not self._save() and not lp.wait_for_stop(_SECONDS_BETWEEN_TRIES):
+                        pass
+                    if not lp.stop_event().is_set():
+                        self._counter.learner_done()
+                lp.wait_for_stop()
+            except rr.WorkerLost as loss:
+                # TensorFlow can't go on in this process: all of the group start again.
+                _LOG.warning("%s", loss)
+                sys.stdout.flush()
+                os._exit(WORKER_LOST_STATUS)
             finally:
                 self._run_over.set()
                 self._learner.close()
@@ -106,8 +133,11 @@ class LearnerNode:
                 self._learner.step()
                 if report.done():
                     report.result()  # It ends early by an error alone.
-                if time.monotonic() >= self._save_at:
+                if self._is_chief and time.monotonic() >= self._save_at:
                     self._save()
+            while self._has_partners:
+                self._learner.cancel()  # So that all end at the same step, which ends this loop.
+                self._learner.step()
         except (StoppedError, rr.StepCancelled):
             # Nobody feeds the table any more. Some steps of the last call may have been done.
             self._learner.refresh()
@@ -122,16 +152,21 @@ class LearnerNode:
         waiting = Waiting("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
             info = self._table_info()
-            if info.current_size >= info.rate_limiter_info.min_size_to_sample:
+            if info and info.current_size >= info.rate_limiter_info.min_size_to_sample:
                 return
             waiting.tick(time.monotonic() - started)
             time.sleep(0.05)
 
     def _table_info(self):
-        return self._replay.server_info()[TABLE]
+        try:
+            return self._replay.server_info(timeout=_SECONDS_FOR_INFO)[TABLE]
+        except reverb.errors.ReverbError:
+            return None
 
     def _missing_rows(self) -> str:
         info = self._table_info()
+        if info is None:
+            return "a replay that answers; it is starting"
         limiter = info.rate_limiter_info
         return (
             f"rows: the table holds {info.current_size}, sampling starts at "
@@ -161,20 +196,43 @@ class LearnerNode:
             moved = steps != last_steps
             if moved:
                 last_steps, last_change = steps, now
-            metrics = self._learner.metrics() if moved else {}
-            progress = self._counter.report_learner(steps, starved / _LOOKS_PER_REPORT, metrics)
+            if self._is_chief:
+                metrics = self._learner.metrics() if moved else {}
+                progress = self._counter.report_learner(steps, starved / _LOOKS_PER_REPORT, metrics)
+            else:
+                progress = self._counter.progress()
             if progress.steps_done:
                 self._no_more_rows.set()
             # A learner that saves, or whose steps are long, does not move either.
             is_waiting = starved == _LOOKS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or lp.stop_event().is_set():
-                if is_waiting and now - last_change > _SECONDS_TO_STARVE:
+                # A partner may be the one that gets no rows.
+                may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
+                if may_starve and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
             elif is_waiting and steps > 0:
                 waiting.tick(now - last_change)
 
-    def _save(self) -> None:
-        """One checkpoint of everything: replay, learner, counters, random streams."""
+    def _save(self) -> bool:
+        """One checkpoint of everything: replay, learner, counters, random streams.
+
+        Returns:
+          False if there is no replay at the moment.
+        """
+        try:
+            self._save_all()
+            self._unsaved_since = None
+            return True
+        except ReplayError as error:
+            now = time.monotonic()
+            self._unsaved_since = self._unsaved_since or now
+            if now - self._unsaved_since > _SECONDS_WITHOUT_REPLAY:
+                raise
+            _LOG.warning("not saved: %s", error)
+            self._save_at = now + _SECONDS_BETWEEN_TRIES
+            return False
+
+    def _save_all(self) -> None:
         steps = self._learner.num_steps
         started = time.monotonic()
         # What the counter was told of the learner may be a second old.

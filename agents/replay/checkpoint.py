@@ -9,7 +9,14 @@ from pathlib import Path
 import reverb
 from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
 
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.runs.run_directory import RunDirectory
+
 _FULL_DISK_BYTES = 1 << 20
+
+
+class ReplayError(Exception):
+    """The replay server did not write its tables: it has died, and may be starting again."""
 
 
 class ReplayPart:
@@ -25,14 +32,19 @@ class ReplayPart:
         self._client = client
 
     def save(self, folder: Path) -> None:
-        """Writes the tables; inserting and sampling wait meanwhile."""
+        """Writes the tables; inserting and sampling wait meanwhile.
+
+        Raises:
+          OSError: the disk is full.
+          ReplayError: the server does not do it.
+        """
         try:
             written = Path(self._client.checkpoint())
         except (IndexError, RuntimeError) as error:
             # Reverb's errors are of no class of their own; the disk's state tells what it was.
             if "No space left" in str(error) or shutil.disk_usage(folder).free < _FULL_DISK_BYTES:
                 raise OSError(errno.ENOSPC, "No space left on device for the replay") from error
-            raise
+            raise ReplayError(f"the replay was not written: {error}") from error
         for path in written.iterdir():
             shutil.move(str(path), folder / path.name)
         written.rmdir()
@@ -63,20 +75,32 @@ class SameReplayPart:
         """Nothing, as for `ReplayPart`."""
 
 
-def make_server_checkpointer(scratch: Path, restore: Path | None) -> Callable[[], CheckpointerBase]:
-    """How the replay server saves and, as it starts, loads its tables.
+def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
+    """How the replay server saves and, as it starts, loads its tables: those of the newest
+    checkpoint, or empty ones.
 
     Args:
-      scratch: folder where the server writes; must be empty.
-      restore: the "replay" folder of a checkpoint, or None for empty tables.
+      run_dir: of the run.
 
     Returns:
       What `launchpad.ReverbNode` takes as `checkpoint_ctor`.
     """
 
     def make() -> CheckpointerBase:
+        run = RunDirectory(run_dir)
+        run.check_visible()
+        scratch = replay_scratch(run_dir)
+        shutil.rmtree(scratch, ignore_errors=True)  # What a server wrote that was killed then.
+        scratch.mkdir(parents=True)
+        latest = Checkpointer(run.checkpoints).latest()
         return DefaultCheckpointer(
-            path=str(scratch), fallback_checkpoint_path=str(restore) if restore else None
+            path=str(scratch),
+            fallback_checkpoint_path=str(latest.path / "replay") if latest else None,
         )
 
     return make
+
+
+def replay_scratch(run_dir: Path) -> Path:
+    """Where the replay server writes before its tables move into a checkpoint."""
+    return RunDirectory(run_dir).checkpoints / ".replay"

@@ -35,6 +35,7 @@ class Member:
       num_restarts: Restarts in a row.
       started_at: Monotonic time of the last start.
       restart_at: Monotonic time of the next start, or None.
+      failed_at: Monotonic time of the failure that it is coming back from, or None.
       is_replaced: True if its worker was killed to be started again.
     """
 
@@ -51,6 +52,7 @@ class Member:
     num_restarts: int = 0
     started_at: float = 0.0
     restart_at: float | None = None
+    failed_at: float | None = None
     is_replaced: bool = False
 
     @property

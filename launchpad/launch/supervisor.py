@@ -187,6 +187,10 @@ class Supervisor:
         if member is not None and not member.is_gone:
             member.state = state
             member.was_active |= state == lp_runtime.RUNNING
+            if member.failed_at is not None and state != lp_runtime.STARTING:
+                seconds = time.monotonic() - member.failed_at
+                logger.warning("%s is up again after %.1f s", member.name, seconds)
+                member.failed_at = None
             self._tell_ready()
 
     def _tell_ready(self) -> None:
@@ -242,6 +246,7 @@ class Supervisor:
         member.worker = None
         member.state = lp_runtime.STARTING
         member.restart_at = now + pause
+        member.failed_at = member.failed_at or now
         if not member.is_replaced:
             self._restart_team(member)
         return True

@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import socket
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -74,6 +75,18 @@ class RunDirectory:
         if not isinstance(config, dict) or "identity" not in config:
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
+
+    def check_visible(self) -> None:
+        """Refuses a machine that does not see the directory of a run that goes on.
+
+        Raises:
+          UsageError: it does not.
+        """
+        if not (self.path / _CONFIG).exists():
+            raise UsageError(
+                f"expected the run's directory {self.path} on every machine, but "
+                f"{socket.gethostname()} has none; pass a --run-dir on a file system that all share"
+            )
 
     @contextlib.contextmanager
     def opened(self, trainable: str, identity: Mapping[str, Any]) -> Iterator[bool]:

@@ -1,5 +1,7 @@
 """The whole system learns: it must come close to the best return that is possible."""
 
+import dataclasses
+
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
@@ -12,15 +14,12 @@ from rl_replicator.metrics import read_metrics
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
 
 
-@pytest.mark.learning
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("replicas", ["1", "2"])
-def test_d4pg_learns_to_follow_a_target(tmp_path, replicas):
+def learns(run_dir, steps, **changes):
+    """Trains; returns the returns of all evaluations."""
     options = D4PGOptions(
         env="environments.fakes:target",
-        steps=6000,
-        replicas=replicas,
-        run_dir=tmp_path / "run",
+        steps=steps,
+        run_dir=run_dir,
         evaluation=EvaluationSchedule(every=2000, episodes=5, last_episodes=10),
         agent=D4PGConfig(
             policy_layers=(64, 64),
@@ -34,6 +33,23 @@ def test_d4pg_learns_to_follow_a_target(tmp_path, replicas):
             replay=ReplayConfig(min_size=500, samples_per_insert=32.0),
         ),
     )
-    assert d4pg.train(options) == 0
-    returns = read_metrics(tmp_path / "run", "evaluator")["episode_return"]
+    assert d4pg.train(dataclasses.replace(options, **changes)) == 0
+    return read_metrics(run_dir, "evaluator")["episode_return"]
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_d4pg_learns_to_follow_a_target(tmp_path, replicas):
+    returns = learns(tmp_path / "run", steps=6000, replicas=replicas)
+    assert returns[-1] > 0.95 * LENGTH, returns
+
+
+@pytest.mark.learning
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_two_learner_processes_learn_it_together(tmp_path):
+    returns = learns(
+        tmp_path / "run", steps=6000, replicas="multi_worker:2", launch="processes", caches=1
+    )
     assert returns[-1] > 0.95 * LENGTH, returns

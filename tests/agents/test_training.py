@@ -90,7 +90,7 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
-    assert d4pg.train(options(run_dir, steps=1200, replicas="2")) == 0
+    assert d4pg.train(options(run_dir, steps=1200, replicas="2", actors=2, caches=1)) == 0
     assert latest_progress(run_dir)["environment_steps"] == 1200
 
 
@@ -156,6 +156,10 @@ def test_numbers_out_of_range_are_named():
         D4PGOptions(env=TARGET, steps=0)
     with pytest.raises(ConfigError, match="--seed: expected a number from 0 .* got -1"):
         D4PGOptions(env=TARGET, seed=-1)
+    with pytest.raises(ConfigError, match="--address: expected --launch ray, got threads"):
+        D4PGOptions(env=TARGET, address="10.0.0.1:6379")
+    with pytest.raises(ConfigError, match="--caches: expected 0 to one an actor, got 2"):
+        D4PGOptions(env=TARGET, caches=2)
 
 
 COMMAND = [

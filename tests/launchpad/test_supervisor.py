@@ -183,7 +183,7 @@ def test_a_planned_restart_is_dropped_at_the_stop():
     assert program.log.count("start other") == 1
 
 
-def test_a_team_starts_again_as_one_and_at_new_addresses():
+def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     log: list[str] = []
     address = lp.Address("worker")
     members = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(3)]
@@ -208,9 +208,11 @@ def test_a_team_starts_again_as_one_and_at_new_addresses():
     for name in ("team/0", "team/1", "team/2"):
         _wait_for(log, f"start {name}", count=2)
     assert book.get(address.key) is None
+    supervisor.post_state(members[0].worker, lp_runtime.RUNNING)
     assert [member.num_restarts for member in members] == [1, 0, 0]
     supervisor.post_stop()
     for member in members:
         supervisor.post_ended(member.worker, None)
     assert supervisor.done.wait(10)
     assert supervisor.failure is None
+    assert "team/0 is up again after" in caplog.text
