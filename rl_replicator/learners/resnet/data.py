@@ -71,7 +71,7 @@ class SmallImages(Images):
         labels = tf.constant(self._data.train_labels)
 
         def load(index: tf.Tensor, variation: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return vary(tf.gather(images, index), variation), tf.gather(labels, index)
+            return self.vary(tf.gather(images, index), variation), tf.gather(labels, index)
 
         return _prefetched(context.shard(batches).map(load, tf.data.AUTOTUNE))
 
@@ -79,6 +79,10 @@ class SmallImages(Images):
         data = tf.data.Dataset.from_tensor_slices((self._data.test_images, self._data.test_labels))
         size = context.per_replica_batch_size(global_batch_size)
         return _prefetched(context.shard(data.batch(size)))
+
+    def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
+        """What becomes of training images; see the function `vary`."""
+        return vary(images, variation)
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Places of the examples, shuffled, each with three numbers in [0, 1)."""
@@ -135,6 +139,10 @@ class RecordImages(Images):
         examples = context.shard(image_records.read(records))
         return _prefetched(examples.map(load, tf.data.AUTOTUNE).batch(size))
 
+    def window(self, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """What is taken of a training image: [4] int32, top, left, height, width."""
+        return image_records.random_window(shape, seed)
+
     def _epoch(self, context: InputContext, number: tf.Tensor, count: int) -> tf.data.Dataset:
         """Serialised examples of one epoch, `count` of them, each with a seed."""
         seed = tf.constant(self._seed, tf.int64) + number
@@ -150,29 +158,36 @@ class RecordImages(Images):
     def _vary(self, record: tf.Tensor, place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         encoded, label = self._records.parse(record)
         seed = tf.stack([tf.constant(self._seed, tf.int64), place])
-        image = image_records.decode(
-            encoded, lambda shape: image_records.random_window(shape, seed), self._size
-        )
+        image = image_records.decode(encoded, lambda shape: self.window(shape, seed), self._size)
         flips = tf.random.stateless_uniform([], seed + _ANOTHER_STREAM) < 0.5
         return tf.cond(flips, lambda: image[:, ::-1], lambda: image), label
 
 
-def load(config: Any) -> Images:
+def load(
+    config: Any,
+    small: type[SmallImages] = SmallImages,
+    records: type[RecordImages] = RecordImages,
+) -> Images:
     """The data set that a resolved config asks for.
+
+    Args:
+      config: has data, data_dir, image_size and seed.
+      small: what becomes of images in memory.
+      records: what becomes of images in files.
 
     Raises:
       UsageError: it is not where the config says.
     """
     folder = Path(config.data_dir) if config.data_dir else None
     if config.data == "fashion_mnist":
-        return SmallImages(small_images.fashion_mnist(folder), config.seed)
+        return small(small_images.fashion_mnist(folder), config.seed)
     if config.data == "cifar10":
-        return SmallImages(small_images.cifar10(folder), config.seed)
+        return small(small_images.cifar10(folder), config.seed)
     if folder is None:
         raise errors.ConfigError(
             "--data-dir: expected the folder of the TFRecord files, got nothing; name it"
         )
-    return RecordImages(folder, config.image_size, config.seed)
+    return records(folder, config.image_size, config.seed)
 
 
 def vary(images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:

@@ -34,6 +34,7 @@ class ResNetLearner(Learner):
         self._images = data.load(recipe)
         self._dtype = precision.choose(recipe.precision)
         _check_micro_batches(recipe, replicator.num_replicas)
+        self.image_shape = self._images.image_shape
         self.global_batch_size = recipe.global_batch_size
         steps_per_epoch = self._images.num_train / recipe.global_batch_size
         self.num_steps = max(1, round(recipe.epochs * steps_per_epoch))
@@ -82,6 +83,10 @@ class ResNetLearner(Learner):
             scaled = self._optimizer.scale_loss(loss)
         accuracy = tf.reduce_mean(losses.in_top(1, labels, logits))
         return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
+
+    def classify(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Of images as the data set has them, 0 to 255: [B, F] features, [B, K] logits, float32."""
+        return self._network.classify(self._normalised(images), is_training=False)
 
     def trackables(self) -> dict[str, Any]:
         return {"network": self._network, "optimizer": self._optimizer}

@@ -133,11 +133,16 @@ class ResNet(snt.Module):
 
     def __call__(self, images: tf.Tensor, is_training: bool) -> tf.Tensor:
         """[B, H, W, C] of any floating type -> [B, num_classes] float32 logits."""
+        return self.classify(images, is_training)[1]
+
+    def classify(self, images: tf.Tensor, is_training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the last layer sees, [B, F] float32, and the logits."""
         x = self._stem(images, is_training)
         for block in self._blocks:
             x = block(x, is_training)
         # The mean over the positions, and what follows, in float32.
-        return self._logits(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        features = tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2])
+        return features, self._logits(features)
 
 
 class ImageNetStem(snt.Module):

@@ -1,0 +1,117 @@
+"""Every hyper-parameter of the GAN."""
+
+import dataclasses
+from typing import Any, Literal
+
+from rl_replicator.errors import check_option
+
+# What depends on the data, for the data sets that are known.
+_BY_DATA: dict[str, dict[str, Any]] = {
+    "fashion_mnist": {
+        "width": 16,
+        "image_size": 0,
+        "steps": 5000,
+        "global_batch_size": 64,
+        "discriminator_steps": 2,
+        "decay_steps": 0,
+        "evaluate_steps": 500,
+    },
+    # Miyato et al. 2018, table 4 and setting C.
+    "cifar10": {
+        "width": 64,
+        "image_size": 0,
+        "steps": 100_000,
+        "global_batch_size": 64,
+        "discriminator_steps": 5,
+        "decay_steps": 100_000,
+        "evaluate_steps": 5000,
+    },
+    # Miyato & Koyama 2018, section 6.
+    "imagenet": {
+        "width": 64,
+        "image_size": 128,
+        "steps": 450_000,
+        "global_batch_size": 64,
+        "discriminator_steps": 5,
+        "decay_steps": 50_000,
+        "evaluate_steps": 10_000,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SNGANConfig:
+    """Train a class-conditional SN-GAN to make images.
+
+    A setting that is None becomes what suits the data.
+    """
+
+    data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
+    """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
+    data_dir: str | None = None
+    """Folder of the data. Fashion-MNIST has one of its own where Debian's package is installed."""
+    features: str | None = None
+    """What FID and inception score see by: the run directory of a ResNet trained on the same data,
+    or the file classify_image_graph_def.pb of Inception. Without it there are none."""
+    width: int | None = None
+    """Channels of the finest layers."""
+    image_size: int | None = None
+    """Height and width to which images of TFRecord files are brought."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Type in which the layers compute; auto is bfloat16 where the machine is fast at it."""
+    steps: int | None = None
+    """Updates of the generator."""
+    global_batch_size: int | None = None
+    """Images in an update, over all replicas."""
+    discriminator_steps: int | None = None
+    """Updates of the discriminator for one of the generator."""
+    generator_learning_rate: float = 2e-4
+    """Of the generator's Adam."""
+    discriminator_learning_rate: float = 2e-4
+    """Of the discriminator's Adam."""
+    beta_1: float = 0.0
+    """Share of the mean of gradients that Adam keeps."""
+    beta_2: float = 0.9
+    """Share of the mean of their squares that it keeps."""
+    decay_steps: int | None = None
+    """Last steps, in which the learning rates fall linearly to 0; 0 for none."""
+    noise_size: int = 128
+    """Numbers that the generator makes an image of, besides the class."""
+    average_decay: float = 0.999
+    """Share of the generator's moving average that is kept; the samples are the average's."""
+    samples: int = 10_000
+    """Images that an evaluation makes."""
+    evaluate_steps: int | None = None
+    """Steps from one evaluation to the next."""
+    seed: int = 1
+    """Of weights, noise and order of the images."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "width",
+            "steps",
+            "global_batch_size",
+            "discriminator_steps",
+            "generator_learning_rate",
+            "discriminator_learning_rate",
+            "noise_size",
+            "evaluate_steps",
+        ):
+            value = getattr(self, name)
+            check_option(value is None or value > 0, name, "more than 0", value)
+        for name in ("beta_1", "beta_2", "average_decay"):
+            value = getattr(self, name)
+            check_option(0 <= value < 1, name, "a number from 0 to below 1", value)
+        check_option(
+            self.decay_steps is None or self.decay_steps >= 0,
+            "decay_steps",
+            "at least 0",
+            self.decay_steps,
+        )
+        check_option(self.samples >= 2, "samples", "at least 2", self.samples)
+
+    def resolved(self) -> Any:
+        """A config with the settings that suit the data in place of every None but paths."""
+        suits = _BY_DATA[self.data]
+        missing = {name: value for name, value in suits.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)

@@ -1,0 +1,259 @@
+"""The GAN: its variables, and the two steps that take turns."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import values
+from rl_replicator.inputs import InputContext
+from rl_replicator.learners.learner import Evaluation, Learner, Phase
+from rl_replicator.learners.resnet import precision
+from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
+from rl_replicator.learners.sngan.config import SNGANConfig
+from rl_replicator.replicator import Replicator
+
+_GREY = 127.5
+# The share of the moving average that is kept in update t is at most t / (t + 9).
+_WARM_UP = 9.0
+
+
+class SNGANLearner(Learner):
+    """Trains a generator and a discriminator in turns.
+
+    A step is `discriminator_steps` updates of the discriminator and one of the generator. Each
+    takes a batch of the data, the generator's only to keep the count.
+    """
+
+    def __init__(self, replicator: Replicator, config: SNGANConfig):
+        """Reads the data, or where it is, and creates all variables.
+
+        Raises:
+          UsageError: data or features are not there, or do not fit.
+        """
+        self._recipe = recipe = config.resolved()
+        self._replicator = replicator
+        self._images = data.load(recipe)
+        self._num_classes = self._images.num_classes
+        self._dtype = precision.choose(recipe.precision)
+        self.num_steps = recipe.steps
+        self.global_batch_size = recipe.global_batch_size
+        shape = self._images.image_shape
+        self._layout = networks.layout(shape[0])
+        self._suffix, self._classify = "", None
+        if recipe.features:
+            self._suffix, self._classify = features.load(Path(recipe.features), replicator, shape)
+        tf.random.set_seed(recipe.seed)
+        with replicator.scope():
+            self._generator = self._make_generator("generator")
+            self._average = self._make_generator("average")
+            self._discriminator = networks.Discriminator(self._layout, recipe.width)
+            self._discriminator(tf.zeros([1, *shape], self._dtype), self._one_in_k([0]), False)
+            self._generator_optimizer = self._make_optimizer(replicator)
+            self._discriminator_optimizer = self._make_optimizer(replicator)
+        _copy(self._generator, self._average)
+        replicator.build_optimizer(self._generator_optimizer, self._generator.trainable_variables)
+        replicator.build_optimizer(
+            self._discriminator_optimizer, self._discriminator.trainable_variables
+        )
+        # For pictures: outside of the scope, as they are made without the replicas.
+        self._painter = self._make_generator("painter")
+
+    def input_fn(self, context: InputContext) -> tf.data.Dataset:
+        return self.input_fn_from(context, 0)
+
+    def input_fn_from(self, context: InputContext, batches: int) -> tf.data.Dataset:
+        return self._images.train(context, self.global_batch_size, batches)
+
+    def phases(self) -> Sequence[Phase]:
+        return [
+            Phase("discriminator", self.discriminator_step, self._recipe.discriminator_steps),
+            Phase("generator", self.generator_step),
+        ]
+
+    def discriminator_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """One update of the discriminator, on as many generated images as real ones."""
+        images, labels = batch  # [B, H, W, C] uint8, [B] int32
+        optimizer = self._discriminator_optimizer
+        noise, fake_labels = self._draw(tf.shape(labels)[0], optimizer, samples.DISCRIMINATOR)
+        fakes = self._generator(noise, self._one_in_k(fake_labels), is_training=True)
+        # In one pass, so that spectral norms are iterated once.
+        both = tf.concat([self._scaled(images), tf.stop_gradient(fakes)], axis=0)
+        classes = self._one_in_k(tf.concat([labels, fake_labels], axis=0))
+        variables = self._discriminator.trainable_variables
+        with tf.GradientTape() as tape:
+            scores = self._discriminator(both, classes, is_training=True)  # [2B]
+            real, fake = tf.split(scores, 2)
+            loss = tf.reduce_mean(losses.discriminator_hinge(real, fake))
+        updates = optimizer.step // self._recipe.discriminator_steps
+        self._set_rate(optimizer, self._recipe.discriminator_learning_rate, updates)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return {
+            "loss": loss,
+            "real_score": tf.reduce_mean(real),
+            "fake_score": tf.reduce_mean(fake),
+        }
+
+    def generator_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """One update of the generator, and one of its moving average."""
+        optimizer = self._generator_optimizer
+        noise, labels = self._draw(tf.shape(batch[1])[0], optimizer, samples.GENERATOR)
+        classes = self._one_in_k(labels)
+        variables = self._generator.trainable_variables
+        with tf.GradientTape() as tape:
+            fakes = self._generator(noise, classes, is_training=True)
+            # Reads the spectral norms that the discriminator's last update has left.
+            scores = self._discriminator(fakes, classes, is_training=False)
+            loss = tf.reduce_mean(losses.generator_hinge(scores))
+        self._set_rate(optimizer, self._recipe.generator_learning_rate, optimizer.step)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        self._update_average(optimizer.step)
+        return {"loss": loss}
+
+    def trackables(self) -> dict[str, Any]:
+        return {
+            "generator": self._generator,
+            "discriminator": self._discriminator,
+            "average": self._average,
+            "generator_optimizer": self._generator_optimizer,
+            "discriminator_optimizer": self._discriminator_optimizer,
+        }
+
+    def evaluation(self) -> Evaluation:
+        """Of images of the moving average; their FID is that to all test images."""
+        return Evaluation(
+            input_fn=lambda context: samples.evaluation_data(
+                context,
+                self.global_batch_size,
+                self._recipe.samples,
+                self._recipe.noise_size,
+                self._num_classes,
+                self._recipe.seed,
+            ),
+            sums_fn=self._sample_sums,
+            metrics_fn=self._figures,
+            global_batch_size=self.global_batch_size,
+            every=self._recipe.evaluate_steps,
+            best="score" if self._classify is None else f"-fid{self._suffix}",
+        )
+
+    def write_artifacts(self, step: int, directory: Path) -> None:
+        """A picture of the moving average's images."""
+        _copy(self._average, self._painter)
+        image = samples.picture(
+            lambda noise, labels: tf.cast(self._pixels(self._paint(noise, labels)), tf.uint8),
+            self._recipe.noise_size,
+            self._num_classes,
+            self._recipe.seed,
+        )
+        samples.write(image, step, directory)
+
+    def _make_generator(self, name: str) -> networks.Generator:
+        recipe, channels = self._recipe, self._images.image_shape[-1]
+        generator = networks.Generator(self._layout, recipe.width, channels, name)
+        noise = tf.zeros([1, recipe.noise_size], self._dtype)
+        generator(noise, self._one_in_k([0]), is_training=False)
+        return generator
+
+    def _make_optimizer(self, replicator: Replicator) -> Any:
+        rate = tf.Variable(0.0, trainable=False, name="learning_rate")
+        return replicator.wrap_optimizer(
+            rr.optimizers.Adam(rate, self._recipe.beta_1, self._recipe.beta_2)
+        )
+
+    def _set_rate(self, optimizer: Any, first: float, step: tf.Tensor) -> None:
+        """The learning rate of a step: constant, then falling linearly to 0."""
+        if self._recipe.decay_steps:
+            left = tf.cast(self.num_steps - step, tf.float32) / self._recipe.decay_steps
+            optimizer.learning_rate.assign(first * tf.clip_by_value(left, 0.0, 1.0))
+        else:
+            optimizer.learning_rate.assign(first)
+
+    def _draw(
+        self, batch_size: tf.Tensor, optimizer: Any, stream: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Noise, [B, Z], and labels, [B], for the optimizer's next update."""
+        noise, labels = samples.draw(
+            batch_size,
+            self._recipe.noise_size,
+            self._num_classes,
+            tf.stack([tf.constant(self._recipe.seed + stream, tf.int64), optimizer.step]),
+        )
+        return tf.cast(noise, self._dtype), labels
+
+    def _update_average(self, step: tf.Tensor) -> None:
+        """`average <- d average + (1 - d) x`, also of the moving statistics.
+
+        Yazici et al. 2019 (arXiv:1806.04498). d grows from 0.1 at first, so that little is left of
+        the first weights.
+        """
+        t = tf.cast(step, tf.float32)
+        decay = tf.minimum(self._recipe.average_decay, t / (t + _WARM_UP))
+        for average, x in zip(self._average.variables, self._generator.variables, strict=True):
+            average.assign_sub(tf.cast(1.0 - decay, x.dtype) * (average - x))
+
+    def _sample_sums(
+        self, batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        noise, labels = batch
+        classes = self._one_in_k(labels)
+        images = self._average(tf.cast(noise, self._dtype), classes, is_training=False)
+        scores = self._discriminator(images, classes, is_training=False)
+        sums = {"samples": mask, "score": tf.where(mask > 0, tf.cast(scores, tf.float32), 0.0)}
+        sums = {name: tf.reduce_sum(x) for name, x in sums.items()}
+        if self._classify is not None:
+            sums |= metrics.sums(*self._classify(self._pixels(images)), mask)
+        return sums
+
+    def _figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        figures = {"score": float(sums["score"] / sums["samples"])}
+        if self._classify is None:
+            return figures
+        distance = metrics.frechet_distance(metrics.statistics(sums), self._real_statistics)
+        return {
+            f"fid{self._suffix}": distance,
+            f"inception_score{self._suffix}": metrics.inception_score(sums),
+            **figures,
+        }
+
+    @functools.cached_property
+    def _real_statistics(self) -> metrics.Statistics:
+        """Of the test images; every process comes by here in its first evaluation."""
+
+        def sums_fn(batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor) -> dict[str, tf.Tensor]:
+            assert self._classify is not None
+            return metrics.sums(*self._classify(tf.cast(batch[0], tf.float32)), mask)
+
+        measure = self._replicator.make_evaluation(
+            sums_fn,
+            lambda context: self._images.evaluate(context, self.global_batch_size),
+            self.global_batch_size,
+        )
+        return metrics.statistics(measure())
+
+    def _paint(self, noise: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        noise = tf.cast(noise, self._dtype)
+        return self._painter(noise, self._one_in_k(labels), is_training=False)
+
+    def _one_in_k(self, labels: Any) -> tf.Tensor:
+        return tf.one_hot(labels, self._num_classes, dtype=self._dtype)  # [B, K]
+
+    def _scaled(self, images: tf.Tensor) -> tf.Tensor:
+        """From 0 to 255 to [-1, 1], in the type that the layers compute in."""
+        wide = tf.float64 if self._dtype == tf.float64 else tf.float32
+        return tf.cast(tf.cast(images, wide) / _GREY - 1.0, self._dtype)
+
+    @staticmethod
+    def _pixels(images: tf.Tensor) -> tf.Tensor:
+        """From [-1, 1] to whole numbers from 0 to 255, as files have them, in float32."""
+        return tf.round((tf.cast(images, tf.float32) + 1.0) * _GREY)
+
+
+def _copy(source: tf.Module, target: tf.Module) -> None:
+    """Outside of steps: makes the variables of two networks of the same build equal."""
+    for a, b in zip(source.variables, target.variables, strict=True):
+        values.write(b.name, b, values.read(a.name, a))
