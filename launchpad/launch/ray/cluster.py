@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 _REACH_SECS = 5.0
 _START_SECS = 120.0
-_START_ATTEMPTS = 3
+_START_ATTEMPTS = 5
 _GUARD_SECS = 6.0
 # Ray's own messages come in batches: the last lines of the nodes are awaited this long.
 _LAST_LINES_SECS = 0.6
