@@ -59,7 +59,8 @@ class RayWorker(remote_worker.RemoteWorker):
         try:
             actor_class = ray.remote(node_actor.NodeActor).options(**self._options())
             self._actor = actor_class.remote(self.name)
-            end = self._actor.run.remote(
+            # Ray gives the process this title.
+            end = self._actor.run.options(name=self.name).remote(
                 self._spec, board.address, board.expect(self._on_call), self._surroundings
             )
         except Exception as error:
