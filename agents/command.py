@@ -1,7 +1,7 @@
 """What the command line calls: train an agent, evaluate a run, film it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,14 +51,10 @@ class D4PGOptions:
     """Seconds between checkpoints (longer where one takes more than a twentieth of that)."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""
-    agent: D4PGConfig = D4PGConfig()
-    """Hyper-parameters from state."""
     pixels: bool = False
-    """See pictures in place of the state."""
-    picture: PixelConfig = PixelConfig()
-    """How pictures are made."""
-    pixel_agent: PixelD4PGConfig = PixelD4PGConfig()
-    """Hyper-parameters from pictures."""
+    """See pictures in place of the state. Brings `--picture.*`, and more of `--agent.*`."""
+    agent: D4PGConfig = D4PGConfig()
+    """Hyper-parameters."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "actors"):
@@ -73,36 +69,45 @@ class D4PGOptions:
         check_option(
             address is None or self.launch == "ray", "address", "--launch ray", self.launch
         )
-        if self.pixels and self.agent != D4PGConfig():
+        if self.pixels != isinstance(self, D4PGPixelOptions):
             raise ConfigError(
-                "--pixels: expected settings of the agent from pictures, got --agent.*; "
-                "write --pixel-agent.*"
+                "expected --pixels or --no-pixels, got both (from Python, pixels=True is "
+                "D4PGPixelOptions)"
             )
-        if not self.pixels and (self.pixel_agent, self.picture) != (
-            PixelD4PGConfig(),
-            PixelConfig(),
-        ):
-            raise ConfigError(
-                "--pixel-agent.*, --picture.*: expected --pixels with them, got none; add it"
-            )
-
-    @property
-    def config(self) -> D4PGConfig:
-        """The hyper-parameters of this run."""
-        return self.pixel_agent if self.pixels else self.agent
 
     @property
     def task(self) -> "Task":
         """The environment of this run."""
         from agents.task import Task
 
-        return Task(self.env, self.picture if self.pixels else None)
+        return Task(self.env)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it this run and no other, as plain data; `AgentCommand.restore` reads it."""
-        identity = {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.config)}
-        return identity | ({"pixels": dataclasses.asdict(self.picture)} if self.pixels else {})
+        return {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.agent)}
+
+
+@dataclasses.dataclass(frozen=True)
+class D4PGPixelOptions(D4PGOptions):
+    """Train D4PG on a task from pictures of it."""
+
+    pixels: bool = True
+    """See pictures in place of the state."""
+    agent: PixelD4PGConfig = PixelD4PGConfig()
+    """Hyper-parameters."""
+    picture: PixelConfig = PixelConfig()
+    """How pictures are made."""
+
+    @property
+    def task(self) -> "Task":
+        from agents.task import Task
+
+        return Task(self.env, self.picture)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return super().identity | {"pixels": dataclasses.asdict(self.picture)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,17 +116,19 @@ class AgentCommand:
 
     Attributes:
       name: of the agent.
-      Options: dataclass of everything that can be set.
-      config_type: dataclass of the agent's hyper-parameters from state.
-      pixel_config_type: dataclass of those from pictures.
+      state_options: dataclass of everything that can be set, from state.
+      pixel_options: the same from pictures.
       make_agent: (config, environment spec) -> agent.
     """
 
     name: str
-    Options: type[D4PGOptions]
-    config_type: type[D4PGConfig]
-    pixel_config_type: type[PixelD4PGConfig]
+    state_options: type[D4PGOptions]
+    pixel_options: type[D4PGPixelOptions]
     make_agent: Callable[[Any, "specs.EnvironmentSpec"], "Agent"]
+
+    def options_type(self, args: Sequence[str]) -> type[D4PGOptions]:
+        """The dataclass of what can be set, given the words of the command: `--pixels`, or not."""
+        return self.pixel_options if "--pixels" in args else self.state_options
 
     def restore(self, identity: Mapping[str, Any]) -> tuple["Task", D4PGConfig]:
         """The task and the hyper-parameters of a run, from its directory's `identity`.
@@ -133,9 +140,11 @@ class AgentCommand:
 
         plain = identity.get("pixels")
         if plain is None:
-            return Task(identity["env"]), from_plain(self.config_type, identity["agent"])
+            return Task(identity["env"]), from_plain(
+                type(self.state_options.agent), identity["agent"]
+            )
         pixels = from_plain(PixelConfig, plain)
-        config = from_plain(self.pixel_config_type, identity["agent"])
+        config = from_plain(type(self.pixel_options.agent), identity["agent"])
         return Task(identity["env"], pixels), config
 
     def train(self, options: D4PGOptions) -> int:
@@ -205,4 +214,4 @@ def _make_d4pg(config: D4PGConfig, spec: "specs.EnvironmentSpec") -> "Agent":
     return D4PG(config, spec)
 
 
-d4pg = AgentCommand("d4pg", D4PGOptions, D4PGConfig, PixelD4PGConfig, _make_d4pg)
+d4pg = AgentCommand("d4pg", D4PGOptions, D4PGPixelOptions, _make_d4pg)

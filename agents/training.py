@@ -34,7 +34,7 @@ def train(command: "AgentCommand", options: "D4PGOptions") -> int:
     """Trains an agent; returns the exit status. See `agents.command.AgentCommand.train`."""
     share_processors()
     task = options.task
-    agent = command.make_agent(options.config, task.spec())
+    agent = command.make_agent(options.agent, task.spec())
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
     # Batch, replicas and limiter must fit before all else.
     agent.make_tables(replicas.num_replicas)

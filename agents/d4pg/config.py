@@ -1,7 +1,6 @@
 """Every hyper-parameter of D4PG, once."""
 
 import dataclasses
-from typing import ClassVar
 
 from agents.replay.config import ReplayConfig
 from rl_replicator.errors import check_option
@@ -14,9 +13,6 @@ class D4PGConfig:
     Every default is the paper's or that of its published implementations, unless its line says
     otherwise.
     """
-
-    option: ClassVar[str] = "agent"
-    """How the command line calls these settings."""
 
     policy_layers: tuple[int, ...] = (256, 256)
     """Units of the policy's hidden layers."""
@@ -62,7 +58,7 @@ class D4PGConfig:
 
     def __post_init__(self) -> None:
         def check(is_good: bool, name: str, expected: str) -> None:
-            check_option(is_good, f"{self.option}.{name}", expected, getattr(self, name))
+            check_option(is_good, f"agent.{name}", expected, getattr(self, name))
 
         for name in ("policy_layers", "critic_layers"):
             sizes = getattr(self, name)

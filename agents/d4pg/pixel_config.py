@@ -1,7 +1,7 @@
 """The hyper-parameters of D4PG from pixels: those of D4PG with other defaults, and some more."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 from agents.d4pg.config import D4PGConfig
 from agents.replay.config import ReplayConfig
@@ -11,8 +11,6 @@ from rl_replicator.errors import check_option
 @dataclasses.dataclass(frozen=True)
 class PixelReplayConfig(ReplayConfig):
     """A replay table of frames, sampled uniformly."""
-
-    option: ClassVar[str] = "pixel_agent.replay"
 
     max_size: int = 100_000
     """Transitions kept; the oldest leave first. Each holds one frame."""
@@ -27,7 +25,7 @@ class PixelReplayConfig(ReplayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option(
-            self.chunk_length >= 1, f"{self.option}.chunk_length", "at least 1", self.chunk_length
+            self.chunk_length >= 1, "agent.replay.chunk_length", "at least 1", self.chunk_length
         )
 
 
@@ -38,8 +36,6 @@ class PixelD4PGConfig(D4PGConfig):
     Where they differ from D4PG from state they follow DrQ-v2 (Yarats et al. 2021,
     arXiv:2107.09645), unless their line says otherwise.
     """
-
-    option: ClassVar[str] = "pixel_agent"
 
     n_step: int = 3
     """Steps of reward in a return before it bootstraps."""
@@ -76,4 +72,4 @@ class PixelD4PGConfig(D4PGConfig):
         super().__post_init__()
         for name, least in (("frame_stack", 1), ("feature_size", 1), ("max_shift", 0)):
             value = getattr(self, name)
-            check_option(value >= least, f"{self.option}.{name}", f"at least {least}", value)
+            check_option(value >= least, f"agent.{name}", f"at least {least}", value)

@@ -1,7 +1,6 @@
 """Every setting of the replay table, once."""
 
 import dataclasses
-from typing import ClassVar
 
 from rl_replicator.errors import check_option
 
@@ -25,12 +24,9 @@ class ReplayConfig:
     max_in_flight_items: int = 32
     """Items that an actor may have sent that the table has not yet confirmed."""
 
-    option: ClassVar[str] = "agent.replay"
-    """How the command line calls these settings."""
-
     def __post_init__(self) -> None:
         def check(is_good: bool, name: str, expected: str) -> None:
-            check_option(is_good, f"{self.option}.{name}", expected, getattr(self, name))
+            check_option(is_good, f"agent.replay.{name}", expected, getattr(self, name))
 
         check(self.min_size >= 1, "min_size", "at least 1")
         check(self.max_size >= self.min_size, "max_size", f"at least min_size ({self.min_size})")

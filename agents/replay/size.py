@@ -49,7 +49,7 @@ class ReplaySize:
             fitting = int(available / self.bytes_each)
             raise UsageError(
                 f"expected a replay that fits into the {_gigabytes(available)} of free memory, got "
-                f"{self}; lower --pixel-agent.replay.max-size below {fitting:,}, or the size of "
+                f"{self}; lower --agent.replay.max-size below {fitting:,}, or the size of "
                 "--picture"
             )
 

@@ -20,5 +20,6 @@ def run(args: Sequence[str]) -> int:
         print("'rl-replicator train NAME --help' lists the options of NAME.")
         return 0
     trainable = trainables.load(args[0])
-    chosen: Any = options.parse(trainable.Options, f"rl-replicator train {args[0]}", args[1:])
+    kind = trainable.options_type(args[1:])
+    chosen: Any = options.parse(kind, f"rl-replicator train {args[0]}", args[1:])
     return trainable.train(chosen) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,9 +17,8 @@ GROUP = "rl_replicator.trainables"
 class Trainable(Protocol):
     """One thing that `rl-replicator train` trains."""
 
-    @property
-    def Options(self) -> type:  # noqa: N802 - a class
-        """Frozen dataclass of its options."""
+    def options_type(self, args: Sequence[str]) -> type:
+        """Frozen dataclass of its options; which they are may depend on one in `args`."""
 
     def train(self, options: Any) -> int | None:
         """Trains, and returns the exit status (None is 0)."""

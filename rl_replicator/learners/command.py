@@ -1,12 +1,11 @@
 """Learners on the command line: the registered ones, and those in a user's own module."""
 
 import dataclasses
-import functools
 import importlib
 import json
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +57,9 @@ class LearnerCommand:
     config_type: type
     make_learner: "Callable[[Replicator, Any], Learner]"
 
-    @functools.cached_property
-    def Options(self) -> type:  # noqa: N802 - the name in the protocol
-        """`RunOptions` and the fields of the config, side by side."""
+    def options_type(self, args: Sequence[str] = ()) -> type:
+        """`RunOptions` and the fields of the config, side by side, whatever `args` say."""
+        del args
         import tyro
 
         taken = {field.name for field in dataclasses.fields(RunOptions)}
@@ -86,7 +85,7 @@ class LearnerCommand:
         """Trains, with a live line; prints the last evaluation.
 
         Args:
-          options: an instance of `Options`.
+          options: an instance of `options_type()`.
 
         Returns:
           Exit status: 0 when the run is complete, 128 + signal when Ctrl-C or SIGTERM ended it.

@@ -8,8 +8,7 @@ import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
 import environments
-from agents.command import D4PGOptions, d4pg
-from agents.d4pg.config import D4PGConfig
+from agents.command import D4PGPixelOptions, d4pg
 from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
 from agents.evaluation import EvaluationSchedule
 from agents.replay.size import ReplaySize, predict
@@ -43,15 +42,14 @@ SMALL = PixelD4PGConfig(
 def options(run_dir, **changes):
     settings = {
         "env": TARGET,
-        "pixels": True,
         "picture": PICTURE,
-        "pixel_agent": SMALL,
+        "agent": SMALL,
         "steps": 3000,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
         "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
     }
-    return D4PGOptions(**(settings | changes))
+    return D4PGPixelOptions(**(settings | changes))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def test_steps_are_those_of_the_simulator(tmp_path):
     picture = dataclasses.replace(PICTURE, action_repeat=4)
     replay = dataclasses.replace(SMALL.replay, min_size=100)
     agent = dataclasses.replace(SMALL, replay=replay)
-    assert d4pg.train(options(tmp_path / "run", steps=800, picture=picture, pixel_agent=agent)) == 0
+    assert d4pg.train(options(tmp_path / "run", steps=800, picture=picture, agent=agent)) == 0
     actor = read_metrics(tmp_path / "run", "actor")
     # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
     assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
@@ -101,7 +99,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
-        d4pg.train(options(tmp_path / "run", pixel_agent=agent))
+        d4pg.train(options(tmp_path / "run", agent=agent))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
 
 
@@ -115,8 +113,6 @@ def test_the_prediction_is_of_frames_as_they_are_stored():
         ReplaySize(10, 100.0, 200, 5).check_fits(999.0)
 
 
-def test_settings_of_the_other_agent_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"write --pixel-agent\.\*"):
-        options(tmp_path, agent=D4PGConfig(n_step=2))
-    with pytest.raises(ConfigError, match="expected --pixels with them"):
+def test_pixels_and_no_pixels_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="expected --pixels or --no-pixels, got both"):
         options(tmp_path, pixels=False)

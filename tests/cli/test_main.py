@@ -165,10 +165,14 @@ def test_the_options_of_d4pg_are_all_known():
     from agents.command import d4pg
     from rl_replicator.cli import options
 
-    declared = options._declared(d4pg.Options, "rl-replicator train d4pg")
+    command = "rl-replicator train d4pg"
+    declared = options._declared(d4pg.options_type([]), command)
     names = {"--env", "--agent.n-step", "--agent.policy-layers", "--agent.replay.min-size"}
     assert names <= set(declared)
     assert declared["--agent.n-step"] == "INT"
+    from_pixels = options._declared(d4pg.options_type(["--pixels"]), command)
+    more = {"--picture.camera", "--agent.frame-stack", "--agent.replay.chunk-length"}
+    assert set(from_pixels) >= set(declared) | more and not more & set(declared)
 
 
 def test_exit_status_of_training_is_kept(command):

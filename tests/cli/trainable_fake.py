@@ -48,7 +48,8 @@ class FakeOptions:
 class Fake:
     """Follows `rl_replicator.cli.trainables.Trainable`."""
 
-    Options = FakeOptions
+    def options_type(self, args):
+        return FakeOptions
 
     def train(self, options):
         if options.env == "crash":

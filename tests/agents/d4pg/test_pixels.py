@@ -180,9 +180,9 @@ def test_frames_too_small_for_the_encoder_are_refused():
 
 
 def test_bad_settings_are_named_by_their_option():
-    with pytest.raises(ConfigError, match="--pixel-agent.frame-stack: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match="--agent.frame-stack: expected at least 1, got 0"):
         PixelD4PGConfig(frame_stack=0)
-    with pytest.raises(ConfigError, match="--pixel-agent.n-step: .* got 0"):
+    with pytest.raises(ConfigError, match="--agent.n-step: .* got 0"):
         PixelD4PGConfig(n_step=0)
-    with pytest.raises(ConfigError, match="--pixel-agent.replay.chunk-length: .* got 0"):
+    with pytest.raises(ConfigError, match="--agent.replay.chunk-length: .* got 0"):
         PixelReplayConfig(chunk_length=0)

@@ -113,7 +113,7 @@ def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
     status, output = finished(run(code, "--workers", "2"))
     assert status == 0, output
     assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 2
-    assert time.monotonic() - begun < 5  # Although worker 0 was frozen.
+    assert time.monotonic() - begun < 15  # Although worker 0 was frozen.
     assert re.search(r"supervisor \| worker 1 .*; starting the whole job again in 1 s", output)
 
 
@@ -201,7 +201,11 @@ while not (file.parent / "worker 1 listens 2").exists(): time.sleep(0.05)
 
 @pytest.mark.processes
 def test_a_parameter_server_takes_the_whole_job_with_it(run, tmp_path):
-    code = "if starts < 2: die() if task['type'] == 'ps' else wait()"
+    code = """
+if starts == 1 and task["type"] != "ps": wait()
+while not all((file.parent / x).exists() for x in ("chief 0", "worker 0")): time.sleep(0.05)
+if starts == 1: die()
+"""
     status, output = finished(run(code, "--workers", "1", "--parameter-servers", "1"))
     assert status == 0, output
     assert starts(tmp_path, "chief 0") == starts(tmp_path, "worker 0") == 2

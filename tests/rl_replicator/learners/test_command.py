@@ -119,7 +119,7 @@ def test_names_that_name_nothing(importable, name, error):
 
 
 def test_options_are_those_of_the_config(importable):
-    kind = command.of_module(NAME).Options
+    kind = command.of_module(NAME).options_type()
     chosen = options.parse(kind, "train", ["--layers", "8", "9", "--replicas", "2"])
     assert chosen.config.layers == (8, 9) and chosen.replicas == "2" and chosen.config.seed == 1
     with pytest.raises(UsageError, match=r"got '--lerning-rate'; did you mean --learning-rate\?"):
@@ -132,7 +132,7 @@ def test_options_that_every_learner_has():
         replicas: int = 3
 
     with pytest.raises(UsageError, match="got 'replicas', which every learner has"):
-        _ = command.LearnerCommand("mine", Config, lambda replicator, config: None).Options
+        command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
 
 
 def test_something_that_is_no_learner():
@@ -142,4 +142,4 @@ def test_something_that_is_no_learner():
 
     mine = command.LearnerCommand("mine", Config, lambda replicator, config: None)
     with pytest.raises(UsageError, match="expected mine to return .*Learner, got NoneType"):
-        mine.train(options.parse(mine.Options, "train", []))
+        mine.train(options.parse(mine.options_type(), "train", []))
