@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from launchpad.launch.ray import guard, shipping
@@ -20,15 +21,12 @@ from launchpad.launch.ray import guard, shipping
 LOOPBACK = "127.0.0.1"
 
 _REACH_SECS = 5.0
-_START_SECS = 120.0
-_START_ATTEMPTS = 5
+_START_SECS = 300.0
 _GUARD_SECS = 6.0
 # Ray's own messages come in batches: the last lines of the nodes are awaited this long.
 _LAST_LINES_SECS = 0.6
 # Nodes exchange data over their own servers, so Ray's shared memory stays nearly empty.
 _OBJECT_STORE_BYTES = 80 * 2**20
-
-logger = logging.getLogger("launchpad")
 
 # One secret per process: Ray keeps the first one that it has read.
 _TOKEN = secrets.token_hex(32)
@@ -134,15 +132,6 @@ def _has_token() -> bool:
 
 
 def _start_own() -> Cluster:
-    """Starts a Ray of this process's own, again where the machine was too busy for it."""
-    for _ in range(_START_ATTEMPTS - 1):
-        with contextlib.suppress(_StartTimeoutError):
-            return _try_to_start()
-        logger.warning("Ray has not started in the 30 s that it gives itself; once more")
-    return _try_to_start()
-
-
-def _try_to_start() -> Cluster:
     """Starts a Ray on the loopback device, in a directory of its own, with its own secret."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
     try:
@@ -176,7 +165,10 @@ def _try_to_start() -> Cluster:
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=directory,
             # A program has more nodes, or fewer, than the workers that Ray would start ahead.
-            _system_config={"prestart_worker_first_driver": False},
+            _system_config={
+                "prestart_worker_first_driver": False,
+                "agent_register_timeout_ms": int(_START_SECS * 1000),
+            },
         )
     except BaseException:
         end_watcher(b"")  # It kills what has started.
@@ -211,8 +203,31 @@ def _join(address: str) -> Cluster:
     return Cluster(address, ray.util.get_node_ip_address(), session.close)
 
 
-class _StartTimeoutError(ConnectionError):
-    """The machine was too busy for a Ray to start in time."""
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Lets Ray's daemons take their time to start.
+
+    Ray gives them 30 s, in which a busy machine doesn't load their code, and has no setting for it.
+    """
+    from ray._private import services
+
+    impatient = services.get_node
+
+    def get_node(*args: Any) -> Any:
+        deadline = time.monotonic() + _START_SECS
+        while True:
+            try:
+                return impatient(*args)
+            except RuntimeError:  # It has not registered yet.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = impatient
 
 
 class _Session:
@@ -229,13 +244,12 @@ class _Session:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
         self._thread.start()
-        if not self._has_started.wait(_START_SECS):
-            raise ConnectionError(f"Ray has not started in {_START_SECS:g} s")
+        if not self._has_started.wait(2 * _START_SECS):
+            raise ConnectionError(f"Ray has not started in {2 * _START_SECS:g} s")
         if self._error is not None:
             where = options["address"]
             text = " ".join(str(self._error).split())
-            kind = _StartTimeoutError if "timed out during startup" in text else ConnectionError
-            raise kind(f"Ray ({where}) can't be used: {text}") from self._error
+            raise ConnectionError(f"Ray ({where}) can't be used: {text}") from self._error
 
     def close(self) -> None:
         self._should_end.set()
@@ -245,7 +259,8 @@ class _Session:
         import ray
 
         try:
-            ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
+            with _patience():
+                ray.init(log_to_driver=True, logging_level=logging.ERROR, **self._options)
         except BaseException as error:  # Raised again in the thread that asked.
             self._error = error
             with contextlib.suppress(Exception):  # Half of it may have started.
