@@ -7,7 +7,7 @@ It runs the real command on `cartpole:swingup`. A run has recovered from a kill 
 is up again (its node is constructed, and says so), environment steps have grown, and learner steps
 have grown past the value before the kill. At the end the run is stopped with SIGTERM, and none of
 its processes may be left. The table also has the seconds from the command to the first learner
-step, and the memory of all processes (PSS: shared pages are shared out).
+step, and the CPU seconds and the memory of all processes then (PSS: shared pages are shared out).
 """
 
 from __future__ import annotations
@@ -88,6 +88,17 @@ class Run:
                 continue  # Ended meanwhile.
         return total / 1e6, count
 
+    def cpu(self) -> float:
+        """CPU seconds that all processes have used: that does not depend on who else is busy."""
+        total = 0.0
+        for process in self._family():
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue  # Ended meanwhile.
+            total += times.user + times.system
+        return total
+
     def wait(self, what: str, done) -> float:
         """Waits until `done()`; returns the seconds."""
         started = time.monotonic()
@@ -130,9 +141,10 @@ def measure(arguments: argparse.Namespace, launch: str, run_dir: pathlib.Path) -
     """Rows of the table for one engine."""
     run = Run(arguments, launch, run_dir)
     first = run.wait("the first learner step", lambda: run.progress()[1] > 0)
-    memory, count = run.memory()
+    cpu, (memory, count) = run.cpu(), run.memory()
     print(f"{launch}: first learner step after {first:.1f} s; {count} processes, {memory:.0f} MB")
     rows = [f"| {launch} | start to first learner step | {first:.1f} |"]
+    rows.append(f"| {launch} | CPU seconds until then | {cpu:.1f} |")
     rows.append(f"| {launch} | memory of {count} processes, MB | {memory:.0f} |")
     # So that each role has something to lose, and a checkpoint to come back from.
     checkpoints = run_dir / "checkpoints"

@@ -1,11 +1,13 @@
 """One program on two Ray hosts, made of two network namespaces of this machine.
 
     sudo python bench/two_hosts.py
+    sudo python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
 
 Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
 both, with token authentication. The launcher runs in the first, and names the cluster by its
 address. It prints where each node ran and from where it imported its code, then kills the second
-host: what ran there, the learner or actors, must come back on the first.
+host: what ran there, the learner or actors, must come back on the first. With `train` it
+runs `rl-replicator train d4pg` with those options, and prints where its nodes were.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -170,8 +173,35 @@ def _count_actors(client: Any) -> int:
     return round(rate / _MESSAGES_PER_SEC)
 
 
+def _train(environment: dict[str, str], directory: str) -> None:
+    """Trains D4PG on both hosts, to the end of a short run."""
+    run_dir = pathlib.Path(directory, "run")
+    command = ["ip", "netns", "exec", "lp-a", sys.executable, "-m", "rl_replicator.cli.main"]
+    command += ["train", "d4pg", "--env", "cartpole:swingup", "--steps", "4000"]
+    command += ["--launch", "ray", "--address", ADDRESS, "--run-dir", str(run_dir), *sys.argv[2:]]
+    with subprocess.Popen(command, env=environment) as launcher:
+        while not (run_dir / "metrics" / "learner.csv").exists():
+            assert launcher.poll() is None, "the run has ended before its first learner step"
+            time.sleep(1)
+        for name, address in HOSTS.items():
+            print(f"on {address}: {', '.join(_nodes(name))}", flush=True)
+    assert launcher.returncode == 0, f"the run ended with status {launcher.returncode}"
+
+
+def _nodes(host: str) -> list[str]:
+    """Names of the nodes that run in a namespace: Ray puts them into their processes' titles."""
+    pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, check=True)
+    found = []
+    for pid in pids.stdout.decode().split():
+        with contextlib.suppress(OSError):  # Ended meanwhile.
+            title = pathlib.Path("/proc", pid, "cmdline").read_text()
+            found += re.findall(r"^ray::.*?((?:counter|replay|learner|actor|evaluator)/\d+)", title)
+    return sorted(found)
+
+
 def _main() -> None:
-    if sys.argv[1:]:
+    is_training = sys.argv[1:2] == ["train"]
+    if sys.argv[1:] and not is_training:
         _launch()
         return
     directory = tempfile.mkdtemp(prefix="lp-hosts-")
@@ -191,8 +221,11 @@ def _main() -> None:
             _await_hosts(len(rays), environment)
         command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch"]
         root = str(pathlib.Path(__file__).resolve().parents[1])
-        path = os.pathsep.join([str(code), root])
-        subprocess.run(command, env={**environment, "PYTHONPATH": path}, check=True, timeout=300)
+        environment["PYTHONPATH"] = os.pathsep.join([str(code), root])
+        if is_training:
+            _train(environment, directory)
+        else:
+            subprocess.run(command, env=environment, check=True, timeout=300)
     finally:
         _remove_hosts()
         for ray in rays:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
@@ -201,7 +202,7 @@ def _start(run_dir, *more):
 
 def wait_for_checkpoints(run_dir, process, above=0):
     """Waits until a checkpoint of more than `above` environment steps is there."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stdout.read()
         try:
@@ -211,11 +212,11 @@ def wait_for_checkpoints(run_dir, process, above=0):
         if progress["environment_steps"] > above:
             return progress
         time.sleep(0.1)
-    raise AssertionError("no checkpoint in 90 s")
+    raise AssertionError("no checkpoint in 240 s")
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     run_dir = tmp_path / "run"
     process = start(run_dir, "--steps", "1000000")
@@ -244,12 +245,20 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_the_same_program_runs_in_processes(tmp_path, start):
+@pytest.mark.timeout(900)
+def test_the_same_program_runs_in_processes_and_outlives_its_replay(tmp_path, start):
     run_dir = tmp_path / "run"
-    process = start(run_dir, "--steps", "1500", "--launch", "processes", "--actors", "2")
-    output, _ = process.communicate(timeout=200)
+    process = start(run_dir, "--steps", "3000", "--launch", "processes", "--actors", "2")
+    saved = wait_for_checkpoints(run_dir, process)
+    (replay,) = (
+        child for child in psutil.Process(process.pid).children() if "replay/0" in child.cmdline()
+    )
+    replay.kill()
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
-    assert "evaluation return" in output and "reverb/cc" not in output
-    assert latest_progress(run_dir)["environment_steps"] == 1500
+    assert "replay/0 is up again" in output and "evaluation return" in output
+    assert "reverb/cc" not in output
+    progress = latest_progress(run_dir)
+    assert progress["environment_steps"] == 3000
+    assert progress["learner_steps"] > saved["learner_steps"] + 100
     assert set(read_metrics(run_dir, "actor")["actor"]) == {0.0, 1.0}

@@ -6,9 +6,10 @@ import threading
 import pytest
 
 import launchpad as lp
-from agents.nodes.counter import Counter, Episode, Progress
+from agents.nodes.counter import Counter, Episode, Progress, restored_counter
 from agents.progress import clock, describe, verdict
 from agents.waiting import StoppedError, Waiting
+from rl_replicator.errors import UsageError
 
 
 @pytest.fixture
@@ -100,3 +101,15 @@ def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
 
     again = Counter(tmp_path, total_steps=300, restored=counter.snapshot())
     assert again.progress().environment_steps == 250 and again.lease(0, 0, 0.0, []) == 50
+
+
+def test_a_counter_that_was_restarted_takes_steps_of_leases_that_it_does_not_know(tmp_path):
+    counter = Counter(tmp_path, total_steps=300, restored={"environment_steps": 250})
+    assert counter.lease(1, 30, 0.0, []) == 20
+    assert counter.lease(1, 20, 0.0, []) == 0
+    assert counter.progress().environment_steps == 300
+
+
+def test_a_machine_without_the_run_directory_is_named(tmp_path):
+    with pytest.raises(UsageError, match="on every machine, but .* has none; pass a --run-dir"):
+        restored_counter(tmp_path, total_steps=300)
