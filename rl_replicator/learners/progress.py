@@ -52,12 +52,12 @@ class Reports:
         self._line = LiveLine()
         self._paces: collections.deque[Pace] = collections.deque()
         self._sums: dict[str, list[float]] = {}
-        self._last_row = 0.0
+        self._last_row = self._paused = 0.0
         self._shown: dict[str, str] = {}
 
     def tick(self, batches: int, starved: bool | None) -> None:
         """Draws the line. To be called often while calls run."""
-        now = time.monotonic()
+        now = time.monotonic() - self._paused
         self._paces.append(Pace(now, batches, starved))
         while len(self._paces) > 2 and now - self._paces[0].seconds > _RATE_WINDOW_SECONDS:
             self._paces.popleft()
@@ -93,7 +93,8 @@ class Reports:
         """Writes an evaluation; the figure called `shown` appears in the line."""
         self._writer.write("evaluation", step, figures)
         self._shown["evaluation"] = f"{shown} {figures[shown]:.4g} @{step:,}"
-        self._paces.clear()  # The time it took is not part of the pace.
+        if self._paces:  # The time it took is not part of the pace.
+            self._paused = time.monotonic() - self._paces[-1].seconds
 
     def close(self) -> None:
         """Closes line and tables."""
