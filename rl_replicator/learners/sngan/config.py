@@ -13,6 +13,8 @@ _BY_DATA: dict[str, dict[str, Any]] = {
         "steps": 5000,
         "global_batch_size": 64,
         "discriminator_steps": 2,
+        "generator_learning_rate": 5e-4,
+        "discriminator_learning_rate": 5e-4,
         "decay_steps": 0,
         "evaluate_steps": 500,
     },
@@ -23,6 +25,8 @@ _BY_DATA: dict[str, dict[str, Any]] = {
         "steps": 100_000,
         "global_batch_size": 64,
         "discriminator_steps": 5,
+        "generator_learning_rate": 2e-4,
+        "discriminator_learning_rate": 2e-4,
         "decay_steps": 100_000,
         "evaluate_steps": 5000,
     },
@@ -33,6 +37,8 @@ _BY_DATA: dict[str, dict[str, Any]] = {
         "steps": 450_000,
         "global_batch_size": 64,
         "discriminator_steps": 5,
+        "generator_learning_rate": 2e-4,
+        "discriminator_learning_rate": 2e-4,
         "decay_steps": 50_000,
         "evaluate_steps": 10_000,
     },
@@ -65,9 +71,9 @@ class SNGANConfig:
     """Images in an update, over all replicas."""
     discriminator_steps: int | None = None
     """Updates of the discriminator for one of the generator."""
-    generator_learning_rate: float = 2e-4
+    generator_learning_rate: float | None = None
     """Of the generator's Adam."""
-    discriminator_learning_rate: float = 2e-4
+    discriminator_learning_rate: float | None = None
     """Of the discriminator's Adam."""
     beta_1: float = 0.0
     """Share of the mean of gradients that Adam keeps."""

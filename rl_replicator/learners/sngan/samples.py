@@ -18,7 +18,7 @@ DISCRIMINATOR, GENERATOR, _LABELS, _EVALUATION, _PICTURE = (i << 40 for i in ran
 
 
 def draw(
-    batch_size: tf.Tensor, noise_size: int, num_classes: int, seed: tf.Tensor
+    batch_size: int, noise_size: int, num_classes: int, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """This replica's part of what all replicas make images of, for one update.
 
@@ -40,8 +40,8 @@ def draw(
         [total], seed + tf.constant([_LABELS, 0], tf.int64), maxval=num_classes, dtype=tf.int32
     )
     start = collectives.replica_id() * batch_size
-    own = slice(start, start + batch_size)
-    return noise[own], labels[own]
+    own = tf.slice(noise, [start, 0], [batch_size, noise_size])
+    return own, tf.slice(labels, [start], [batch_size])
 
 
 def evaluation_data(
