@@ -25,7 +25,7 @@ import time
 import psutil
 
 ROLES = ("actor/1", "evaluator/0", "learner/0", "replay/0")
-_SECONDS = 900.0
+_SECONDS = 1800.0
 _PAUSE = 0.25
 
 
@@ -128,18 +128,24 @@ def _node_name(process: psutil.Process) -> str | None:
         return None
     if "launchpad.launch.process_entry" in words:
         return words[words.index("launchpad.launch.process_entry") + 1]
-    # Ray gives the process of an actor the actor's description for a name.
-    title = words[0] if words else ""
-    for label in ("counter", "replay", "learner", "cache", "actor", "evaluator"):
-        position = title.find(f"{label}/")
-        if title.startswith("ray::") and position >= 0:
-            return title[position:].split(")")[0].split(".")[0].split()[0]
-    return None
+    title = words[0].split()[0] if words and words[0] else ""
+    # So our engine calls the processes of Ray.
+    return title.removeprefix("ray::") if title.startswith("ray::") and "/" in title else None
 
 
 def measure(arguments: argparse.Namespace, launch: str, run_dir: pathlib.Path) -> list[str]:
     """Rows of the table for one engine."""
     run = Run(arguments, launch, run_dir)
+    try:
+        return _measure(run, arguments, launch, run_dir)
+    finally:
+        if run.process.is_running():
+            run.stop()
+
+
+def _measure(
+    run: Run, arguments: argparse.Namespace, launch: str, run_dir: pathlib.Path
+) -> list[str]:
     first = run.wait("the first learner step", lambda: run.progress()[1] > 0)
     cpu, (memory, count) = run.cpu(), run.memory()
     print(f"{launch}: first learner step after {first:.1f} s; {count} processes, {memory:.0f} MB")
