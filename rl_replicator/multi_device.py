@@ -1,6 +1,7 @@
 """Several replicas in one process, in step."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,12 +37,11 @@ class MultiDeviceReplicator(replicator.Replicator):
           ConfigError: there are not enough devices, or TensorFlow's CPU can no longer be split.
         """
         groups = devices_lib.choose_groups(num_replicas, devices, devices_per_replica)
+        self._devices = [group[0] for group in groups]
         # Ring collectives of two strategies in one process share keys and poison each other; and
         # between parts of one CPU, plain copies are faster anyway.
         super().__init__(
-            snt.distribute.Replicator(
-                [group[0] for group in groups], tf.distribute.ReductionToOneDevice()
-            )
+            snt.distribute.Replicator(self._devices, tf.distribute.ReductionToOneDevice())
         )
         self._logical_devices = (
             logical_devices.LogicalDevices(groups) if devices_per_replica > 1 else None
@@ -58,6 +58,18 @@ class MultiDeviceReplicator(replicator.Replicator):
                 "number from 1, or replicas x logical devices as in multi_device:2x2"
             )
         return cls(int(match[1]), devices_per_replica=int(match[2] or 1))
+
+    @functools.cached_property
+    def strategy(self) -> tf.distribute.Strategy:
+        """As in `Replicator`; a MirroredStrategy."""
+        if self._logical_devices is not None:
+            raise errors.ConfigError(
+                "expected replicas of one device each for Keras or an Estimator, which place "
+                f"nothing on the others, got {len(self._devices)} replicas of several; use "
+                f"multi_device:{len(self._devices)}"
+            )
+        # Not Sonnet's, whose local variables an Estimator cannot save.
+        return tf.distribute.MirroredStrategy(self._devices, tf.distribute.ReductionToOneDevice())
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -89,5 +101,5 @@ class MultiDeviceReplicator(replicator.Replicator):
                     stack.enter_context(self._logical_devices.tracing(index))
                 results[index] = function(index)
 
-        self.strategy.run(replica)
+        self._strategy.run(replica)
         return results

@@ -31,7 +31,7 @@ class Replicator(abc.ABC):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self.strategy = strategy
+        self._strategy = strategy
         self.registry = variables.Registry()
 
     @classmethod
@@ -44,9 +44,21 @@ class Replicator(abc.ABC):
         """
 
     @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """TensorFlow's own strategy on the same devices, for what brings a loop of its own.
+
+        For Keras' `fit`, with the model made and compiled in `strategy.scope()`, and for an
+        Estimator's `train_distribute`. Steps of `replicate` use `scope()` in its place.
+
+        Raises:
+          ConfigError: TensorFlow has none that does what this replicator does.
+        """
+        return self._strategy
+
+    @property
     def num_replicas(self) -> int:
         """All replicas, of all processes."""
-        return self.strategy.num_replicas_in_sync
+        return self._strategy.num_replicas_in_sync
 
     @property
     def num_local_replicas(self) -> int:
@@ -76,7 +88,7 @@ class Replicator(abc.ABC):
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Where variables are created: models, optimizers, counters, random generators."""
-        with self.strategy.scope(), self.registry.recording():
+        with self._strategy.scope(), self.registry.recording():
             yield
 
     def wrap_optimizer(
@@ -309,6 +321,12 @@ class SingleDeviceReplicator(Replicator):
                 "use multi_device"
             )
         return cls()
+
+    @functools.cached_property
+    def strategy(self) -> tf.distribute.Strategy:
+        # Estimators do not take the default strategy.
+        has_gpu = tf.config.list_physical_devices("GPU")
+        return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

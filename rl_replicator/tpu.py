@@ -1,5 +1,6 @@
 """Replicas on the cores of TPUs, all from one trace."""
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -49,11 +50,16 @@ class TpuReplicator(replicator.Replicator):
         """
         if resolver is None:
             resolver = _connect(address or os.environ.get("TPU_NAME") or "local", deadline)
+        self._resolver = resolver
         super().__init__(snt.distribute.TpuReplicator(resolver))
 
     @classmethod
     def from_text(cls, argument: str) -> "TpuReplicator":
         return cls(argument)
+
+    @functools.cached_property
+    def strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.TPUStrategy(self._resolver)
 
     def replicate(
         self,
@@ -77,16 +83,16 @@ class TpuReplicator(replicator.Replicator):
         Returns:
           What it returned on each replica.
         """
-        results = self.strategy.run(
+        results = self._strategy.run(
             function,
-            args=self.strategy.experimental_distribute_values_from_function(
+            args=self._strategy.experimental_distribute_values_from_function(
                 lambda context: tuple(elements[context.replica_id_in_sync_group])
             )
             if elements[0]
             else (),
         )
         leaves = [
-            self.strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(results)
+            self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(results)
         ]
         return [
             tf.nest.pack_sequence_as(

@@ -12,7 +12,8 @@ from rl_replicator import errors
 def read(name: str, variable: Any) -> np.ndarray:
     """The value; that of this process's first replica where each replica has a copy.
 
-    Nothing is asked of other processes, so one of several can save alone.
+    Copies that are to be averaged, and that no step has averaged, are so now: Keras' moving
+    averages after `fit`. Nothing is asked of other processes, so one of several can save alone.
 
     Raises:
       CheckpointError: the copies are parts of a sum, of which one says nothing.
@@ -21,7 +22,12 @@ def read(name: str, variable: Any) -> np.ndarray:
     if isinstance(copies[0], dtensor.DVariable):
         whole = dtensor.Layout.replicated(copies[0].layout.mesh, copies[0].shape.rank)
         return dtensor.relayout(copies[0].read_value(), whole).numpy()
-    return copies[0].numpy()
+    value = copies[0].numpy()
+    if len(copies) > 1 and variable.aggregation == tf.VariableAggregation.MEAN:
+        others = [copy.numpy() for copy in copies[1:]]
+        if any((other != value).any() for other in others):
+            return np.mean([value, *others], axis=0, dtype=value.dtype)
+    return value
 
 
 def write(name: str, variable: Any, value: np.ndarray) -> None:

@@ -70,6 +70,13 @@ class MeshReplicator(replicator.Replicator):
             )
         return cls(dimensions)
 
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        raise errors.ConfigError(
+            "expected a replicator with a strategy of TensorFlow's, for Keras or an Estimator, got "
+            "a mesh, which has none; use multi_device, or a step_fn with replicate"
+        )
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         create = functools.partial(layouts.create, self.layouts)

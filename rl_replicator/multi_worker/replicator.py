@@ -94,7 +94,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         """As in `Replicator`; the first process's initial values reach all the others."""
         with (
             self._group.using(),
-            self.strategy.scope(),
+            self._strategy.scope(),
             tf.variable_creator_scope(_local_to_replica),
             self.registry.recording(),
         ):
@@ -151,7 +151,7 @@ class MultiWorkerReplicator(replicator.Replicator):
             index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
             results[index] = function(index)
 
-        self.strategy.run(replica)
+        self._strategy.run(replica)
         return results
 
     def agree(self, status: tf.Tensor, agreed: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:

@@ -41,6 +41,11 @@ def replicator():
     return rr.TpuReplicator(resolver=TpuOfPaper())
 
 
+def test_strategy_for_keras(replicator):
+    assert isinstance(replicator.strategy, tf.distribute.TPUStrategy)
+    assert replicator.strategy.num_replicas_in_sync == replicator.num_replicas == CORES
+
+
 def batches(context):
     return tf.data.Dataset.from_tensor_slices(DATA).batch(BATCH, drop_remainder=True).repeat()
 

@@ -27,6 +27,16 @@ def test_make(name, kind, count):
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [("mesh:data=2", "use multi_device"), ("multi_device:2x2", "use multi_device:2$")],
+)
+def test_no_strategy_does_what_they_do(name, advice):
+    replicator = rr.make(name)
+    with pytest.raises(rr.ConfigError, match=f"for Keras or an Estimator, .*; {advice}"):
+        _ = replicator.strategy
+
+
+@pytest.mark.parametrize(
     "name", ["", "single_device:2", "multi_device:", "multi_device:0", "multi_device:-1", "gpu"]
 )
 def test_make_refuses(name):

@@ -308,6 +308,24 @@ def test_copies_that_are_parts_of_a_sum_are_refused(tmp_path):
         checkpoints.Checkpointer(tmp_path).save(1, {"a": parts.TrackablePart(count=count)})
 
 
+def test_copies_that_are_to_be_averaged(tmp_path):
+    """Keras' moving averages differ between replicas after `fit`."""
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        mean = tf.Variable(
+            [0.0, 0.0],
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    for copy, value in zip(mean.values, ([1.0, 2.0], [3.0, 2.0]), strict=True):
+        copy.assign(value)
+    part = parts.TrackablePart(mean=mean)
+    part.save(tmp_path)
+    part.restore(tmp_path)
+    assert [copy.numpy().tolist() for copy in mean.values] == [[2.0, 2.0], [2.0, 2.0]]
+
+
 def test_a_mismatch_names_the_variable(tmp_path):
     checkpointer = checkpoints.Checkpointer(tmp_path)
     checkpointer.save(1, {"a": parts.TrackablePart(x=tf.Variable([1.0, 2.0]), y=tf.Variable(3.0))})

@@ -1,0 +1,91 @@
+"""Keras and Estimators under `replicator.strategy`: equal numbers, resumed anywhere."""
+
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rl_replicator as rr
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+# The sums over a batch are taken in another order; printed to six places.
+TOLERANCE = 1e-5
+
+
+def numbers(text):
+    return np.array(re.findall(r"(?:loss|mae|prediction) (-?[\d.]+)", text), float)
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Runs an example in this process; returns its variables and the numbers it printed."""
+    rr.split_cpu(2)
+
+    def in_this_process(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        variables = runpy.run_path(str(EXAMPLES / name))
+        return variables, numbers(capfd.readouterr().out)
+
+    return in_this_process
+
+
+def state(variables):
+    """Weights, statistics, and the optimizer's slots."""
+    model = variables["model"]
+    slots = [np.asarray(v.numpy()) for v in model.optimizer.variables]
+    return [*model.get_weights(), *slots]
+
+
+def test_fit_evaluate_predict(run):
+    one, printed = run("keras_fit.py")
+    two, printed_by_two = run("keras_fit.py", "multi_device:2")
+    assert two["model"].weights[0].values[1].device.endswith("CPU:1")
+    assert printed[4] < printed[0] / 1.5
+    np.testing.assert_allclose(printed_by_two, printed, atol=TOLERANCE)
+    for got, want in zip(state(two), state(one), strict=True):
+        np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(200)
+def test_a_model_resumed_elsewhere(run, tmp_path):
+    run("keras_fit.py", "single_device", tmp_path / "run")
+    run("keras_fit.py", "multi_device:2", tmp_path / "run")
+    jobs = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
+    program = [sys.executable, str(EXAMPLES / "keras_fit.py"), "multi_worker"]
+    done = subprocess.run(
+        [*jobs, *program, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run("keras_fit.py", "single_device", tmp_path / "whole")
+    run("keras_fit.py", "single_device", tmp_path / "whole")
+    _, uninterrupted = run("keras_fit.py", "single_device", tmp_path / "whole")
+    assert "step 90: loss" in done.stdout
+    np.testing.assert_allclose(numbers(done.stdout), uninterrupted, atol=5 * TOLERANCE)
+
+
+def test_an_estimator(run, tmp_path):
+    """Also: its model folder, with Adam's slots, is continued on other replicas."""
+    parameters = {}
+    for name in ("single_device", "multi_device:2"):
+        variables, printed = run("estimator.py", tmp_path / name[0], name, 20)
+        estimator = variables["estimator"]
+        names = estimator.get_variable_names()
+        assert "dense/kernel/Adam_1" in names and printed.shape == (1,)
+        parameters[name] = {key: estimator.get_variable_value(key) for key in names}
+    one, two = parameters.values()
+    for key, want in one.items():
+        np.testing.assert_allclose(two[key], want, atol=TOLERANCE, err_msg=key)
+    _, first = run("estimator.py", tmp_path / "s", "multi_device:2", 40)
+    _, second = run("estimator.py", tmp_path / "m", "single_device", 40)
+    np.testing.assert_allclose(first, second, atol=TOLERANCE)
