@@ -1,4 +1,4 @@
-"""Tiny data sets in the formats of the real ones."""
+"""Tiny data sets, and a tiny classifier, in the formats of the real ones."""
 
 import gzip
 import json
@@ -84,3 +84,21 @@ def tfds(folder):
     features = {"featuresDict": {"features": {"image": {}, "label": label}}}
     (folder / "features.json").write_text(json.dumps(features))
     return folder
+
+
+def inception(folder):
+    """A graph with the names of Inception's, which takes one image at a time as that does.
+
+    The features are the mean of each channel, / 128 - 1; the logits once the first, twice the next.
+    """
+    with tf.Graph().as_default() as graph:
+        image = tf.compat.v1.placeholder(tf.float32, [None, None, 3])
+        images = tf.expand_dims(image, 0, name="ExpandDims")
+        resized = tf.image.resize(images, [4, 4]) / 128 - 1
+        pool = tf.nn.avg_pool2d(resized, 4, 4, "VALID", name="pool_3")
+        w = tf.constant([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+        with tf.name_scope("softmax"):
+            tf.matmul(tf.reshape(pool, [1, 3]), w, name="logits/MatMul")
+    path = folder / "classify_image_graph_def.pb"
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    return path

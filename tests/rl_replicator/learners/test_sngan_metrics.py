@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.learners.sngan import features, metrics
+from tests.rl_replicator.learners import image_files
 
 
 def statistics(x):
@@ -76,25 +77,10 @@ def test_inception_score():
     assert got == pytest.approx(want, rel=1e-6)
 
 
-@pytest.fixture
-def frozen(tmp_path):
-    """A graph with the names of Inception's, that takes one image at a time as that does."""
-    with tf.Graph().as_default() as graph:
-        image = tf.compat.v1.placeholder(tf.float32, [None, None, 3])
-        images = tf.expand_dims(image, 0, name="ExpandDims")
-        resized = tf.image.resize(images, [4, 4]) / 128 - 1
-        pool = tf.nn.avg_pool2d(resized, 4, 4, "VALID", name="pool_3")
-        w = tf.constant([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-        with tf.name_scope("softmax"):
-            tf.matmul(tf.reshape(pool, [1, 3]), w, name="logits/MatMul")
-    path = tmp_path / "classify_image_graph_def.pb"
-    path.write_bytes(graph.as_graph_def().SerializeToString())
-    return path
-
-
 @pytest.mark.parametrize("channels", [1, 3])
-def test_inception_from_a_file(frozen, channels):
-    suffix, classify = features.load(frozen, rr.make("single_device"), (8, 8, channels))
+def test_inception_from_a_file(tmp_path, channels):
+    path = image_files.inception(tmp_path)
+    suffix, classify = features.load(path, rr.make("single_device"), (8, 8, channels))
     assert suffix == ""
     images = tf.constant(np.random.default_rng(0).uniform(0, 255, [5, 8, 8, channels]), tf.float32)
     got, logits = tf.function(classify)(images)
