@@ -12,7 +12,7 @@ run: $(STAMP)
 	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check
