@@ -213,7 +213,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 def test_misuse_is_refused_at_once():
     program = """
 import tensorflow as tf, rl_replicator as rr
-from rl_replicator import local_job
+from rl_replicator.jobs import local_job
 ports = local_job.Ports(1)
 tf.constant(1)
 for arguments in ({"peer_timeout": 0}, {}):
