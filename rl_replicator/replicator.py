@@ -178,7 +178,12 @@ class Replicator(abc.ABC):
             )
             for i in range(local)
         ]
-        return inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to)
+        inputs = inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to)
+        return self._accept(inputs)
+
+    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
+        """What `make_inputs` returns for these; a replicator may look at them or wrap them."""
+        return inputs
 
     def replicate(
         self,

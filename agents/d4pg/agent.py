@@ -190,7 +190,7 @@ class D4PG:
     def _networks(self, prefix: str) -> D4PGNetworks:
         spec = self._observations.spec()
         encoder, policy = self._acting_networks(prefix)
-        critic = self._observations.make_critic(f"{prefix}critic")
+        critic = self._observations.make_critic(self.atoms(), f"{prefix}critic")
         features = encoder(tf.zeros([1, *spec.shape], spec.dtype))
         critic(features, tf.zeros([1, *self.environment_spec.actions.shape]))
         return D4PGNetworks(encoder, policy, critic)

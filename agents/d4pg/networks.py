@@ -3,8 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import sonnet as snt
 import tensorflow as tf
+
+# By how much the first logits of a critic fall from atom to atom, away from a return of 0: steep
+# enough for a mean near 0, and so flat that no atom is out of reach.
+_PRIOR_SLOPE = 0.2
 
 
 def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
@@ -37,11 +42,42 @@ class NoEncoder(snt.Module):
         return observation
 
 
+@tf.custom_gradient
+def tanh_with_way_back(x: tf.Tensor):
+    """tanh, whose gradient vanishes towards a limit but not away from it.
+
+    Where tanh is flat a policy stays for good: far out, no gradient comes through to bring it back.
+    Hausknecht & Stone 2016 (arXiv:1511.04143, "inverting gradients") scale dQ/da by the room left
+    in its direction in place of a squashing function's derivative: here 1 - y upwards, 1 + y
+    downwards, both 1 at 0 as is tanh's own.
+
+    Args:
+      x: float32 of any shape.
+
+    Returns:
+      As `x`, in [-1, 1].
+    """
+    y = tf.tanh(x)
+
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        # A loss is descended: where its gradient is negative, y is to grow.
+        return dy * tf.where(dy < 0, 1.0 - y, 1.0 + y)
+
+    return y, gradient
+
+
 class Policy(snt.Module):
     """Deterministic policy: [B, N] float32 features -> [B, A] float32 actions in (-1, 1)."""
 
-    def __init__(self, layer_sizes: Sequence[int], num_actions: int, name: str = "policy"):
+    def __init__(
+        self,
+        layer_sizes: Sequence[int],
+        num_actions: int,
+        name: str = "policy",
+        squash: Callable[[tf.Tensor], tf.Tensor] = tf.tanh,
+    ):
         super().__init__(name=name)
+        self._squash = squash
         self._torso = layer_norm_mlp(layer_sizes, "torso")
         # Nearly zero at first, so that early actions are not stuck where tanh is flat.
         self._head = snt.Linear(
@@ -49,7 +85,7 @@ class Policy(snt.Module):
         )
 
     def __call__(self, observation: tf.Tensor) -> tf.Tensor:
-        return tf.tanh(self._head(self._torso(observation)))
+        return self._squash(self._head(self._torso(observation)))
 
 
 class CategoricalCritic(snt.Module):
@@ -70,19 +106,25 @@ class PixelCritic(snt.Module):
     """As `CategoricalCritic`, for features so many that a few actions beside them would be lost.
 
     The features are narrowed to `feature_size` first, by a layer of the critic's own (the trunk of
-    DrQ-v2, arXiv:2107.09645).
+    DrQ-v2, arXiv:2107.09645). Its first word on every return is "about 0", as that of DrQ-v2's
+    scalar critic, and not the middle of the range: to come down from there takes thousands of
+    steps, in which the policy would follow a critic that knows only that everything gets worse.
     """
 
     def __init__(
-        self, feature_size: int, layer_sizes: Sequence[int], num_atoms: int, name: str = "critic"
+        self, feature_size: int, layer_sizes: Sequence[int], atoms: np.ndarray, name: str = "critic"
     ):
         super().__init__(name=name)
+        logits = -_PRIOR_SLOPE * np.abs(atoms) / (atoms[1] - atoms[0])
         self._trunk = layer_norm_mlp([feature_size], "trunk")
         self._torso = snt.nets.MLP(
             layer_sizes, activation=tf.nn.elu, activate_final=True, name="torso"
         )
         self._head = snt.Linear(
-            num_atoms, w_init=snt.initializers.VarianceScaling(1e-2), name="head"
+            len(atoms),
+            w_init=snt.initializers.VarianceScaling(1e-2),
+            b_init=lambda shape, dtype: tf.constant(logits, dtype, shape),
+            name="head",
         )
 
     def __call__(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:

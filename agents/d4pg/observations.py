@@ -7,6 +7,7 @@ import dataclasses
 from typing import Protocol
 
 import dm_env
+import numpy as np
 import sonnet as snt
 import tensorflow as tf
 from acme import specs
@@ -14,7 +15,13 @@ from acme import specs
 from agents.d4pg.augmentation import random_shift
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.encoders import make_encoder, smallest_frame
-from agents.d4pg.networks import CategoricalCritic, NoEncoder, PixelCritic, Policy
+from agents.d4pg.networks import (
+    CategoricalCritic,
+    NoEncoder,
+    PixelCritic,
+    Policy,
+    tanh_with_way_back,
+)
 from agents.d4pg.pixel_config import PixelD4PGConfig
 from agents.memory import FrameStack, Memory, Present
 from agents.replay.frames import FrameLayout
@@ -56,8 +63,8 @@ class Observations(Protocol):
         """[B, F] features -> [B, A] actions; not yet built."""
         ...
 
-    def make_critic(self, name: str) -> snt.Module:
-        """([B, F] features, [B, A] actions) -> [B, Z] logits; not yet built."""
+    def make_critic(self, atoms: np.ndarray, name: str) -> snt.Module:
+        """([B, F] features, [B, A] actions) -> [B, Z] logits of the [Z] atoms; not yet built."""
         ...
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -102,9 +109,9 @@ class StateObservations:
         """See `Observations`."""
         return Policy(self.config.policy_layers, self.environment_spec.actions.shape[0], name)
 
-    def make_critic(self, name: str) -> CategoricalCritic:
+    def make_critic(self, atoms: np.ndarray, name: str) -> CategoricalCritic:
         """See `Observations`."""
-        return CategoricalCritic(self.config.critic_layers, self.config.num_atoms, name)
+        return CategoricalCritic(self.config.critic_layers, len(atoms), name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """As they are."""
@@ -159,12 +166,12 @@ class PixelObservations:
     def make_policy(self, name: str) -> Policy:
         """See `Observations`; its first layer narrows the features."""
         layers = (self.config.feature_size, *self.config.policy_layers)
-        return Policy(layers, self.environment_spec.actions.shape[0], name)
+        num_actions = self.environment_spec.actions.shape[0]
+        return Policy(layers, num_actions, name, squash=tanh_with_way_back)
 
-    def make_critic(self, name: str) -> PixelCritic:
+    def make_critic(self, atoms: np.ndarray, name: str) -> PixelCritic:
         """See `Observations`."""
-        config = self.config
-        return PixelCritic(config.feature_size, config.critic_layers, config.num_atoms, name)
+        return PixelCritic(self.config.feature_size, self.config.critic_layers, atoms, name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Shifts every picture at random."""

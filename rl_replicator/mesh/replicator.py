@@ -83,13 +83,7 @@ class MeshReplicator(replicator.Replicator):
         with tf.variable_creator_scope(create), self.registry.recording():
             yield
 
-    def make_inputs(
-        self,
-        input_fn: inputs_lib.InputFn,
-        per_replica: bool = False,
-        pad_to: int | None = None,
-    ) -> inputs_lib.Inputs:
-        inputs = super().make_inputs(input_fn, per_replica, pad_to)
+    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         if isinstance(inputs, inputs_lib.CallableInputs):
             inputs = mesh_step.HostCallableInputs(inputs, self.registry)
         mesh_step.check_specs(inputs.specs, layouts.size_of(self.mesh, layouts.DATA))

@@ -100,13 +100,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         ):
             yield
 
-    def make_inputs(
-        self,
-        input_fn: inputs_lib.InputFn,
-        per_replica: bool = False,
-        pad_to: int | None = None,
-    ) -> inputs_lib.Inputs:
-        inputs = super().make_inputs(input_fn, per_replica, pad_to)
+    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         self._inputs.add(inputs)
         return inputs
 

@@ -12,6 +12,7 @@ from agents.actors import GaussianNoise, LinearSchedule
 from agents.d4pg.agent import D4PG
 from agents.d4pg.augmentation import random_shift
 from agents.d4pg.encoders import make_encoder
+from agents.d4pg.networks import PixelCritic, tanh_with_way_back
 from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
 from agents.memory import FrameStack
 from agents.pictures import strip
@@ -113,6 +114,35 @@ def test_targets_follow_by_tau_at_every_step():
     module.step_fn(tf.nest.map_structure(tf.constant, make_samples(BATCH)))
     for (source, copy), old in zip(module.target_pairs(), before, strict=True):
         np.testing.assert_allclose(copy, old + 0.25 * (source - old), rtol=1e-5, atol=1e-7)
+
+
+def test_a_policy_far_beyond_a_limit_comes_back():
+    x = tf.constant([-20.0, -1.0, 0.0, 1.0, 20.0])
+
+    def gradient(wish):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tanh_with_way_back(x)
+        np.testing.assert_allclose(y, np.tanh(x), rtol=1e-6)
+        return tape.gradient(y, x, output_gradients=wish * tf.ones_like(x)).numpy()
+
+    room_below = np.tanh(x) + 1  # A positive gradient is descended: y becomes less.
+    np.testing.assert_allclose(gradient(0.5), 0.5 * room_below, atol=1e-6)
+    np.testing.assert_allclose(gradient(-0.5), -0.5 * room_below[::-1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 800.0), (-50.0, 50.0), (-300.0, 0.0), (5.0, 9.0)])
+def test_a_new_critic_expects_a_return_near_zero(low, high):
+    atoms = np.linspace(low, high, 51, dtype=np.float32)
+    critic = PixelCritic(8, (16,), atoms)
+    random = np.random.default_rng(0)
+    logits = critic(
+        tf.constant(random.normal(size=(32, 100)), tf.float32),
+        tf.constant(random.uniform(-1, 1, (32, 2)), tf.float32),
+    )
+    mean = tf.linalg.matvec(tf.nn.softmax(logits), atoms).numpy()
+    nearest_to_zero = min(max(low, 0.0), high)
+    np.testing.assert_allclose(mean, nearest_to_zero, atol=0.12 * (high - low))
 
 
 def test_a_shift_moves_whole_pictures_and_repeats_their_borders():
