@@ -107,7 +107,8 @@ class D4PGPixelOptions(D4PGOptions):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return super().identity | {"pixels": dataclasses.asdict(self.picture)}
+        pixels = dataclasses.asdict(self.picture) | {"action_repeat": self.task.action_repeat}
+        return super().identity | {"pixels": pixels}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Task:
     @property
     def action_repeat(self) -> int:
         """Environment steps of one action."""
-        return 1 if self.pixels is None else self.pixels.action_repeat
+        return 1 if self.pixels is None else self.pixels.repeats(self.name)
 
     def agent_steps(self, environment_steps: int) -> int:
         """Actions in so many environment steps, the last of them whole."""

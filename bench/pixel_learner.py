@@ -175,11 +175,10 @@ def actor(config, task):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", default="cartpole:swingup")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--action-repeat", type=int, default=2)
+    parser.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
     options = parser.parse_args()
     rr.split_cpu(2)
-    task = Task(options.task, PixelConfig(action_repeat=options.action_repeat))
+    task = Task(options.task, PixelConfig())
     config = PixelD4PGConfig(precision=options.precision)
     print(f"{options.task}, {options.precision}, encoder {config.encoder}, tf {tf.__version__}")
     learners(config, task)

@@ -61,7 +61,7 @@ def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment
         return environment
     from environments.pixel_environment import PixelEnvironment
 
-    return PixelEnvironment(environment, pixels)
+    return PixelEnvironment(environment, pixels, name)
 
 
 def _make(name: str, seed: int) -> Environment:

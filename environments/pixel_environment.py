@@ -24,8 +24,13 @@ class PixelEnvironment(dm_env.Environment):
     thread to thread.
     """
 
-    def __init__(self, environment: flat.Environment, config: PixelConfig):
+    def __init__(self, environment: flat.Environment, config: PixelConfig, name: str = ""):
         """Draws `environment`.
+
+        Args:
+          environment: a new one.
+          config: of its frames.
+          name: of the environment, see `PixelConfig.repeats`.
 
         Raises:
           EnvironmentSpecError: if it cannot be drawn as `config` asks.
@@ -33,11 +38,12 @@ class PixelEnvironment(dm_env.Environment):
         """
         self._environment = environment
         self._config = config
+        self._action_repeat = config.repeats(name)
         self._view = views.view_of(environment, config)
         self._observation_spec = specs.BoundedArray(
             (config.height, config.width, 3), np.uint8, 0, 255, name="pixels"
         )
-        self._reward_spec = _repeated(environment.reward_spec(), config.action_repeat)
+        self._reward_spec = _repeated(environment.reward_spec(), self._action_repeat)
 
     @property
     def wrapped(self) -> flat.Environment:
@@ -68,7 +74,7 @@ class PixelEnvironment(dm_env.Environment):
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
         """Takes a float32 [m] action in [-1, 1]. After a last step it starts a new episode."""
         reward, discount = 0.0, 1.0
-        for _ in range(self._config.action_repeat):
+        for _ in range(self._action_repeat):
             timestep = self._environment.step(action)
             if timestep.step_type is dm_env.StepType.FIRST:
                 return self._first(timestep)

@@ -10,6 +10,17 @@ from environments.errors import EnvironmentSpecError
 RENDER_MODES = ("auto", "fast", "exact")
 _SMALLEST, _LARGEST = 8, 1024
 
+# PlaNet's (Hafner et al. 2019, arXiv:1811.04551), which most work on pixels has kept since.
+_USUAL_ACTION_REPEATS = {
+    "cartpole": 8,
+    "ball_in_cup": 4,
+    "cheetah": 4,
+    "reacher": 4,
+    "finger": 2,
+    "walker": 2,
+}
+_OTHER_ACTION_REPEAT = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class PixelConfig:
@@ -20,6 +31,7 @@ class PixelConfig:
       width: of a frame in pixels, from 8 to 1024.
       camera: index or name of a camera of the model; -1 is the free camera.
       action_repeat: steps of the environment for each action, at least 1. Rewards are summed.
+        Default: 8 for cartpole, 4 for ball_in_cup, cheetah and reacher, 2 for all others.
       render: 'exact' draws the environment's own pixels, 'fast' leaves out shadows, reflections and
         multisampling and draws round shapes with fewer faces; 'auto' is 'fast' where OpenGL is
         drawn in software.
@@ -31,7 +43,7 @@ class PixelConfig:
     height: int = 64
     width: int = 64
     camera: int | str = 0
-    action_repeat: int = 2
+    action_repeat: int | None = None
     render: str = "auto"
 
     def __post_init__(self) -> None:
@@ -41,7 +53,8 @@ class PixelConfig:
                 raise EnvironmentSpecError(
                     f"expected a pixel {name} from {_SMALLEST} to {_LARGEST}, got {value!r}"
                 )
-        if not (_is_int(self.action_repeat) and self.action_repeat >= 1):
+        repeat = self.action_repeat
+        if repeat is not None and not (_is_int(repeat) and repeat >= 1):
             raise EnvironmentSpecError(
                 f"expected an action_repeat of at least 1, got {self.action_repeat!r}"
             )
@@ -54,6 +67,11 @@ class PixelConfig:
             raise EnvironmentSpecError(
                 f"expected render to be one of {', '.join(RENDER_MODES)}, got {self.render!r}"
             )
+
+    def repeats(self, name: str) -> int:
+        """Steps of the environment called `name` for each action."""
+        usual = _USUAL_ACTION_REPEATS.get(name.partition(":")[0], _OTHER_ACTION_REPEAT)
+        return usual if self.action_repeat is None else self.action_repeat
 
 
 def _is_int(value: Any) -> bool:

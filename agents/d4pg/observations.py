@@ -27,6 +27,7 @@ from agents.memory import FrameStack, Memory, Present
 from agents.replay.frames import FrameLayout
 from agents.replay.size import ReplaySize, predict
 from agents.replay.transitions import Layout, TransitionLayout
+from rl_replicator import precision
 from rl_replicator.errors import check_option
 
 
@@ -161,7 +162,7 @@ class PixelObservations:
 
     def make_encoder(self, name: str) -> snt.Module:
         """The convolutional network."""
-        return make_encoder(self.config.encoder, tf.dtypes.as_dtype(self.config.precision), name)
+        return make_encoder(self.config.encoder, precision.choose(self.config.precision), name)
 
     def make_policy(self, name: str) -> Policy:
         """See `Observations`; its first layer narrows the features."""

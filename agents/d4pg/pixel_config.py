@@ -14,7 +14,7 @@ class PixelReplayConfig(ReplayConfig):
 
     max_size: int = 100_000
     """Transitions kept; the oldest leave first. Each holds one frame."""
-    samples_per_insert: float = 64.0
+    samples_per_insert: float = 128.0
     """Transitions sampled for each one inserted, on average over the run."""
     priority_exponent: float = 0.0
     """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
@@ -37,13 +37,16 @@ class PixelD4PGConfig(D4PGConfig):
     arXiv:2107.09645), unless their line says otherwise.
     """
 
+    discount: float = 0.97
+    """gamma of an agent step, which is several steps of the simulator. DrQ-v2 takes 0.99 for two of
+    them."""
     n_step: int = 3
     """Steps of reward in a return before it bootstraps."""
     exploration_sigma: float = 1.0
     """Standard deviation of the actors' Gaussian noise at first; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
     """What it has become after `exploration_steps`. None: it stays."""
-    exploration_steps: int = 50_000
+    exploration_steps: int = 40_000
     """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
 
     global_batch_size: int = 128
@@ -63,8 +66,8 @@ class PixelD4PGConfig(D4PGConfig):
     """Units to which policy and critic narrow the encoder's features, each for itself."""
     max_shift: int = 4
     """Pixels by which training pictures are shifted at random. 0: not at all."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """In which convolutions compute; bfloat16 is faster where the processor has AMX."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """In which convolutions compute; "auto" is bfloat16 where this machine is fast at it."""
     replay: PixelReplayConfig = PixelReplayConfig()
     """The replay table."""
 

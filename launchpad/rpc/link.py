@@ -15,8 +15,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    *rpc_server.MESSAGE_OPTIONS,
 )
 
 

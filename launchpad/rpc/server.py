@@ -24,10 +24,19 @@ _PING_NAME = PING.decode()
 # Handlers may block, for example in a long poll: this many at once.
 DEFAULT_THREAD_POOL_SIZE = 128
 
-OPTIONS = (
-    ("grpc.so_reuseport", 0),  # Else two servers can share a port in silence.
+# Of both ends of a connection.
+MESSAGE_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # Weights are tens of megabytes. In the 16 kB frames and small windows of the default, which
+    # grow by probing, the two ends wait for each other a thousand times in such a message.
+    ("grpc.http2.max_frame_size", 2**24 - 1),
+    ("grpc.http2.lookahead_bytes", 2**26),
+    ("grpc.http2.bdp_probe", 0),
+)
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # Else two servers can share a port in silence.
+    *MESSAGE_OPTIONS,
 )
 
 # Servers of this process by address: clients beside them call them without gRPC.
@@ -69,7 +78,7 @@ class Server:
         self._pool = threads.DaemonExecutor(thread_pool_size, "courier")
         self._slots = threading.Semaphore(thread_pool_size)
         self._server = grpc.server(
-            self._pool, handlers=(_Router(self._handle),), options=list(OPTIONS)
+            self._pool, handlers=(_Router(self._handle),), options=list(_OPTIONS)
         )
         self._port = _bind(self._server, host, port)
         self.address = f"{host}:{self._port}"

@@ -194,6 +194,19 @@ def test_repeated_actions_against_a_hand_run():
     assert drawn.reward_spec().minimum == 0 and drawn.reward_spec().maximum == 3
 
 
+def test_actions_repeat_as_is_usual_for_the_domain_unless_told():
+    names = ("cartpole:balance", "reacher:easy", "walker:walk", "environments.fakes:target")
+    assert [Pixels().repeats(name) for name in names] == [8, 4, 2, 2]
+    assert Pixels(action_repeat=3).repeats("cartpole:balance") == 3
+    frames = 0
+    drawn = environments.make("cartpole:balance", 5, Pixels(8, 8))
+    timestep = drawn.reset()
+    while not timestep.last():
+        timestep = drawn.step(np.zeros(1, np.float32))
+        frames += 1
+    assert frames == 1000 / 8
+
+
 def test_a_termination_in_the_midst_of_a_repeat():
     environment = _make_gymnasium(Pixels(8, 8, action_repeat=2))
     environment.reset()

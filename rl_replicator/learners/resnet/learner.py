@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import micro_batches
+from rl_replicator import micro_batches, precision
 from rl_replicator.errors import check_option
 from rl_replicator.inputs import InputContext
 from rl_replicator.learners.learner import Evaluation, Learner
-from rl_replicator.learners.resnet import data, losses, networks, optimizers, precision, schedules
+from rl_replicator.learners.resnet import data, losses, networks, optimizers, schedules
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
 from rl_replicator.replicator import Replicator

@@ -9,10 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import values
+from rl_replicator import precision, values
 from rl_replicator.inputs import InputContext
 from rl_replicator.learners.learner import Evaluation, Learner, Phase
-from rl_replicator.learners.resnet import precision
 from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator

@@ -27,7 +27,12 @@ SPEC = specs.EnvironmentSpec(
     discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
 SMALL = PixelD4PGConfig(
-    policy_layers=(16,), critic_layers=(16,), num_atoms=11, feature_size=8, max_shift=2
+    policy_layers=(16,),
+    critic_layers=(16,),
+    num_atoms=11,
+    feature_size=8,
+    max_shift=2,
+    precision="float32",
 )
 
 
