@@ -18,7 +18,7 @@ import numpy as np
 
 import launchpad as lp
 
-_ROUND_SECS = 0.25
+_ROUND_SECS = 0.5
 _NUM_ROUNDS = 6
 _NUM_PAIRS = 4
 _FETCH_BYTES = 10_000_000

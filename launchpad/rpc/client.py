@@ -175,7 +175,7 @@ class CourierClient:
             told = time.monotonic()
             while True:
                 address = self.address
-                link = rpc_link.Link(address, self._compression, self._is_near(address))
+                link = rpc_link.Link(address, self._compression)
                 if self._is_alive(link):
                     self._link = link
                     return link
@@ -191,12 +191,6 @@ class CourierClient:
                         told - started,
                     )
                 time.sleep(0.1)
-
-    def _is_near(self, address: str) -> bool:
-        """True for a node of this program on this machine; a plain address may be a tunnel's."""
-        if isinstance(self._target, str) or self._runtime is None:
-            return False
-        return address.rpartition(":")[0] == self._runtime.info.host
 
     def _is_alive(self, link: rpc_link.Link) -> bool:
         ping = wire.encode(self._token(), rpc_server.PING, None)

@@ -15,7 +15,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    *rpc_server.MESSAGE_OPTIONS,
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
 )
 
 
@@ -25,22 +26,20 @@ class Link:
     The direct way still pickles, so that callers never share objects with the server.
     """
 
-    def __init__(self, address: str, compression: Any, is_near: bool = False):
+    def __init__(self, address: str, compression: Any):
         """Prepares; connects at the first call.
 
         Args:
           address: "host:port".
           compression: gRPC's setting.
-          is_near: True if the server is known to be ours and on this machine.
         """
         self.address = address
         self._compression = compression
         self._server = rpc_server.local_server(address)
         self._channel: grpc.Channel | None = None
         if self._server is None:
-            target = rpc_server.local_target(address) if is_near else address
             self._channel = grpc.insecure_channel(
-                target, options=list(_OPTIONS), compression=compression
+                address, options=list(_OPTIONS), compression=compression
             )
             self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
 

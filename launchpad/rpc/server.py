@@ -24,19 +24,10 @@ _PING_NAME = PING.decode()
 # Handlers may block, for example in a long poll: this many at once.
 DEFAULT_THREAD_POOL_SIZE = 128
 
-# Of both ends of a connection.
-MESSAGE_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # Weights are tens of megabytes. In the 16 kB frames and small windows of the default, which
-    # grow by probing, the two ends wait for each other a thousand times in such a message.
-    ("grpc.http2.max_frame_size", 2**24 - 1),
-    ("grpc.http2.lookahead_bytes", 2**26),
-    ("grpc.http2.bdp_probe", 0),
-)
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # Else two servers can share a port in silence.
-    *MESSAGE_OPTIONS,
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
 )
 
 # Servers of this process by address: clients beside them call them without gRPC.
@@ -163,19 +154,9 @@ class _Router(grpc.GenericRpcHandler):
         return self._handler if handler_call_details.method == CALL_PATH else None
 
 
-def local_target(address: str) -> str:
-    """Returns how the server at `address` is called from its own machine: that is faster.
-
-    It is a name in the abstract namespace, which is as visible as the loopback device.
-    """
-    return f"unix-abstract:launchpad-{address}"
-
-
 def _bind(server: grpc.Server, host: str, port: int) -> int:
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
-        if bound:
-            server.add_insecure_port(local_target(f"{host}:{bound}"))
     except RuntimeError:
         bound = 0
     if not bound and port:
