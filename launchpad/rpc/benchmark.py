@@ -29,13 +29,20 @@ _RAW_SERVER = f"""
 import sys
 from concurrent import futures
 import grpc
+import numpy as np
 
 answer = b"x" * {_FETCH_BYTES}  # Not bytes(n): fresh zeros are one page of memory, many times.
+array = np.ones({_FETCH_BYTES} // 4, np.float32)
+
+methods = dict(
+    same=lambda request, context: request,
+    fetch_bytes=lambda request, context: answer,
+    fetch_array=lambda request, context: array.tobytes(),
+)
 
 class Handler(grpc.GenericRpcHandler):
     def service(self, details):
-        fetch, same = (lambda request, context: answer), (lambda request, context: request)
-        return grpc.unary_unary_rpc_method_handler(fetch if details.method == "/fetch" else same)
+        return grpc.unary_unary_rpc_method_handler(methods[details.method.lstrip("/")])
 
 server = grpc.server(
     futures.ThreadPoolExecutor(16),
@@ -74,10 +81,16 @@ def _measure_pair(program: lp.Program, handle: lp.CourierHandle) -> dict[str, li
     with _raw_channel() as channel:
         manager = lp.launch(program, "test_mp")
         client = manager.resolve(handle)
-        same, fetch = channel.unary_unary("/same"), channel.unary_unary("/fetch")
+        same = channel.unary_unary("/same")
+        fetch_bytes = channel.unary_unary("/fetch_bytes")
+        fetch_array = channel.unary_unary("/fetch_array")
         kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "small calls": (lambda: client.same(1), lambda: same(b"x" * 80)),
-            "fetches of 10 MB": (client.fetch, lambda: fetch(b"")),
+            "10 MB, raw bytes at hand": (client.fetch, lambda: fetch_bytes(b"")),
+            "10 MB, raw from an array": (
+                client.fetch,
+                lambda: np.frombuffer(fetch_array(b""), np.float32),
+            ),
         }
         rounds = {}
         for kind, (ours, raw) in kinds.items():
