@@ -237,7 +237,7 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20  # One second alone; other tests run beside this one.
     assert process.returncode == 130 and "stopped and saved" in output
     assert latest_progress(run_dir)["environment_steps"] >= later["environment_steps"]
     episodes = read_metrics(run_dir, "actor")["episodes"]
