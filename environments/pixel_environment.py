@@ -37,7 +37,6 @@ class PixelEnvironment(dm_env.Environment):
           RenderingUnavailableError: if no OpenGL works here.
         """
         self._environment = environment
-        self._config = config
         self._action_repeat = config.repeats(name)
         self._view = views.view_of(environment, config)
         self._observation_spec = specs.BoundedArray(
@@ -49,10 +48,6 @@ class PixelEnvironment(dm_env.Environment):
     def wrapped(self) -> flat.Environment:
         """The environment underneath, which observes state."""
         return self._environment
-
-    @property
-    def config(self) -> PixelConfig:
-        return self._config
 
     @property
     def look(self) -> str:

@@ -38,18 +38,23 @@ def _make_gymnasium(config):
     return pixel_environment.PixelEnvironment(flat, config)
 
 
+# Height and width asked for, and how to make it.
 MAKERS = {
-    "suite": lambda: environments.make("cartpole:swingup", 1, FAST(32, 48)),
-    "terrain": lambda: environments.make("quadruped:escape", 1, FAST(16, 16)),
-    "no reward bounds": lambda: environments.make("lqr:lqr_2_1", 1, FAST(16, 16)),
-    "draws itself": lambda: environments.make("environments.fakes:target", 1, Pixels(16, 16)),
-    "gymnasium": lambda: _make_gymnasium(Pixels(8, 8)),
+    "suite": ((32, 48), lambda: environments.make("cartpole:swingup", 1, FAST(32, 48))),
+    "terrain": ((16, 16), lambda: environments.make("quadruped:escape", 1, FAST(16, 16))),
+    "no reward bounds": ((16, 16), lambda: environments.make("lqr:lqr_2_1", 1, FAST(16, 16))),
+    "draws itself": (
+        (16, 16),
+        lambda: environments.make("environments.fakes:target", 1, Pixels(16, 16)),
+    ),
+    "gymnasium": ((8, 8), lambda: _make_gymnasium(Pixels(8, 8))),
 }
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_follows_dm_env(name):
-    made = MAKERS[name]()
+    size, make = MAKERS[name]
+    made = make()
 
     class Case(test_utils.EnvironmentTestMixin, unittest.TestCase):
         def make_object_under_test(self):
@@ -63,7 +68,7 @@ def test_follows_dm_env(name):
         Case(check).debug()
     spec = made.observation_spec()
     assert spec.dtype == np.uint8 and spec.minimum == 0 and spec.maximum == 255
-    assert spec.shape == (made.config.height, made.config.width, 3)
+    assert spec.shape == (*size, 3)
     made.close()
 
 
