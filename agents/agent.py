@@ -10,7 +10,7 @@ from acme import core, specs
 from acme.adders import base as adders
 
 import rl_replicator as rr
-from agents.replay.size import ReplaySize
+from agents.replay.memory_estimate import ReplaySize
 
 
 class VariableSource(Protocol):

@@ -11,13 +11,13 @@ from pathlib import Path
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent
-from agents.evaluation import EvaluationSchedule
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
-from agents.replicas import Replicas
+from agents.runs.evaluation import EvaluationSchedule
+from agents.runs.replicas import Replicas
 from agents.task import Task
 
 # Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask

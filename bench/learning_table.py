@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_replicator.metrics import read_metrics
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 import environments
-from environments import camera, rendering
+from environments.pixels import camera, rendering
 
 TASKS = ("cartpole:balance", "ball_in_cup:catch", "walker:walk")
 SIZES = (64, 84)

@@ -18,11 +18,11 @@ from environments.errors import (
     EnvironmentUsageError,
     RenderingUnavailableError,
 )
-from environments.pixels import PixelConfig
+from environments.pixels.config import PixelConfig
 
 if TYPE_CHECKING:
     from environments.flat import Environment
-    from environments.pixel_environment import PixelEnvironment
+    from environments.pixels.environment import PixelEnvironment
 
 __all__ = [
     "Environment",
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
         return Environment
     if name == "PixelEnvironment":
-        from environments.pixel_environment import PixelEnvironment
+        from environments.pixels.environment import PixelEnvironment
 
         return PixelEnvironment
     raise AttributeError(f"module 'environments' has no attribute {name!r}")

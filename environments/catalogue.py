@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from environments import flat
     from environments.flat import Environment
-    from environments.pixel_environment import PixelEnvironment
-    from environments.pixels import PixelConfig
+    from environments.pixels.config import PixelConfig
+    from environments.pixels.environment import PixelEnvironment
 
 _EXPECTED = "expected a task 'domain:task' or a factory 'package.module:function'"
 _SEE_LIST = "'rl-replicator envs' lists the tasks"
@@ -59,7 +59,7 @@ def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment
     environment = _make(name, seed)
     if pixels is None:
         return environment
-    from environments.pixel_environment import PixelEnvironment
+    from environments.pixels.environment import PixelEnvironment
 
     return PixelEnvironment(environment, pixels, name)
 
@@ -112,7 +112,7 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
 
 def _render_of(environment: dm_env.Environment) -> flat.Render | str:
     """How a foreign environment draws: by its physics, or by a method of its own."""
-    from environments import camera, views
+    from environments.pixels import camera, views
 
     physics = getattr(environment, "physics", None)
     if views.is_physics(physics):

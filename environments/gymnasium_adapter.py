@@ -11,8 +11,9 @@ import numpy as np
 from dm_env import specs
 from gymnasium import spaces
 
-from environments import flat, randomness, rendering
+from environments import flat, randomness
 from environments.errors import EnvironmentSpecError
+from environments.pixels import rendering
 
 
 def adapt(environment: gymnasium.Env, seed: int) -> flat.Environment:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from dm_env import specs
 
-from environments import camera, flat, rendering, shortcuts
+from environments import fast_physics, flat
+from environments.pixels import camera, rendering
 
 # The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
 # lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
@@ -45,7 +46,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
     with _without_deprecations():
         environment = _load(domain, task, random)
     _keep_gl_out(environment.physics)
-    shortcuts.shorten(environment.physics)
+    fast_physics.shorten(environment.physics)
     return flat.Environment(
         environment,
         action_spec=_limited(environment.action_spec()),
@@ -101,8 +102,8 @@ def _keep_gl_out(physics: Any) -> None:
     """Keeps a task from making an OpenGL context of dm_control's.
 
     `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load
-    OpenGL for training from state. `environments.camera` has contexts of its own, and takes the
-    terrain from the model.
+    OpenGL for training from state. `environments.pixels.camera` has contexts of its own, and takes
+    the terrain from the model.
     """
     parent = type(physics)
     body = {"contexts": property(lambda self: None), "__module__": parent.__module__}

@@ -17,14 +17,12 @@
 
 Inside `step_fn`, replicas talk through `rr.collectives` only.
 
-    from rl_replicator import checkpoints, metrics, parts
-
-    checkpointer = checkpoints.Checkpointer(directory, keep=2)
-    state = {"learner": parts.TrackablePart(model=model, optimizer=optimizer),
-             "counters": parts.JsonPart(get, set)}   # or any object with save and restore(folder)
+    checkpointer = rr.checkpoints.Checkpointer(directory, keep=2)
+    state = {"learner": rr.parts.TrackablePart(model=model, optimizer=optimizer),
+             "counters": rr.parts.JsonPart(get, set)}  # or any object with save and restore(folder)
     if checkpointer.latest(): checkpointer.restore(state)
     checkpointer.save(step_number, state)
-    writer = metrics.MetricWriter(run_dir, resume_step=None)
+    writer = rr.metrics.MetricWriter(run_dir, resume_step=None)
     writer.write("learner", environment_steps, {"loss": 0.1})
 
 Errors that a user can act on are `rr.UsageError`, one line each.
@@ -45,31 +43,31 @@ from rl_replicator.errors import (
 )
 
 _LAZY = {
-    "CrossReplicaBatchNorm": "normalization",
+    "CrossReplicaBatchNorm": "layers.batch_norm",
     "Cluster": "jobs.cluster",
-    "InputContext": "inputs",
-    "Inputs": "inputs",
-    "MeshReplicator": "mesh.replicator",
-    "MultiDeviceReplicator": "multi_device",
-    "MultiWorkerAsyncReplicator": "asynchronous.replicator",
-    "MultiWorkerReplicator": "multi_worker.replicator",
+    "InputContext": "step.inputs",
+    "Inputs": "step.inputs",
+    "MeshReplicator": "backends.mesh.replicator",
+    "MultiDeviceReplicator": "backends.multi_device.replicator",
+    "MultiWorkerAsyncReplicator": "backends.parameter_server.replicator",
+    "MultiWorkerReplicator": "backends.multi_worker.replicator",
     "PerReplica": "replicator",
     "Replicator": "replicator",
-    "ReplicatedStep": "step",
-    "SingleDeviceReplicator": "replicator",
-    "TpuReplicator": "tpu",
-    "make": "backends",
-    "split_cpu": "devices",
+    "ReplicatedStep": "step.compiled",
+    "SingleDeviceReplicator": "backends.single_device",
+    "TpuReplicator": "backends.tpu",
+    "make": "backends.make",
+    "split_cpu": "backends.devices",
 }
-_MODULES = (
-    "checkpoints",
-    "collectives",
-    "metrics",
-    "micro_batches",
-    "normalization",
-    "optimizers",
-    "parts",
-)
+_MODULES = {
+    "checkpoints": "checkpoints",
+    "collectives": "collectives",
+    "metrics": "runs.metrics",
+    "micro_batches": "optimizers.micro_batches",
+    "normalization": "layers.batch_norm",
+    "optimizers": "optimizers",
+    "parts": "checkpoints.parts",
+}
 
 __all__ = [
     "CheckpointError",
@@ -87,7 +85,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(f"rl_replicator.{_LAZY[name]}"), name)
     if name in _MODULES:
-        return importlib.import_module(f"rl_replicator.{name}")
+        return importlib.import_module(f"rl_replicator.{_MODULES[name]}")
     raise AttributeError(f"module 'rl_replicator' has no attribute {name!r}")
 
 

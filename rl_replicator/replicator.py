@@ -1,4 +1,4 @@
-"""The contract of all replicators, and the simplest one."""
+"""The contract of all replicators."""
 
 import abc
 import contextlib
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import background, errors, evaluation, gradients, trace, variables
-from rl_replicator import inputs as inputs_lib
-from rl_replicator import step as step_lib
+from rl_replicator import errors
+from rl_replicator.collectives import call_log
+from rl_replicator.optimizers import wrapping
+from rl_replicator.step import background, compiled, evaluation, variable_registry
+from rl_replicator.step import inputs as inputs_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Replicator(abc.ABC):
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
-        self.registry = variables.Registry()
+        self.registry = variable_registry.Registry()
 
     @classmethod
     @abc.abstractmethod
@@ -121,8 +123,8 @@ class Replicator(abc.ABC):
           ConfigError: neither a Sonnet nor a Keras optimizer, wrapped before, or an option that
             cannot be used.
         """
-        options = gradients.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
-        return gradients.wrap(optimizer, options)
+        options = wrapping.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
+        return wrapping.wrap(optimizer, options)
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Places a part of the model on one of the devices that a replica spans.
@@ -147,7 +149,7 @@ class Replicator(abc.ABC):
         A checkpoint can only be restored into variables that exist.
         """
         with self.scope():
-            gradients.build(optimizer, parameters)
+            wrapping.build(optimizer, parameters)
 
     def make_inputs(
         self,
@@ -190,7 +192,7 @@ class Replicator(abc.ABC):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
-    ) -> step_lib.ReplicatedStep:
+    ) -> compiled.ReplicatedStep:
         """Compiles `step_fn` for all replicas.
 
         Args:
@@ -203,7 +205,7 @@ class Replicator(abc.ABC):
           ConfigError: the step touches a variable that was created outside `scope()`; or its
             replicas call different collectives, or call them where not all may come by.
         """
-        return step_lib.CompiledStep(self, step_fn, inputs, steps_per_call)
+        return compiled.CompiledStep(self, step_fn, inputs, steps_per_call)
 
     def make_evaluation(
         self,
@@ -303,43 +305,13 @@ class Replicator(abc.ABC):
         Only asynchronous steps do so, which run ahead of their caller; see there.
         """
 
-    def check_calls(self, calls: trace.Trace) -> None:
+    def check_calls(self, calls: call_log.Trace) -> None:
         """Refuses a traced step whose collectives are not those of the other processes."""
         del calls
 
     def failure(self, error: Exception) -> Exception:
         """The error to raise for one of TensorFlow's that came out of a step."""
         return error
-
-
-class SingleDeviceReplicator(Replicator):
-    """One replica on the default device, without a distribution strategy in the way."""
-
-    def __init__(self) -> None:
-        super().__init__(tf.distribute.get_strategy())
-
-    @classmethod
-    def from_text(cls, argument: str) -> "SingleDeviceReplicator":
-        if argument:
-            raise errors.ConfigError(
-                f"expected single_device without an argument, got {argument!r}; leave it out, or "
-                "use multi_device"
-            )
-        return cls()
-
-    @functools.cached_property
-    def strategy(self) -> tf.distribute.Strategy:
-        # Estimators do not take the default strategy.
-        has_gpu = tf.config.list_physical_devices("GPU")
-        return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        with self.registry.recording():
-            yield
-
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]
 
 
 _HOST_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

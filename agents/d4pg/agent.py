@@ -13,18 +13,18 @@ import tensorflow as tf
 from acme import specs
 
 import rl_replicator as rr
-from agents.actors import Acting, ExploringActor, GaussianNoise, LinearSchedule, PolicyActor
+from agents.acting.actors import Acting, ExploringActor, GaussianNoise, LinearSchedule, PolicyActor
 from agents.agent import VariableSource
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.networks import D4PGNetworks, Policy
 from agents.d4pg.observations import PixelObservations, StateObservations, observations_of
+from agents.learning.replay_learner import ReplayLearner
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
-from agents.replay.size import ReplaySize
+from agents.replay.memory_estimate import ReplaySize
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
-from agents.replay_learner import ReplayLearner
 from rl_replicator.errors import ConfigError
 
 

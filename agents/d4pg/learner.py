@@ -10,8 +10,8 @@ import rl_replicator as rr
 from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.networks import D4PGNetworks
+from agents.learning.variables import named_arrays
 from agents.replay.transitions import Sample
-from agents.variables import named_arrays
 from rl_replicator import collectives
 
 

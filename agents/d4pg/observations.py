@@ -12,9 +12,8 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.d4pg.augmentation import random_shift
+from agents.acting.frame_stack import FrameStack, Memory, Present
 from agents.d4pg.config import D4PGConfig
-from agents.d4pg.encoders import make_encoder, smallest_frame
 from agents.d4pg.networks import (
     CategoricalCritic,
     NoEncoder,
@@ -23,12 +22,13 @@ from agents.d4pg.networks import (
     tanh_with_way_back,
 )
 from agents.d4pg.pixel_config import PixelD4PGConfig
-from agents.memory import FrameStack, Memory, Present
+from agents.networks.augmentation import random_shift
+from agents.networks.encoders import make_encoder, smallest_frame
 from agents.replay.frames import FrameLayout
-from agents.replay.size import ReplaySize, predict
+from agents.replay.memory_estimate import ReplaySize, predict
 from agents.replay.transitions import Layout, TransitionLayout
-from rl_replicator import precision
 from rl_replicator.errors import check_option
+from rl_replicator.layers import precision
 
 
 class Observations(Protocol):

@@ -10,8 +10,8 @@ import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import interact
 from agents.nodes.counter import Counter, Episode
+from agents.nodes.waiting import StoppedError, Waiting
 from agents.task import Task
-from agents.waiting import StoppedError, Waiting
 
 
 class ActorNode:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.pictures import PictureWriter
+from agents.nodes.observation_images import PictureWriter
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
-from rl_replicator.metrics import MetricWriter
-from rl_replicator.parts import JsonPart
+from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks again.

@@ -3,9 +3,9 @@
 import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import episode_return
-from agents.evaluation import EvaluationSchedule, evaluation_seed
 from agents.nodes.counter import Counter
-from agents.pictures import strip
+from agents.nodes.observation_images import strip
+from agents.runs.evaluation import EvaluationSchedule, evaluation_seed
 from agents.task import Task
 
 _SECONDS_BETWEEN_LOOKS = 0.25

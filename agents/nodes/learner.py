@@ -19,14 +19,14 @@ import tensorflow as tf
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, Learner
+from agents.learning.variables import WeightsPart
 from agents.nodes.counter import Counter
+from agents.nodes.waiting import StoppedError, Waiting
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
-from agents.variables import WeightsPart
-from agents.waiting import StoppedError, Waiting
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
-from rl_replicator.parts import JsonPart, TrackablePart
 from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")

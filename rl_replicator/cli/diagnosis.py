@@ -185,8 +185,8 @@ def _renderer() -> Finding:
     # By name, because this package stands below `environments` and must load without it.
     try:
         environments = importlib.import_module("environments")
-        rendering = importlib.import_module("environments.rendering")
-        frame_rate = importlib.import_module("environments.frame_rate")
+        rendering = importlib.import_module("environments.pixels.rendering")
+        frame_rate = importlib.import_module("environments.pixels.frame_rate")
         renderer = rendering.find()
         modes = ("fast", "exact")
         configs = [environments.PixelConfig(render=mode) for mode in modes]

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from rl_replicator.cli import noise
+from rl_replicator.cli import stderr_filter
 
 # Command -> (module with `run(args) -> exit status`, what the help says).
 COMMANDS = {
@@ -91,7 +91,7 @@ def _run(args: list[str]) -> int:
             "'rl-replicator --help' explains them"
         )
     if name in _NOISY:
-        noise.silence()
+        stderr_filter.silence()
     return importlib.import_module(COMMANDS[name][0]).run(args[1:])
 
 

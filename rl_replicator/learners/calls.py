@@ -7,7 +7,7 @@ from typing import Any
 from rl_replicator import errors
 from rl_replicator.learners.learner import Learner, Phase
 from rl_replicator.replicator import Replicator
-from rl_replicator.step import ReplicatedStep
+from rl_replicator.step.compiled import ReplicatedStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -232,14 +232,14 @@ def _train(replicator: "Replicator", learner: "Learner", run: RunDirectory, opti
 
 
 def _last_figures(run: RunDirectory) -> dict[str, float]:
-    from rl_replicator.metrics import read_metrics
+    from rl_replicator.runs.metrics import read_metrics
 
     table = read_metrics(run.path, "evaluation")
     return {name: column[-1] for name, column in list(table.items())[2:]}
 
 
 def _print(training: "Training", figures: dict[str, float]) -> None:
-    from rl_replicator.runs.live_line import clock
+    from rl_replicator.runs.progress_line import clock
 
     words = [f"{name} {value:.4f}" for name, value in figures.items()]
     words.append(f"after {training.step:,} steps, {clock(training.seconds)}")

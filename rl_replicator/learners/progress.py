@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rl_replicator.metrics import MetricWriter
-from rl_replicator.runs.live_line import LiveLine, clock
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.progress_line import LiveLine, clock
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Rates are taken over the last seconds, not since the start.

@@ -12,10 +12,10 @@ import numpy as np
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
+from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.learners.calls import Call, Calls
 from rl_replicator.learners.learner import Evaluation, Learner
 from rl_replicator.learners.progress import NoReports, Reports
-from rl_replicator.parts import JsonPart, TrackablePart
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.run_directory import RunDirectory
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.metrics import read_metrics
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 _GROUP, _STEPS, _RETURN = "evaluator", "environment_steps", "episode_return"

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-from agents.command import D4PGOptions, d4pg
 from agents.d4pg.config import D4PGConfig
-from agents.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
-from rl_replicator.metrics import read_metrics
+from agents.runs.command import D4PGOptions, d4pg
+from agents.runs.evaluation import EvaluationSchedule
+from rl_replicator.runs.metrics import read_metrics
 
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
 

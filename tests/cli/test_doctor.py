@@ -83,8 +83,8 @@ def test_not_installed_itself(installed, monkeypatch):
 
 
 def test_a_renderer_that_is_missing_is_no_error(monkeypatch):
-    from environments import rendering
     from environments.errors import RenderingUnavailableError
+    from environments.pixels import rendering
 
     def find():
         raise RenderingUnavailableError("none; 'apt-get install libegl1'")

@@ -162,7 +162,7 @@ def test_a_reader_that_leaves_is_forgiven(command):
 
 def test_the_options_of_d4pg_are_all_known():
     """Their help is long: none may be lost when a misspelt one is looked up."""
-    from agents.command import d4pg
+    from agents.runs.command import d4pg
     from rl_replicator.cli import options
 
     command = "rl-replicator train d4pg"

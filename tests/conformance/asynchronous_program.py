@@ -23,8 +23,9 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts
-from rl_replicator.asynchronous import staleness
+from rl_replicator import checkpoints
+from rl_replicator.backends.parameter_server import staleness
+from rl_replicator.checkpoints import parts
 
 WORKER_TIMEOUT = 4.0
 FEATURES = 5

@@ -13,7 +13,8 @@ import sys
 import time
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts
+from rl_replicator import checkpoints
+from rl_replicator.checkpoints import parts
 from tests.conformance import multi_worker_program
 
 STEPS_PER_CALL = 5

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import rl_replicator as rr
-from rl_replicator.asynchronous import serving, staleness, watch
+from rl_replicator.backends.parameter_server import serving, staleness, watch
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
 # Four processes that import TensorFlow: a busy machine takes long for it.

@@ -8,7 +8,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts
+from rl_replicator import checkpoints
+from rl_replicator.checkpoints import parts
 
 BATCH = 16
 IMAGES = np.random.default_rng(0).normal(size=(48, 6, 6, 3)).astype(np.float32)

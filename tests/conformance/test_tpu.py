@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_system_metadata
 
 import rl_replicator as rr
-from rl_replicator import transport
+from rl_replicator.collectives import sums
 
 CORES = 4
 BATCH = 8
@@ -184,9 +184,9 @@ def test_an_address_without_a_tpu_ends_at_the_deadline(listens):
 
 def test_64_bit_integers_are_summed_in_parts(monkeypatch):
     # The sum across cores cannot run here: a sum of equal replicas stands in.
-    monkeypatch.setattr(transport, "_all_sum", lambda xs: [x * CORES for x in xs])
+    monkeypatch.setattr(sums, "_all_sum", lambda xs: [x * CORES for x in xs])
     bounds = np.iinfo(np.int64)
     numbers = np.random.default_rng(0).integers(bounds.min, bounds.max, (2, 9), np.int64)
-    sums = transport._sum_in_parts([tf.constant(x) for x in numbers])
-    for got, x in zip(sums, numbers, strict=True):
+    totals = sums._sum_in_parts([tf.constant(x) for x in numbers])
+    for got, x in zip(totals, numbers, strict=True):
         np.testing.assert_array_equal(got.numpy(), x * CORES)

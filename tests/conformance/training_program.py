@@ -14,7 +14,8 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import checkpoints, parts, values
+from rl_replicator import checkpoints
+from rl_replicator.checkpoints import parts, values
 
 GLOBAL_BATCH = 16
 STEPS_PER_CALL = 10

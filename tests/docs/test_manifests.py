@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from agents.command import AgentCommand
+from agents.runs.command import AgentCommand
 from rl_replicator.cli import train
 from rl_replicator.learners.command import LearnerCommand
 

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.inputs import InputContext
 from rl_replicator.learners import image_records, small_images
+from rl_replicator.step.inputs import InputContext
 
 # Serialised examples among which the next one is drawn: 0.9 GB of ImageNet.
 _SHUFFLED_RECORDS = 8192

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import micro_batches, precision
 from rl_replicator.errors import check_option
-from rl_replicator.inputs import InputContext
+from rl_replicator.layers import precision
 from rl_replicator.learners.learner import Evaluation, Learner
-from rl_replicator.learners.resnet import data, losses, networks, optimizers, schedules
+from rl_replicator.learners.resnet import data, losses, networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
+from rl_replicator.optimizers import micro_batches, momentum, schedules
 from rl_replicator.replicator import Replicator
+from rl_replicator.step.inputs import InputContext
 
 _STEMS = {"imagenet": networks.ImageNetStem, "small": networks.SmallImageStem}
 _TOP = (1, 5)
@@ -141,9 +142,9 @@ def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedu
     return schedules.warm_up(peak, rising, after)
 
 
-def make_optimizer(config: Any, rate: schedules.Schedule) -> optimizers.Momentum:
+def make_optimizer(config: Any, rate: schedules.Schedule) -> momentum.Momentum:
     """The optimizer of a resolved config, not yet wrapped."""
-    kind = {"momentum": optimizers.Momentum, "lars": optimizers.LARS}[config.optimizer]
+    kind = {"momentum": momentum.Momentum, "lars": momentum.LARS}[config.optimizer]
     return kind(rate, networks.decayed, config.momentum, config.weight_decay)
 
 

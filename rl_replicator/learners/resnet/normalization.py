@@ -3,7 +3,7 @@
 import sonnet as snt
 import tensorflow as tf
 
-from rl_replicator import normalization
+from rl_replicator.layers import batch_norm
 
 _EPSILON = 1e-5
 _DECAY = 0.9
@@ -59,13 +59,13 @@ def _statistic(value: tf.Tensor, name: str) -> tf.Variable:
 
 def cross_replica_batch_norm(
     name: str, scale_init: snt.initializers.Initializer
-) -> normalization.CrossReplicaBatchNorm:
+) -> batch_norm.CrossReplicaBatchNorm:
     """The same with the mean and variance of the batch of all replicas."""
-    return normalization.CrossReplicaBatchNorm(
+    return batch_norm.CrossReplicaBatchNorm(
         create_scale=True,
         create_offset=True,
-        moving_mean=normalization.MovingAverage(_DECAY, start=0.0, name="moving_mean"),
-        moving_variance=normalization.MovingAverage(_DECAY, start=1.0, name="moving_variance"),
+        moving_mean=batch_norm.MovingAverage(_DECAY, start=0.0, name="moving_mean"),
+        moving_variance=batch_norm.MovingAverage(_DECAY, start=1.0, name="moving_variance"),
         eps=_EPSILON,
         scale_init=scale_init,
         name=name,

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
-from rl_replicator.parts import TrackablePart
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.run_directory import RunDirectory, from_plain
 

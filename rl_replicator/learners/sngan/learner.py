@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import precision, values
-from rl_replicator.inputs import InputContext
+from rl_replicator.checkpoints import values
+from rl_replicator.layers import precision
 from rl_replicator.learners.learner import Evaluation, Learner, Phase
 from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator
+from rl_replicator.step.inputs import InputContext
 
 _GREY = 127.5
 # The share of the moving average that is kept in update t is at most t / (t + 9).

@@ -13,7 +13,7 @@ import itertools
 import sonnet as snt
 import tensorflow as tf
 
-from rl_replicator import normalization
+from rl_replicator.layers import batch_norm
 from rl_replicator.learners.resnet.normalization import cross_replica_batch_norm
 from rl_replicator.learners.sngan.spectral_norm import SpectralNorm
 
@@ -103,11 +103,11 @@ class ConditionalNorm(snt.Module):
 
     def __init__(self, channels: int, name: str | None = None):
         super().__init__(name=name)
-        self._norm = normalization.CrossReplicaBatchNorm(
+        self._norm = batch_norm.CrossReplicaBatchNorm(
             create_scale=False,
             create_offset=False,
-            moving_mean=normalization.MovingAverage(_DECAY, start=0.0, name="moving_mean"),
-            moving_variance=normalization.MovingAverage(_DECAY, start=1.0, name="moving_variance"),
+            moving_mean=batch_norm.MovingAverage(_DECAY, start=0.0, name="moving_mean"),
+            moving_variance=batch_norm.MovingAverage(_DECAY, start=1.0, name="moving_variance"),
             name="norm",
         )
         self._scale = Layer(channels, snt.initializers.Ones(), name="scale")

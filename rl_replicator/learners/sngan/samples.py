@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import collectives
-from rl_replicator.inputs import InputContext
+from rl_replicator.step.inputs import InputContext
 
 _ROWS = 10
 _COLUMNS = 10

@@ -8,14 +8,14 @@ import tensorflow as tf
 from acme import specs, types
 
 import rl_replicator as rr
-from agents.actors import GaussianNoise, LinearSchedule
+from agents.acting.actors import GaussianNoise, LinearSchedule
+from agents.acting.frame_stack import FrameStack
 from agents.d4pg.agent import D4PG
-from agents.d4pg.augmentation import random_shift
-from agents.d4pg.encoders import make_encoder
 from agents.d4pg.networks import PixelCritic, tanh_with_way_back
 from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
-from agents.memory import FrameStack
-from agents.pictures import strip
+from agents.networks.augmentation import random_shift
+from agents.networks.encoders import make_encoder
+from agents.nodes.observation_images import strip
 from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
 

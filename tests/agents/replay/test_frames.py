@@ -6,7 +6,7 @@ import pytest
 import reverb
 from acme import specs
 
-from agents.memory import FrameStack
+from agents.acting.frame_stack import FrameStack
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.input import make_input_fn

@@ -16,7 +16,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
-from rl_replicator.metrics import read_metrics
+from rl_replicator.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "spirals_learner.py"

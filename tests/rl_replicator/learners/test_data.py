@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.inputs import InputContext
 from rl_replicator.learners import image_records, small_images
 from rl_replicator.learners.resnet import data
 from rl_replicator.learners.resnet.config import ResNetConfig
+from rl_replicator.step.inputs import InputContext
 from tests.rl_replicator.learners import image_files
 
 

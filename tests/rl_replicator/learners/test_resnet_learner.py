@@ -8,7 +8,7 @@ from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.training import Training
-from rl_replicator.metrics import read_metrics
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.command import replicator_name
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
@@ -13,8 +14,7 @@ from rl_replicator.learners.sngan import SNGANConfig, features, samples
 from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.sngan.learner import SNGANLearner
 from rl_replicator.learners.training import Training
-from rl_replicator.metrics import read_metrics
-from rl_replicator.parts import TrackablePart
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 

@@ -11,7 +11,7 @@ import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners.training import Diverged, Training
-from rl_replicator.metrics import read_metrics
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
     Alternating,

@@ -1,0 +1,1 @@
+"""The learning end of an agent: the replicated learner and its variables."""

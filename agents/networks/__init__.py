@@ -1,0 +1,1 @@
+"""Networks that agents share: encoders of frames, and augmentation."""

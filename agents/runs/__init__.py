@@ -1,0 +1,1 @@
+"""A training run of an agent: options, launch, evaluation, and what is restored from it."""

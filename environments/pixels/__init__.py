@@ -1,0 +1,1 @@
+"""Observations made of rendered frames."""

@@ -1,0 +1,209 @@
+"""Frames of a MuJoCo model: a scene and a context that are made once, where dm_control makes a new
+scene for every picture.
+
+mujoco is imported within the functions, because it must be imported with OpenGL switched off (see
+`environments.pixels.rendering`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from environments.errors import EnvironmentSpecError
+from environments.pixels.gl_context import Context
+
+_MOST_SHAPES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What a picture is drawn with, where it differs from the model's own settings.
+
+    Attributes:
+      flags_off: rendering flags to switch off, as in 'shadow' for `mjtRndFlag.mjRND_SHADOW`.
+      quality: names and values of the model's `vis.quality`, in force when the context is made.
+    """
+
+    flags_off: tuple[str, ...] = ()
+    quality: tuple[tuple[str, int], ...] = ()
+
+
+# dm_control's own pixels, bit for bit.
+EXACT = Look()
+# Colours, textures and shapes stay: the sky and the haze cost little and hold most of the picture's
+# colour. A sphere of 16 x 8 faces differs from one of 28 x 16 by a fifth of a grey level at 64
+# pixels, and takes half the time. `bench/rendering.py` measures every switch.
+FAST = Look(
+    flags_off=("shadow", "reflection"),
+    quality=(("offsamples", 0), ("shadowsize", 0), ("numslices", 16), ("numstacks", 8)),
+)
+LOOKS = MappingProxyType({"exact": EXACT, "fast": FAST})
+
+
+class Camera:
+    """Draws the present state of a model, always of one size and from one camera.
+
+    It has an OpenGL context of its own, which is made at the first frame. Frames may be asked for
+    by any thread.
+    """
+
+    def __init__(
+        self, model: Any, data: Any, height: int, width: int, camera: int | str, look: Look
+    ):
+        """Looks at `data`.
+
+        Args:
+          model: a `mujoco.MjModel`.
+          data: its `mujoco.MjData`.
+          height: in pixels.
+          width: in pixels.
+          camera: index or name of a camera; -1 is the free one, and so is 0 where there is none.
+          look: EXACT, FAST or another.
+
+        Raises:
+          EnvironmentSpecError: if the model has no such camera.
+        """
+        import mujoco
+
+        self.model = model
+        self._data = data
+        self._height, self._width = height, width
+        self._look = look
+        self._mujoco = mujoco
+        self._camera = _mujoco_camera(model, camera)
+        self._option = mujoco.MjvOption()
+        # dm_control hides the beams of rangefinders, which are measurements, not things.
+        self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = 0
+        self._perturb = mujoco.MjvPerturb()
+        self._scene = mujoco.MjvScene(model, _MOST_SHAPES)
+        for name in look.flags_off:
+            self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name.upper()}")] = 0
+        self._area = mujoco.MjrRect(0, 0, width, height)
+        self._upside_down = np.empty((height, width, 3), np.uint8)
+        self._terrain_is_new = False
+        self._context: Context | None = None
+
+    def renew_terrain(self) -> None:
+        """To be called when the model's height fields may have changed."""
+        self._terrain_is_new = True
+
+    def frame(self) -> np.ndarray:
+        """A fresh uint8 [height, width, 3].
+
+        Raises:
+          RenderingUnavailableError: if no OpenGL works here.
+        """
+        mujoco = self._mujoco
+        if self._context is None:
+            self._open()
+        assert self._context is not None
+        with self._context.current():
+            if self._terrain_is_new:
+                for terrain in range(self.model.nhfield):
+                    mujoco.mjr_uploadHField(self.model, self._drawing, terrain)
+                self._terrain_is_new = False
+            mujoco.mjv_updateScene(
+                self.model,
+                self._data,
+                self._option,
+                self._perturb,
+                self._camera,
+                mujoco.mjtCatBit.mjCAT_ALL,
+                self._scene,
+            )
+            mujoco.mjr_render(self._area, self._scene, self._drawing)
+            mujoco.mjr_readPixels(self._upside_down, None, self._area, self._drawing)
+            # OpenGL counts rows from the bottom.
+            return np.ascontiguousarray(self._upside_down[::-1])
+
+    def _open(self) -> None:
+        """Makes the context; the model has its own settings back afterwards."""
+        mujoco = self._mujoco
+        context = Context(self._width, self._height)
+        visual = self.model.vis
+        wanted = [(visual.quality, name, value) for name, value in self._look.quality]
+        # A buffer of the frame's own size, where the model declares one for its largest video.
+        wanted += [
+            (visual.global_, "offwidth", self._width),
+            (visual.global_, "offheight", self._height),
+        ]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        try:
+            for owner, name, value in wanted:
+                setattr(owner, name, value)
+            with context.current():
+                # The font is for text, of which there is none: the smallest one loads fastest.
+                drawing = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_50)
+                context.keep(drawing)
+                mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing)
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+        self._context, self._drawing = context, drawing
+
+    def close(self) -> None:
+        """Frees the context; a later frame would make a new one."""
+        if self._context is not None:
+            self._context.free()
+            self._context = None
+
+
+def _mujoco_camera(model: Any, camera: int | str) -> Any:
+    import mujoco
+
+    if isinstance(camera, str):
+        index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+    else:
+        index = -1 if camera == 0 and model.ncam == 0 else camera
+    if (isinstance(camera, str) and index < 0) or not -1 <= index < model.ncam:
+        names = ", ".join(repr(model.camera(i).name) for i in range(model.ncam)) or "none"
+        raise EnvironmentSpecError(
+            f"expected a camera of the model, -1 to {model.ncam - 1} (by name: {names}), got "
+            f"{camera!r}"
+        )
+    made = mujoco.MjvCamera()
+    made.fixedcamid = index
+    if index == -1:
+        made.type = mujoco.mjtCamera.mjCAMERA_FREE
+        mujoco.mjv_defaultFreeCamera(model, made)
+    else:
+        made.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    return made
+
+
+class Pictures:
+    """dm_control's own pictures of a physics, for videos: called like `flat.Environment.render`.
+
+    dm_control's contexts belong to the thread that drew first, and fail when another one frees
+    them; here they are not used.
+    """
+
+    def __init__(self, find_physics: Callable[[], Any]):
+        """Draws the `dm_control.mujoco.Physics` that `find_physics` returns at each picture."""
+        self._find_physics = find_physics
+        self._camera: Camera | None = None
+        self._key: tuple[Any, ...] = ()
+
+    def __call__(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
+        """A fresh uint8 [height, width, 3] of any size.
+
+        Raises:
+          EnvironmentSpecError: if the model has no such camera.
+          RenderingUnavailableError: if no OpenGL works here.
+        """
+        physics = self._find_physics()
+        key = (physics.model.ptr, height, width, camera_id)
+        if self._camera is None or key != self._key:
+            if self._camera is not None:
+                self._camera.close()
+            self._camera = Camera(
+                physics.model.ptr, physics.data.ptr, height, width, camera_id, EXACT
+            )
+            self._key = key
+        self._camera.renew_terrain()
+        return self._camera.frame()

@@ -1,0 +1,119 @@
+"""An environment that shows its picture in place of its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+from environments import flat
+from environments.pixels import views
+from environments.pixels.config import PixelConfig
+
+
+class PixelEnvironment(dm_env.Environment):
+    """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
+
+    Actions are float32 [m] in [-1, 1], as in `flat.Environment`; each is given to the environment
+    `action_repeat` times, or until the episode ends. Rewards are summed and discounts multiplied
+    over these steps; both are float32 scalars, None at the first step of an episode. Frames are
+    not stacked. Every step returns a fresh frame.
+
+    Several threads may each step an environment of their own; one environment may also go from
+    thread to thread.
+    """
+
+    def __init__(self, environment: flat.Environment, config: PixelConfig, name: str = ""):
+        """Draws `environment`.
+
+        Args:
+          environment: a new one.
+          config: of its frames.
+          name: of the environment, see `PixelConfig.repeats`.
+
+        Raises:
+          EnvironmentSpecError: if it cannot be drawn as `config` asks.
+          RenderingUnavailableError: if no OpenGL works here.
+        """
+        self._environment = environment
+        self._action_repeat = config.repeats(name)
+        self._view = views.view_of(environment, config)
+        self._observation_spec = specs.BoundedArray(
+            (config.height, config.width, 3), np.uint8, 0, 255, name="pixels"
+        )
+        self._reward_spec = _repeated(environment.reward_spec(), self._action_repeat)
+
+    @property
+    def wrapped(self) -> flat.Environment:
+        """The environment underneath, which observes state."""
+        return self._environment
+
+    @property
+    def look(self) -> str:
+        """How frames are drawn: 'fast', 'exact', or 'own' where the environment draws itself."""
+        return self._view.look
+
+    @property
+    def random_state(self) -> Any:
+        """See `flat.Environment.random_state`."""
+        return self._environment.random_state
+
+    @random_state.setter
+    def random_state(self, state: Any) -> None:
+        self._environment.random_state = state
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._first(self._environment.reset())
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        """Takes a float32 [m] action in [-1, 1]. After a last step it starts a new episode."""
+        reward, discount = 0.0, 1.0
+        for _ in range(self._action_repeat):
+            timestep = self._environment.step(action)
+            if timestep.step_type is dm_env.StepType.FIRST:
+                return self._first(timestep)
+            reward += float(timestep.reward)
+            discount *= float(timestep.discount)
+            if timestep.step_type is dm_env.StepType.LAST:
+                break
+        return dm_env.TimeStep(
+            timestep.step_type, np.float32(reward), np.float32(discount), self.frame()
+        )
+
+    def frame(self) -> np.ndarray:
+        """Draws the present state: a fresh uint8 [height, width, 3]. Needs a reset before."""
+        return self._view.frame()
+
+    def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        self._view.begin_episode()
+        return timestep._replace(observation=self.frame())
+
+    def observation_spec(self) -> specs.BoundedArray:
+        return self._observation_spec
+
+    def action_spec(self) -> specs.BoundedArray:
+        return self._environment.action_spec()
+
+    def reward_spec(self) -> specs.Array:
+        return self._reward_spec
+
+    def discount_spec(self) -> specs.BoundedArray:
+        return self._environment.discount_spec()
+
+    def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
+        """A picture for videos, of any size and never 'fast'; see `flat.Environment.render`."""
+        return self._environment.render(height, width, camera_id)
+
+    def close(self) -> None:
+        self._view.close()
+        self._environment.close()
+
+
+def _repeated(spec: specs.Array, times: int) -> specs.Array:
+    """The spec of a sum of one to `times` rewards."""
+    if not isinstance(spec, specs.BoundedArray):
+        return spec
+    low, high = float(spec.minimum), float(spec.maximum)
+    return spec.replace(minimum=min(low, low * times), maximum=max(high, high * times))

@@ -1,0 +1,1 @@
+"""Where a step runs: one device, several devices, several processes, a mesh, or TPU cores."""

@@ -1,0 +1,136 @@
+"""One replica that spans a mesh of devices: data and model parallelism with a global view."""
+
+import contextlib
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from rl_replicator import errors, replicator
+from rl_replicator.backends import devices as devices_lib
+from rl_replicator.backends.mesh import layouts
+from rl_replicator.backends.mesh import step as mesh_step
+from rl_replicator.step import inputs as inputs_lib
+
+
+class MeshReplicator(replicator.Replicator):
+    """Spreads one step over a mesh of devices, on TensorFlow's DTensor.
+
+    The mesh is ONE replica: `num_replicas` is 1, `per_replica_batch_size(B)` is B, `step_fn` sees
+    the global batch, and collectives are those of a single replica. So a step that was written
+    for one device runs unchanged, with the same results, and the statistics of batch
+    normalisation are global by themselves. Behind its back, every input is split along its first
+    dimension over the mesh dimension "data", variables are split as `rules` say, and DTensor
+    splits each operation and adds the communication.
+
+    What a step on a mesh cannot do: stateful random operations (`tf.random.uniform`, dropout;
+    `tf.random.stateless_uniform` works, with other numbers than on one device, and so do a
+    `tf.random.Generator` made in `scope()` and noise from a callable input, which runs on the
+    host), Python callbacks, printing, sparse updates of variables, fused batch norm
+    (`rr.CrossReplicaBatchNorm` works), masks that change shapes, and split filters of convolutions.
+    Such a step is refused with the operation's name. Outside of steps, variables read as plain
+    tensors, so models can be called eagerly.
+    """
+
+    def __init__(
+        self,
+        dimensions: Mapping[str, int],
+        layouts: Mapping[str, Sequence[str]] | None = None,
+        devices: Sequence[str] | None = None,
+    ):
+        """Makes the mesh.
+
+        Args:
+          dimensions: name and number of devices of each dimension, such as
+            {"data": 2, "model": 2}. Inputs are split over "data".
+          layouts: regular expression on variable names -> for every dimension of the variable
+            the mesh dimension to split it over, or "none"; see `layouts.Layouts`.
+          devices: explicit device names, as many as the product of the dimensions.
+
+        Raises:
+          ConfigError: no devices for such a mesh, or layouts that it cannot follow.
+        """
+        super().__init__(tf.distribute.get_strategy())
+        self.mesh = _make_mesh(dimensions, devices)
+        self.layouts = _layouts(self.mesh, layouts or {})
+
+    @classmethod
+    def from_text(cls, argument: str) -> "MeshReplicator":
+        matches = [re.fullmatch(r"(\w+)=([1-9]\d*)", part) for part in argument.split(",")]
+        dimensions = {match[1]: int(match[2]) for match in matches if match}
+        if len(dimensions) != len(matches):
+            raise errors.ConfigError(
+                "expected the dimensions of the mesh as in mesh:data=2,model=2, got "
+                f"{argument!r}; write name=number pairs, each name once"
+            )
+        return cls(dimensions)
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        raise errors.ConfigError(
+            "expected a replicator with a strategy of TensorFlow's, for Keras or an Estimator, got "
+            "a mesh, which has none; use multi_device, or a step_fn with replicate"
+        )
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        create = functools.partial(layouts.create, self.layouts)
+        with tf.variable_creator_scope(create), self.registry.recording():
+            yield
+
+    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
+        if isinstance(inputs, inputs_lib.CallableInputs):
+            inputs = mesh_step.HostCallableInputs(inputs, self.registry)
+        mesh_step.check_specs(inputs.specs, layouts.size_of(self.mesh, layouts.DATA))
+        return inputs
+
+    def replicate(
+        self,
+        step_fn: Callable[[Any], Any],
+        inputs: inputs_lib.Inputs,
+        steps_per_call: int | None = None,
+    ) -> mesh_step.MeshStep:
+        return mesh_step.MeshStep(self, step_fn, inputs, steps_per_call)
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        return [function(0)]
+
+    def failure(self, error: Exception) -> Exception:
+        # DTensor finds what it cannot spread only when the step runs for the first time.
+        found = re.search(r"error: (?:'tf\.(\w+)' op )?(.*)", str(error))
+        if not found or not isinstance(error, tf.errors.UnknownError):
+            return error
+        operation = found[1] or next(iter(re.findall(r'"tf\.(\w+)"', str(error))), "one")
+        reason = found[2].split("Please")[0].strip(" .")
+        return errors.ConfigError(
+            f"expected operations that DTensor can spread over a mesh, got {operation} ({reason}); "
+            "change that part of the step or its layout, or use another replicator"
+        )
+
+
+_layouts = layouts.Layouts  # In `__init__` the argument hides the module.
+
+
+# DTensor's combination of all-reduces moves them past assignments of variables, so that a step that
+# assigns a variable and reads it again, as Keras's Adam does, may read the old value.
+_COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
+
+
+def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
+    os.environ[_COMBINE] = "0"
+    # How TensorFlow hashes layouts, which is no business of the user's.
+    warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
+    if not dimensions or any(size < 1 for size in dimensions.values()):
+        raise errors.ConfigError(
+            f"expected dimensions of at least 1 device each, got {dict(dimensions)}; "
+            'use e.g. {"data": 2, "model": 2}'
+        )
+    names = devices_lib.choose(layouts.num_devices(dimensions), devices)
+    # What DTensor wants in place of "/cpu:0".
+    plain = [name.split("device:")[-1].strip("/").upper() for name in names]
+    return dtensor.create_mesh(list(dimensions.items()), devices=plain)

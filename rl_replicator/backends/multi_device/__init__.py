@@ -1,0 +1,1 @@
+"""Several replicas in one process, on devices of this machine."""

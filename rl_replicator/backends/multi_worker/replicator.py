@@ -1,0 +1,261 @@
+"""Several processes that take every step together."""
+
+import contextlib
+import json
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator import errors, replicator
+from rl_replicator.backends.multi_worker import group
+from rl_replicator.collectives import call_log
+from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.optimizers import wrapping
+from rl_replicator.step import compiled
+from rl_replicator.step import inputs as inputs_lib
+
+_NUM_STATUSES = 4
+
+
+class MultiWorkerReplicator(replicator.Replicator):
+    """Replicas in several processes, on one machine or many: between-graph, synchronous.
+
+    Every process runs the same program, and makes the same calls in the same order: it creates
+    the same variables, builds the same steps and takes them together with the others, and all or
+    none call `gather` and `reduce`. A process has one replica on its CPU, or one on each GPU.
+
+    A process that dies or freezes raises `WorkerLost` in all the others, wherever they wait; they
+    must end then, and the group be started again (rl_replicator.jobs does this).
+    """
+
+    def __init__(
+        self,
+        cluster: cluster_lib.Cluster | None = None,
+        *,
+        start_timeout: float = 120.0,
+        peer_timeout: float = 12.0,
+        call_timeout: float = 300.0,
+    ):
+        """Joins the others, and waits for them.
+
+        Args:
+          cluster: from TF_CONFIG if None.
+          start_timeout: seconds for all processes to start.
+          peer_timeout: seconds after which a process that does not answer counts as frozen. One
+            that is dead is noticed within a second.
+          call_timeout: seconds that one process may come later than another to `replicate`,
+            `gather`, `reduce` and its first step; so longer than a checkpoint takes to write.
+
+        Raises:
+          ConfigError: no cluster or a wrong one, a second MultiWorkerReplicator in this process,
+            TensorFlow's devices in use already, a timeout that is not positive.
+          WorkerLost: names the workers that did not start.
+        """
+        for name, seconds in (
+            ("start_timeout", start_timeout),
+            ("peer_timeout", peer_timeout),
+            ("call_timeout", call_timeout),
+        ):
+            if not seconds > 0:
+                raise errors.ConfigError(
+                    f"expected {name} above 0 seconds, got {seconds}; leave it out for its default"
+                )
+        if cluster is None:
+            cluster = cluster_lib.Cluster.from_environment()
+        # Sonnet knows its own strategies only. `wrap_optimizer` and `scope` do what it asks for.
+        wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
+        self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
+        self._num_steps = 0
+        self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
+        self._group.call_on_loss(self._wake_waiting_steps)
+        super().__init__(self._group.strategy)
+
+    @classmethod
+    def from_text(cls, argument: str) -> "MultiWorkerReplicator":
+        if argument:
+            raise errors.ConfigError(
+                f"expected multi_worker without an argument, got {argument!r}; the cluster comes "
+                "from TF_CONFIG"
+            )
+        return cls()
+
+    @property
+    def num_processes(self) -> int:
+        return self._group.size
+
+    @property
+    def process_index(self) -> int:
+        return self._group.index
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """As in `Replicator`; the first process's initial values reach all the others."""
+        with (
+            self._group.using(),
+            self._strategy.scope(),
+            tf.variable_creator_scope(_local_to_replica),
+            self.registry.recording(),
+        ):
+            yield
+
+    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
+        self._inputs.add(inputs)
+        return inputs
+
+    def replicate(
+        self,
+        step_fn: Callable[[Any], Any],
+        inputs: inputs_lib.Inputs,
+        steps_per_call: int | None = None,
+    ) -> compiled.ReplicatedStep:
+        self._num_steps += 1
+        self._group.number_collectives(self._num_steps)
+        return _Step(self, step_fn, inputs, steps_per_call)
+
+    def gather(self, outputs: Any) -> Any:
+        """As in `Replicator`, over the replicas of all processes, which must all call it.
+
+        Raises:
+          ConfigError: another process gathers something else.
+          StepFailed: another does not call it within `call_timeout`.
+          WorkerLost: another is gone or frozen.
+        """
+        local = super().gather(outputs)
+        leaves = [leaf for leaf in tf.nest.flatten(local) if leaf is not None]
+        payloads = self._group.exchange("gather or reduce", _encode(leaves))
+        every = [_decode(payload) for payload in payloads]
+        for index, theirs in enumerate(every):
+            if _describe(theirs) != _describe(leaves):
+                raise errors.ConfigError(
+                    f"expected all processes to gather the same nest and shapes, got "
+                    f"{_describe(leaves)} in {self._group.names[self.process_index]} and "
+                    f"{_describe(theirs)} in {self._group.names[index]}; gather the same outputs"
+                )
+        joined = iter([np.concatenate(parts) for parts in zip(*every, strict=True)])
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else next(joined), local)
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.num_local_replicas
+        first = self.process_index * self.num_local_replicas
+
+        def replica() -> None:
+            context = tf.distribute.get_replica_context()
+            index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
+            results[index] = function(index)
+
+        self._strategy.run(replica)
+        return results
+
+    def agree(self, status: tf.Tensor, agreed: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        if self.num_processes == 1:
+            return status
+        statuses = self._group.all_statuses(status, self._num_steps)
+        return agreed(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
+
+    def check_calls(self, calls: call_log.Trace) -> None:
+        """Compares the collectives of all processes.
+
+        Raises:
+          ConfigError: names the first difference, in all of them.
+          StepFailed: a process builds no step within `call_timeout`.
+          WorkerLost: a process is gone or frozen.
+        """
+        every = self._group.exchange("replicate", json.dumps(calls.calls()).encode())
+        for index, payload in enumerate(every):
+            call_log.compare(
+                f"a replica of {self._group.names[0]}",
+                json.loads(every[0]),
+                f"a replica of {self._group.names[index]}",
+                json.loads(payload),
+            )
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Around what waits for the other processes; raises `WorkerLost` if one is lost."""
+        return self._group.using()
+
+    def check_equal(self, variables: Sequence[tf.Variable]) -> None:
+        """Refuses variables that differ between processes. By the thread that takes steps.
+
+        Raises:
+          ConfigError: names the first that differs, in all processes.
+        """
+        mine = [(v.name, v.shape.as_list(), _checksum(v)) for v in variables]
+        every = [
+            json.loads(payload)
+            for payload in self._group.exchange_in_step("the first step", json.dumps(mine).encode())
+        ]
+        longest = max(every, key=len)
+        for place, (name, shape, _) in enumerate(longest):
+            for index, theirs in enumerate(every):
+                if theirs[place : place + 1] != every[0][place : place + 1]:
+                    raise errors.ConfigError(
+                        "expected equal variables in all processes before the first step, but "
+                        f"{name!r} {tuple(shape)} differs between {self._group.names[0]} and "
+                        f"{self._group.names[index]}; restore the same checkpoint and assign the "
+                        "same values in every process"
+                    )
+
+    def failure(self, error: Exception) -> Exception:
+        return self._group.step_failure(error)
+
+    def _wake_waiting_steps(self) -> None:
+        # A step that waits for data would not notice that nobody else will take it.
+        for inputs in list(self._inputs):
+            inputs.cancel()
+
+
+class _Step(compiled.CompiledStep):
+    """Begins only if all processes hold the same variables; ends when one of them is lost."""
+
+    _is_checked = False
+
+    def __call__(self) -> Any:
+        with self._replicator.together():  # type: ignore[attr-defined]
+            if not self._is_checked:
+                self._replicator.check_equal(self._variables)  # type: ignore[attr-defined]
+                self._is_checked = True
+            return super().__call__()
+
+
+def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    """Makes variables as Sonnet's Replicator does: a replica reads and assigns its own copy."""
+    if kwargs["synchronization"] == tf.VariableSynchronization.AUTO:
+        kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+        if kwargs["aggregation"] == tf.VariableAggregation.NONE:
+            kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if kwargs["trainable"] is None:  # Or else TensorFlow takes it for a mere statistic.
+            kwargs["trainable"] = True
+    return next_creator(**kwargs)
+
+
+def _checksum(variable: tf.Variable) -> int:
+    # Serialised, because the memory of a string variable holds addresses.
+    return zlib.crc32(tf.io.serialize_tensor(variable.read_value()).numpy())
+
+
+def _encode(leaves: Sequence[np.ndarray]) -> bytes:
+    """All leaves, of any dtype of TensorFlow's, as one string of bytes."""
+    with tf.device("/cpu:0"):
+        tensors = [tf.constant(leaf) for leaf in leaves]
+        types = [tensor.dtype.as_datatype_enum for tensor in tensors]
+        each = [tf.io.serialize_tensor(tensor).numpy() for tensor in tensors]
+        body = tf.io.serialize_tensor(tf.constant(each, tf.string, [len(each)])).numpy()
+    return json.dumps(types).encode() + b"\n" + body
+
+
+def _decode(payload: bytes) -> list[np.ndarray]:
+    types, _, body = payload.partition(b"\n")
+    with tf.device("/cpu:0"):
+        each = tf.io.parse_tensor(body, tf.string).numpy()
+        return [
+            tf.io.parse_tensor(one, tf.as_dtype(type_)).numpy()
+            for one, type_ in zip(each, json.loads(types), strict=True)
+        ]
+
+
+def _describe(leaves: Sequence[np.ndarray]) -> str:
+    return " ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)

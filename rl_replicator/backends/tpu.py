@@ -1,0 +1,175 @@
+"""Replicas on the cores of TPUs, all from one trace."""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import sonnet as snt
+import tensorflow as tf
+
+from rl_replicator import errors, replicator
+from rl_replicator.collectives import call_log
+from rl_replicator.step import compiled
+from rl_replicator.step import inputs as inputs_lib
+
+_ADVICE = (
+    "run on a TPU VM, or name one as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
+)
+
+
+class TpuReplicator(replicator.Replicator):
+    """One replica on each core of a TPU system, on Sonnet's TpuReplicator.
+
+    NOT RUN ON TPU HARDWARE: the tests trace steps for a TPU system that is not there, and run
+    them through the same compiler, XLA, on a CPU.
+
+    All replicas come from one trace of `step_fn`, compiled by XLA: `collectives.replica_id()` is a
+    tensor, shapes must be known before the step runs, and neither strings nor Python callbacks
+    can be used in it. The loop over `steps_per_call` runs on the host, which feeds every core.
+    A callable input is compiled with the step; one for each replica needs datasets.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        deadline: float = 60.0,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    ):
+        """Connects to the TPU system and initialises it.
+
+        Args:
+          address: name of a Cloud TPU, "grpc://HOST:PORT", or "" for what the variable TPU_NAME
+            names, else the TPU of this machine.
+          deadline: seconds that connecting may take.
+          resolver: of a TPU system that is initialised already, in place of an address.
+
+        Raises:
+          ConfigError: there is no TPU, or it does not answer in time.
+        """
+        if resolver is None:
+            resolver = _connect(address or os.environ.get("TPU_NAME") or "local", deadline)
+        self._resolver = resolver
+        super().__init__(snt.distribute.TpuReplicator(resolver))
+
+    @classmethod
+    def from_text(cls, argument: str) -> "TpuReplicator":
+        return cls(argument)
+
+    @functools.cached_property
+    def strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.TPUStrategy(self._resolver)
+
+    def replicate(
+        self,
+        step_fn: Callable[[Any], Any],
+        inputs: inputs_lib.Inputs,
+        steps_per_call: int | None = None,
+    ) -> "TpuStep":
+        return TpuStep(self, step_fn, inputs, steps_per_call)
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        """Traces `function(0)` once, for all replicas."""
+        return self.run_on_elements(lambda: function(0), [()] * self.num_local_replicas)
+
+    def run_on_elements(self, function: Callable[..., Any], elements: list[Any]) -> list[Any]:
+        """Traces `function(*element)` once, for the element of each replica.
+
+        Args:
+          function: returns a nest of tensors or None.
+          elements: flat lists of tensors, one for each replica.
+
+        Returns:
+          What it returned on each replica.
+        """
+        results = self._strategy.run(
+            function,
+            args=self._strategy.experimental_distribute_values_from_function(
+                lambda context: tuple(elements[context.replica_id_in_sync_group])
+            )
+            if elements[0]
+            else (),
+        )
+        leaves = [
+            self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(results)
+        ]
+        return [
+            tf.nest.pack_sequence_as(
+                results, [None if leaf[0] is None else leaf[i] for leaf in leaves]
+            )
+            for i in range(self.num_local_replicas)
+        ]
+
+
+class TpuStep(compiled.CompiledStep):
+    """A step on TPUs: traced once, with the elements of all replicas as its arguments."""
+
+    _replicator: TpuReplicator
+
+    def _one_step(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+        dealt = self._inputs.deal(flat)
+        elements: list[Any] = [()] * len(dealt)
+        if self._inputs.specs:
+            elements = [tf.nest.flatten(x, expand_composites=True) for x in dealt]
+        elif any(function is not dealt[0] for function in dealt):
+            raise errors.ConfigError(
+                "expected one callable input for all replicas of a TPU, which share one trace, "
+                "got one for each; return datasets from input_fn, or leave per_replica out"
+            )
+
+        def replica(*tensors: tf.Tensor) -> Any:
+            own = dealt[0]
+            if tensors:
+                own = tf.nest.pack_sequence_as(dealt[0], tensors, expand_composites=True)
+            element = self._inputs.element(own)
+            return tf.nest.map_structure(compiled.as_tensor, self._converted(element))
+
+        with call_log.tracing() as calls, self._replicator.scope():
+            run = snt.distribute.create_variables_eagerly(self._replicator.run_on_elements)
+            results = run(replica, elements)
+        self._replicator.check_calls(calls)
+        self._template = results[0]
+        return [x for result in results for x in tf.nest.flatten(result) if x is not None]
+
+
+def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Finds the TPU system and initialises it; in a thread, because names are looked up, too."""
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address)
+            if address != "local":
+                _probe(resolver.master(), deadline)
+                tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+            found.append(resolver)
+        except Exception as error:  # Of many kinds, from DNS to gRPC; the caller must see it.
+            found.append(error)
+
+    thread = threading.Thread(target=connect, name="connect-to-tpu", daemon=True)
+    thread.start()
+    thread.join(deadline + 5)
+    if not found:
+        found.append(TimeoutError(f"no answer in {deadline:g} s"))
+    if isinstance(found[0], Exception):
+        reason = (str(found[0]).strip().splitlines() or [type(found[0]).__name__])[0][:200]
+        raise errors.ConfigError(
+            f"expected a TPU at {address!r}, found none ({reason}); {_ADVICE}"
+        ) from found[0]
+    return found[0]
+
+
+def _probe(address: str, deadline: float) -> None:
+    """Waits until a server answers there.
+
+    TensorFlow would wait for it without end, and hold Python's lock meanwhile.
+    """
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address.removeprefix("grpc://"), options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(deadline)
+        except grpc.FutureTimeoutError:
+            raise TimeoutError(f"no answer in {deadline:g} s") from None

@@ -1,0 +1,258 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a folder with one subfolder per part, and a manifest that is written last:
+
+    directory/000007_step_12000/manifest.json
+    directory/000007_step_12000/learner/...
+    directory/000007_step_12000/replay/...
+
+It is written under a temporary name and renamed when every byte is on the disk. The manifest holds
+the size and the checksum of every file; nothing is restored before these are checked.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rl_replicator import errors
+from rl_replicator.checkpoints import pending_work
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_TEMPORARY = ".saving-"
+_NAME = re.compile(r"(\d{6,})_step_(\d+)")
+
+
+class Part(Protocol):
+    """Something that can write itself into an empty folder and read itself back.
+
+    `save` may move or hard-link files in. A part with a method `check(folder)` has it called, after
+    the checksums and before any part is restored; it raises `CheckpointError` on a mismatch.
+    """
+
+    def save(self, folder: pathlib.Path) -> None: ...
+
+    def restore(self, folder: pathlib.Path) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of a checkpoint without reading its parts."""
+
+    path: pathlib.Path
+    step: int
+    parts: tuple[str, ...]
+    num_bytes: int
+
+
+class Checkpointer:
+    """Saves to and restores from one directory, which one process at a time may write."""
+
+    def __init__(self, directory: str | os.PathLike, keep: int = 2):
+        """Touches no file.
+
+        Args:
+          directory: made by the first `save`.
+          keep: how many checkpoints stay.
+
+        Raises:
+          ConfigError: `keep` below 1.
+        """
+        if keep < 1:
+            raise errors.ConfigError(f"expected keep of at least 1, got {keep}; use 2")
+        self._directory = pathlib.Path(directory)
+        self._keep = keep
+
+    def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
+        """Writes a checkpoint and then removes the oldest ones beyond `keep`.
+
+        Raises:
+          CheckpointError: the disk is full or cannot be written. No older checkpoint is touched.
+        """
+        pending_work.settle()
+        folders = self._folders()
+        number = int(folders[-1].name.split("_")[0]) + 1 if folders else 1
+        final = self._directory / f"{number:06d}_step_{step}"
+        temporary = self._directory / f"{_TEMPORARY}{final.name}"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for stale in self._directory.glob(_TEMPORARY + "*"):  # Of a process that was killed.
+                shutil.rmtree(stale)
+            temporary.mkdir()
+            for name, part in parts.items():
+                folder = temporary / name
+                folder.mkdir()
+                part.save(folder)
+            _write_manifest(temporary, step, tuple(parts))
+            temporary.rename(final)
+            _sync(self._directory)
+        except BaseException as error:
+            needed = max(_size(temporary), _size(folders[-1]) if folders else 0)
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not _is_disk_error(error):
+                raise
+            raise errors.CheckpointError(
+                f"cannot write the checkpoint of step {step} to {self._directory}: "
+                f"{_first_line(error)} (at least {needed} bytes needed, {_free(self._directory)} "
+                "free); make room there, the checkpoints before it are intact"
+            ) from error
+        for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
+            shutil.rmtree(folder, ignore_errors=True)
+        return _read_manifest(final)[0]
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint, or None.
+
+        Raises:
+          CheckpointError: its manifest cannot be read.
+        """
+        folders = self._folders()
+        return _read_manifest(folders[-1])[0] if folders else None
+
+    def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
+        """Restores the given parts (all, or some) from the newest checkpoint.
+
+        Raises:
+          CheckpointError: there is none; a file is missing, cut short or changed; the format is
+            newer than this program; a part is not there or does not fit. Unless a part finds its
+            mistake only in its `restore`, nothing has been restored then.
+        """
+        folders = self._folders()
+        if not folders:
+            raise errors.CheckpointError(
+                f"expected a checkpoint in {self._directory}, found none; start without resuming"
+            )
+        info, files = _read_manifest(folders[-1])
+        for name in parts:
+            if name not in info.parts:
+                raise errors.CheckpointError(
+                    f"expected part {name!r} in {info.path}, found {', '.join(info.parts)}; "
+                    "it was saved by another program"
+                )
+        for file, (size, checksum) in files.items():
+            if file.split("/")[0] in parts:
+                _verify(info.path, file, size, checksum)
+        for name, part in parts.items():
+            check = getattr(part, "check", None)
+            if check is not None:
+                check(info.path / name)
+        pending_work.settle()
+        for name, part in parts.items():
+            part.restore(info.path / name)
+        return info
+
+    def _folders(self) -> list[pathlib.Path]:
+        """All whole checkpoints, the oldest first."""
+        if not self._directory.is_dir():
+            return []
+        found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.name.split("_")[0]))
+
+
+def _write_manifest(folder: pathlib.Path, step: int, parts: tuple[str, ...]) -> None:
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            files[name] = [path.stat().st_size, _checksum(path)]
+        _sync(path)
+    content = {"format": FORMAT_VERSION, "step": step, "parts": parts, "files": files}
+    content["checksum"] = _content_checksum(content)
+    manifest = folder / _MANIFEST
+    manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def _read_manifest(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str]]]:
+    path = folder / _MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["format"]
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise errors.CheckpointError(
+                f"expected checkpoint format {FORMAT_VERSION} or older in {path}, got {version}; "
+                "update this program, or remove that folder to use the checkpoint before it"
+            )
+        checksum = content.pop("checksum")
+        if checksum != _content_checksum(content):
+            raise ValueError("wrong checksum")
+        files = {name: (size, crc) for name, (size, crc) in content["files"].items()}
+        info = CheckpointInfo(
+            folder, content["step"], tuple(content["parts"]), sum(s for s, _ in files.values())
+        )
+    except errors.CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt(path, "a readable manifest", _first_line(error)) from error
+    return info, files
+
+
+def _verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
+    path = folder / file
+    if not path.is_file():
+        raise _corrupt(path, "a file", "nothing")
+    found = path.stat().st_size
+    if found != size:
+        raise _corrupt(path, f"{size} bytes", f"{found}")
+    if _checksum(path) != checksum:
+        raise _corrupt(path, f"checksum {checksum}", "another")
+
+
+def _corrupt(path: pathlib.Path, expected: str, found: str) -> errors.CheckpointError:
+    return errors.CheckpointError(
+        f"corrupt checkpoint: expected {expected} in {path}, found {found}; remove its "
+        "checkpoint's folder to use the one before it"
+    )
+
+
+def _checksum(path: pathlib.Path) -> str:
+    # CRC-32, because replay runs to hundreds of megabytes: it is for accidents, not for attacks.
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"
+
+
+def _content_checksum(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(folder: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _free(folder: pathlib.Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _is_disk_error(error: BaseException) -> bool:
+    # TensorFlow's file errors have classes of their own, and this module does without TensorFlow.
+    return isinstance(error, OSError) or (
+        type(error).__module__.startswith("tensorflow")
+        and type(error).__name__
+        in ("ResourceExhaustedError", "DataLossError", "PermissionDeniedError", "UnknownError")
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    # Without the names of operations that TensorFlow puts around its message.
+    text = re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error))
+    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Layers whose computation depends on the replicas or on the precision of the step."""

@@ -1,0 +1,6 @@
+"""Optimizers on fused kernels, and what is done to gradients before they are applied."""
+
+from rl_replicator.optimizers.adam import Adam
+from rl_replicator.optimizers.momentum import LARS, Momentum
+
+__all__ = ["LARS", "Adam", "Momentum"]

@@ -1,0 +1,122 @@
+"""Optimizers whose learning rate follows a schedule and whose decay leaves some variables out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sonnet as snt
+import tensorflow as tf
+from sonnet.src.optimizers import optimizer_utils as snt_utils
+
+from rl_replicator.optimizers.schedules import Schedule
+
+# Which of the variables decay.
+Decayed = Callable[[Sequence[tf.Variable]], Sequence[bool]]
+
+
+class Momentum(snt.Optimizer):
+    """Gradient descent with Nesterov's momentum and L2 weight decay.
+
+    Sutskever et al. 2013, in the form of Goyal et al. 2017 (arXiv:1706.02677), equation 9: the
+    learning rate is outside of the velocity.
+
+        g' = g + decay w
+        v <- m v + g'
+        w <- w - rate(t) (g' + m v)
+
+    Attributes:
+      step: int64, steps taken.
+      velocities: one for each parameter.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Schedule,
+        decayed: Decayed,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.learning_rate = learning_rate
+        self._decayed = decayed
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self.velocities: list[tf.Variable] = []
+
+    @snt.once
+    def _initialize(self, parameters: Sequence[tf.Variable]) -> None:
+        with tf.name_scope("velocities"):
+            self.velocities.extend(
+                tf.Variable(tf.zeros_like(w), trainable=False, name="velocity") for w in parameters
+            )
+
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        """Updates the parameters in place; skips those whose update is None.
+
+        Raises:
+          ValueError: lengths or dtypes differ, no parameter, or no update at all.
+        """
+        snt_utils.check_updates_parameters(updates, parameters)
+        self._initialize(parameters)
+        rate = self.learning_rate(self.step)
+        decayed = self._decayed(parameters)
+        for g, w, v, is_decayed in zip(updates, parameters, self.velocities, decayed, strict=True):
+            if g is not None:
+                self._apply_one(tf.convert_to_tensor(g), w, v, is_decayed, rate)
+        self.step.assign_add(1)
+
+    def _apply_one(
+        self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
+    ) -> None:
+        if is_decayed and self._weight_decay:
+            g += self._weight_decay * w
+        tf.raw_ops.ResourceApplyMomentum(
+            var=w.handle,
+            accum=v.handle,
+            lr=rate,
+            grad=g,
+            momentum=tf.constant(self._momentum),
+            use_nesterov=True,
+        )
+
+
+class LARS(Momentum):
+    """Layer-wise adaptive rates: You et al. 2017 (arXiv:1708.03888), Algorithm 1.
+
+        ratio = trust |w| / (|g| + decay |w|)
+        v <- m v + rate(t) ratio (g + decay w)
+        w <- w - v
+
+    The ratio is 1 where |w| or |g| is 0, and for variables that do not decay (norms, biases).
+    """
+
+    def __init__(
+        self,
+        learning_rate: Schedule,
+        decayed: Decayed,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+        name: str | None = None,
+    ):
+        super().__init__(learning_rate, decayed, momentum, weight_decay, name)
+        self._trust = trust
+
+    def _apply_one(
+        self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
+    ) -> None:
+        if is_decayed:
+            ratio = trust_ratio(tf.norm(w), tf.norm(g), self._weight_decay, self._trust)
+            rate *= ratio
+            g += self._weight_decay * w
+        v.assign(self._momentum * v + rate * g)
+        w.assign_sub(v)
+
+
+def trust_ratio(
+    weight_norm: tf.Tensor, gradient_norm: tf.Tensor, weight_decay: float, trust: float
+) -> tf.Tensor:
+    """You et al. 2017, equation 6: `trust |w| / (|g| + decay |w|)`; 1 where a norm is 0."""
+    ratio = trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+    return tf.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0)

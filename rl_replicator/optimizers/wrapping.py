@@ -1,0 +1,286 @@
+"""Optimizers whose replicas apply the same, reduced gradients."""
+
+import contextlib
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sonnet as snt
+import tensorflow as tf
+from sonnet.src.optimizers import optimizer_utils as snt_utils
+
+from rl_replicator import collectives, errors
+from rl_replicator.collectives import call_log, sums
+from rl_replicator.optimizers.gradients import Guard, Options, all_finite, clip, unscale
+
+
+class Wrapped:
+    """Mixed in before the class of an optimizer; what they all have in common."""
+
+    options: Options
+    guard: Guard | None
+    _scaled_in: "weakref.WeakSet[call_log.Trace]"
+
+    if TYPE_CHECKING:  # The rest is in the optimizer's own class.
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def num_skipped(self) -> tf.Tensor:
+        """Steps skipped because a gradient was not finite, an int64 scalar; in a step, or out."""
+        return (
+            tf.constant(0, tf.int64) if self.guard is None else tf.identity(self.guard.num_skipped)
+        )
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """By what `scale_loss` multiplies, a float32 scalar."""
+        if self.guard is not None and self.guard.scale is not None:
+            return tf.identity(self.guard.scale)
+        return tf.constant(self.options.loss_scale or 1.0, tf.float32)
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """What to take the gradient of; the gradient is unscaled when it is applied.
+
+        Without a `loss_scale` it is `loss` itself. Keep `loss` in float32: scaled, it is too large
+        for float16.
+        """
+        if self.options.loss_scale is None:
+            return loss
+        enclosing = call_log.enclosing()
+        if enclosing is not None:
+            self._scaled_in.add(enclosing)
+        return loss * tf.cast(self.loss_scale, loss.dtype)
+
+    def report_skipped(self) -> int:
+        """Outside of steps: warns of the steps that were skipped since the last report.
+
+        Returns:
+          How many these are.
+        """
+        count = int(self.num_skipped)
+        new = count - getattr(self, "_num_reported", 0)
+        self._num_reported = count
+        if new > 0:
+            logging.getLogger(__name__).warning(
+                "skipped %d steps whose gradients were not finite (%d in all)", new, count
+            )
+        return new
+
+    def _update(
+        self,
+        updates: Sequence[Any],
+        parameters: Sequence[tf.Variable],
+        apply: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        """Reduces the gradients over the replicas, then applies them on each, or on none."""
+        options = self.options
+        build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
+        updates = collectives.all_reduce(list(updates), options.reduction)
+        if options.loss_scale is not None:
+            enclosing = call_log.enclosing()
+            if enclosing is not None and enclosing not in self._scaled_in:
+                raise errors.ConfigError(
+                    "expected the gradient of optimizer.scale_loss(loss), found no call of it in "
+                    "the step; scale the loss before its gradient is taken"
+                )
+            updates = unscale(updates, self.loss_scale)
+
+        def clip_and_apply():
+            norm = options.max_global_norm
+            apply(updates if norm is None else clip(updates, norm))
+
+        if self.guard is None:
+            clip_and_apply()
+            return
+        finite = all_finite(updates)
+        tf.cond(finite, clip_and_apply, lambda: None)
+        self.guard.update(finite)
+
+
+class _Sonnet(Wrapped):
+    """For optimizers whose `apply` reads and writes the replica's own variables."""
+
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        def apply_here(reduced: Sequence[Any]) -> None:
+            if _has_slices(reduced):
+                super(Wrapped, _own(self)).apply(reduced, _own(parameters))  # type: ignore[misc]
+            else:
+                super(Wrapped, self).apply(reduced, parameters)  # type: ignore[misc]
+
+        self._update(updates, parameters, apply_here)
+
+
+class _Keras(Wrapped):
+    """For Keras optimizers: one `apply` for all, and `apply_gradients` as Keras has it."""
+
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        self.apply_gradients(zip(updates, parameters, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, name: str | None = None) -> tf.Tensor:
+        """Applies pairs of gradient and variable. Keras itself never reduces them here.
+
+        Returns:
+          The optimizer's number of steps so far, an int64 scalar.
+        """
+        pairs = list(grads_and_vars)
+        parameters = [variable for _, variable in pairs]
+        self._update(
+            [gradient for gradient, _ in pairs],
+            parameters,
+            lambda reduced: self._apply_here(list(zip(reduced, parameters, strict=True)), name),
+        )
+        return tf.identity(self.iterations)
+
+    def _apply_here(self, pairs: list[tuple[Any, tf.Variable]], name: str | None) -> None:
+        raise NotImplementedError
+
+
+class _Here:
+    """In place of a strategy: updates happen where they are called, on the replica's own copy."""
+
+    @property
+    def extended(self) -> "_Here":
+        return self
+
+    def update(self, variable, function, args=(), kwargs=None, group=True):
+        del group
+        return function(variable, *args, **(kwargs or {}))
+
+    def colocate_vars_with(self, variable):
+        del variable
+        return contextlib.nullcontext()
+
+
+class _NewKeras(_Keras):
+    """Keras 2.11 and later. Its updates want to leave the replica for the strategy."""
+
+    def _apply_here(self, pairs, name):
+        inner = self
+        if _has_slices([gradient for gradient, _ in pairs]):
+            inner, pairs = _own(self), [(gradient, _own(variable)) for gradient, variable in pairs]
+        super(Wrapped, inner).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
+
+    def _internal_apply_gradients(self, grads_and_vars):
+        return self._distributed_apply_gradients_fn(_Here(), grads_and_vars)
+
+    def _apply_weight_decay(self, variables):
+        # That of Keras's base class, which knows no strategy.
+        super(tf.keras.optimizers.Optimizer, self)._apply_weight_decay(variables)  # type: ignore[misc]
+
+
+class _LegacyKeras(_Keras):
+    """Keras before 2.11, now tf.keras.optimizers.legacy."""
+
+    def _apply_here(self, pairs, name):
+        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        variables = [variable for _, variable in pairs]
+        state = self._prepare(variables)
+        self._distributed_apply(_Here(), self._transform_gradients(pairs), state, name)
+
+    def _trackable_children(self, *args, **kwargs):
+        # Keras ties slots to their parameters, where tf.train.TrackableView does not see them.
+        children = dict(super()._trackable_children(*args, **kwargs))  # type: ignore[misc]
+        known = {id(child) for child in children.values()}
+        slots = [weight for weight in self.weights if id(weight) not in known]
+        return children | {f"slot_{i}": slot for i, slot in enumerate(slots)}
+
+
+def _has_slices(updates: Sequence[Any]) -> bool:
+    return any(isinstance(update, tf.IndexedSlices) for update in updates)
+
+
+def _own(value: Any) -> Any:
+    """Variables replaced by this replica's copies, in lists, tuples, dicts and an optimizer.
+
+    TensorFlow updates rows of a copy, but not of what holds the copies of all replicas.
+    """
+    if isinstance(value, tf.Variable):
+        copies, index = getattr(value, "values", None), sums.static_replica_id()
+        return value if copies is None or index is None else copies[index % len(copies)]
+    if isinstance(value, Wrapped):
+        view = copy.copy(value)
+        vars(view).update({name: _own(x) for name, x in vars(value).items()})
+        return view
+    if isinstance(value, dict):
+        return {name: _own(x) for name, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_own(x) for x in value]
+    return value
+
+
+def wrap(optimizer: Any, options: Options) -> Any:
+    """See `Replicator.wrap_optimizer`. In the replicator's scope.
+
+    The object's class becomes a subclass of what it was: so it keeps its attributes and its place
+    in checkpoints, whatever the number of replicas.
+    """
+    if isinstance(optimizer, Wrapped):
+        raise errors.ConfigError(
+            f"expected an optimizer that is not wrapped yet, got {type(optimizer).__name__}; "
+            "call wrap_optimizer once"
+        )
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        raise errors.ConfigError(
+            "expected an optimizer without a loss scale of its own, got LossScaleOptimizer; wrap "
+            'the inner one with loss_scale="dynamic"'
+        )
+    if isinstance(optimizer, snt.Optimizer):
+        mixin: type = _Sonnet
+    elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        mixin = _NewKeras
+        optimizer.jit_compile = False  # Or it compiles every update by itself.
+        optimizer._distribution_strategy = _Here()
+    elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        mixin = _LegacyKeras
+        _check_aggregator(optimizer)
+    else:
+        raise errors.ConfigError(
+            f"expected a Sonnet or Keras optimizer, got {type(optimizer).__name__}; "
+            "use one of snt.optimizers, rr.optimizers or tf.keras.optimizers"
+        )
+    kind: Any = type(optimizer)
+    make_class: Any = type(kind)
+    body = {"options": options, "__module__": kind.__module__}
+    optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
+    optimizer._scaled_in = weakref.WeakSet()
+    optimizer.guard = Guard(options.is_dynamic) if options.skips else None
+    if mixin is _LegacyKeras and optimizer.guard is not None:
+        optimizer._track_trackable(optimizer.guard, "guard")  # The others see it by themselves.
+    return optimizer
+
+
+def _check_aggregator(optimizer: Any) -> None:
+    default = tf.keras.optimizers.legacy.SGD().gradient_aggregator
+    if optimizer.gradient_aggregator is not default:
+        raise errors.ConfigError(
+            "expected an optimizer without a gradient_aggregator, which reduces over replicas "
+            "in another way; leave it out and choose wrap_optimizer's reduction"
+        )
+
+
+def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
+    """See `Replicator.build_optimizer`."""
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        with tf.init_scope():
+            optimizer._create_all_weights(parameters)
+    elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        with tf.init_scope():
+            optimizer.build(parameters)
+    else:
+        initialize = getattr(optimizer, "_initialize", None)
+        if initialize is not None:  # Stateless optimizers, such as SGD, have nothing to build.
+            initialize(parameters)
+
+
+def support(strategy_class: type) -> None:
+    """Lets Sonnet's optimizers work under strategies of this class; called by its replicator.
+
+    Sonnet refuses all but its own, because its updates are local to a replica: under a replicator
+    gradients are reduced before them and variables are local, whatever the strategy.
+    """
+    known = snt_utils._SUPPORTED_STRATEGIES
+    if not issubclass(strategy_class, known):
+        snt_utils._SUPPORTED_STRATEGIES = (*known, strategy_class)

@@ -1,0 +1,1 @@
+"""The compiled step, its inputs, and evaluation over finite data."""

@@ -1,0 +1,115 @@
+"""What a user is told while a run goes on, and while it waits."""
+
+import logging
+import threading
+
+import pytest
+
+import launchpad as lp
+from agents.nodes.counter import Counter, Episode, Progress, restored_counter
+from agents.nodes.waiting import StoppedError, Waiting
+from agents.runs.progress import clock, describe, verdict
+from rl_replicator.errors import UsageError
+
+
+@pytest.fixture
+def stop_event(monkeypatch):
+    event = threading.Event()
+    monkeypatch.setattr(lp, "stop_event", lambda: event)
+    return event
+
+
+def test_a_wait_speaks_every_ten_seconds(stop_event, caplog):
+    waiting = Waiting("actor 3", lambda: "the replay")
+    with caplog.at_level(logging.WARNING):
+        for second in range(31):
+            waiting.tick(second)
+        waiting.tick(0.5)  # Another wait begins: it has ten seconds of its own.
+        waiting.tick(9.5)
+        waiting.tick(10.5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "actor 3 has waited 10 s for the replay",
+        "actor 3 has waited 20 s for the replay",
+        "actor 3 has waited 30 s for the replay",
+        "actor 3 has waited 10 s for the replay",
+    ]
+
+
+def test_a_wait_ends_with_the_program(stop_event):
+    waiting = Waiting("actor 3", lambda: "the replay")
+    waiting.tick(1.0)
+    stop_event.set()
+    with pytest.raises(StoppedError):
+        waiting.tick(1.5)
+
+
+def make_progress(**changes):
+    settings = {
+        "environment_steps": 25_000,
+        "total_steps": 100_000,
+        "learner_steps": 6_000,
+        "episodes": 25,
+        "episode_return": 512.4,
+        "evaluation_return": None,
+        "evaluation_step": 0,
+        "actor_waiting": 0.0,
+        "learner_waiting": 0.0,
+        "learner_done": False,
+    }
+    return Progress(**(settings | changes))
+
+
+def test_the_line_says_how_far_how_good_how_fast():
+    line = describe(make_progress(), actor_rate=500.0, learner_rate=125.0)
+    assert line == (
+        "25,000/100,000 steps | ETA 2:30 | return 512 | learner 125/s | actors 500/s | "
+        "bottleneck: none, both are busy"
+    )
+    assert clock(3725) == "1:02:05" and clock(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"environment_steps": 0}, "starting"),
+        ({"learner_steps": 0}, "filling the replay"),
+        ({"actor_waiting": 0.4}, "bottleneck: learner (actors wait 40% of the time)"),
+        ({"learner_waiting": 0.2}, "bottleneck: actors (the learner waits 20% of the time)"),
+        (
+            {"actor_waiting": 0.4, "learner_waiting": 0.2},
+            "bottleneck: replay (actors wait 40%, the learner 20%)",
+        ),
+        ({"environment_steps": 100_000}, "last evaluation"),
+    ],
+)
+def test_the_verdict_names_the_side_that_is_waited_for(changes, expected):
+    assert verdict(make_progress(**changes)) == expected
+
+
+def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
+    counter = Counter(tmp_path, total_steps=250, restored=None)
+    assert counter.lease(0, 0, 0.0, []) == 100
+    assert counter.lease(1, 0, 0.0, []) == 100
+    assert counter.lease(0, 100, 0.0, [Episode(7.0, 100, {"noise": 1})]) == 50
+    # Actor 1 was restarted after 30 of its 100 steps: what it did not use is granted again.
+    assert counter.lease(1, 30, 0.0, []) == 70
+    assert counter.lease(0, 50, 0.0, []) == 0
+    assert not counter.progress().steps_done
+    assert counter.lease(1, 70, 0.0, []) == 0
+    assert counter.progress().steps_done and counter.progress().environment_steps == 250
+    assert counter.progress().episode_return == 7.0 and counter.random_state(0) == {"noise": 1}
+
+    again = Counter(tmp_path, total_steps=300, restored=counter.snapshot())
+    assert again.progress().environment_steps == 250 and again.lease(0, 0, 0.0, []) == 50
+
+
+def test_a_counter_that_was_restarted_takes_steps_of_leases_that_it_does_not_know(tmp_path):
+    counter = Counter(tmp_path, total_steps=300, restored={"environment_steps": 250})
+    assert counter.lease(1, 30, 0.0, []) == 20
+    assert counter.lease(1, 20, 0.0, []) == 0
+    assert counter.progress().environment_steps == 300
+
+
+def test_a_machine_without_the_run_directory_is_named(tmp_path):
+    with pytest.raises(UsageError, match="on every machine, but .* has none; pass a --run-dir"):
+        restored_counter(tmp_path, total_steps=300)

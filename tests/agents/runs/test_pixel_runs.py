@@ -1,0 +1,118 @@
+"""Whole runs from pixels: they learn, go on, are filmed, and refuse what does not fit."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+
+import environments
+from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
+from agents.replay.memory_estimate import ReplaySize, predict
+from agents.runs.command import D4PGPixelOptions, d4pg
+from agents.runs.evaluation import EvaluationSchedule
+from environments import PixelConfig
+from rl_replicator.errors import ConfigError, UsageError
+from rl_replicator.runs.metrics import read_metrics
+
+pytestmark = pytest.mark.timeout(300)
+
+TARGET = "environments.fakes:target"
+LENGTH = 20  # The best return; a constant action has 15.
+PICTURE = PixelConfig(height=32, width=32, action_repeat=1)
+SMALL = PixelD4PGConfig(
+    policy_layers=(64,),
+    critic_layers=(64,),
+    discount=0.5,
+    n_step=1,
+    frame_stack=2,
+    feature_size=16,
+    max_shift=0,
+    global_batch_size=32,
+    policy_learning_rate=1e-3,
+    critic_learning_rate=1e-3,
+    target_update_rate=0.05,
+    exploration_sigma=0.5,
+    exploration_steps=2000,
+    replay=PixelReplayConfig(min_size=200, samples_per_insert=32.0),
+)
+
+
+def options(run_dir, **changes):
+    settings = {
+        "env": TARGET,
+        "picture": PICTURE,
+        "agent": SMALL,
+        "steps": 3000,
+        "run_dir": run_dir,
+        "checkpoint_seconds": 1.0,
+        "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
+    }
+    return D4PGPixelOptions(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A complete run in threads."""
+    run_dir = tmp_path_factory.mktemp("pixels") / "run"
+    assert d4pg.train(options(run_dir)) == 0
+    return run_dir
+
+
+def test_it_learns_to_follow_what_it_sees(finished):
+    returns = read_metrics(finished, "evaluator")["episode_return"]
+    assert returns[-1] > 0.93 * LENGTH, returns
+    assert list((finished / "tensorboard" / "pictures").iterdir())
+    assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 32
+
+
+def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, capsys):
+    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
+    assert d4pg.video(finished, tmp_path / "film.gif", seed=3) == 0
+    assert (tmp_path / "film.gif").stat().st_size > 100
+
+
+def test_it_goes_on_with_two_replicas(finished):
+    before = read_metrics(finished, "learner")["learner_steps"][-1]
+    assert d4pg.train(options(finished, steps=3400, replicas="2")) == 0
+    learner = read_metrics(finished, "learner")["learner_steps"]
+    assert learner[-1] > before and (np.diff(learner) >= 0).all()
+    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3400
+    with pytest.raises(UsageError, match=r"pixels\.height was 32 and is now 48"):
+        d4pg.train(options(finished, picture=PixelConfig(48, 32, action_repeat=1)))
+
+
+def test_steps_are_those_of_the_simulator(tmp_path):
+    picture = dataclasses.replace(PICTURE, action_repeat=4)
+    replay = dataclasses.replace(SMALL.replay, min_size=100)
+    agent = dataclasses.replace(SMALL, replay=replay)
+    assert d4pg.train(options(tmp_path / "run", steps=800, picture=picture, agent=agent)) == 0
+    actor = read_metrics(tmp_path / "run", "actor")
+    # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
+    assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
+    assert set(actor["episode_length"]) == {20.0}
+
+
+def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
+    replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
+    agent = dataclasses.replace(SMALL, replay=replay)
+    with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
+        d4pg.train(options(tmp_path / "run", agent=agent))
+    assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
+
+
+def test_the_prediction_is_of_frames_as_they_are_stored():
+    environment = environments.make(TARGET, seed=0, pixels=PixelConfig(64, 64, action_repeat=1))
+    size = predict(environment, max_size=1000, chunk_length=4)
+    assert size.frame_bytes == 64 * 64 * 3 and size.num_bytes == 1000 * size.bytes_each
+    assert 1_000 < size.bytes_each < 4_000  # Two colours compress well.
+    ReplaySize(10, 100.0, 200, 5).check_fits(1001.0)
+    with pytest.raises(UsageError, match="max-size below 9"):
+        ReplaySize(10, 100.0, 200, 5).check_fits(999.0)
+
+
+def test_pixels_and_no_pixels_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="expected --pixels or --no-pixels, got both"):
+        options(tmp_path, pixels=False)

@@ -1,0 +1,264 @@
+"""Whole runs: they train, stop, are killed, go on, and refuse what they cannot do."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+
+from agents.d4pg.config import D4PGConfig
+from agents.replay.config import ReplayConfig
+from agents.runs.command import D4PGOptions, d4pg
+from agents.runs.evaluation import EvaluationSchedule
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import CheckpointError, ConfigError, UsageError
+from rl_replicator.runs.metrics import read_metrics
+
+TARGET = "environments.fakes:target"
+SMALL = D4PGConfig(
+    policy_layers=(32, 32),
+    critic_layers=(32, 32),
+    global_batch_size=32,
+    steps_per_call=4,
+    value_min=0.0,
+    value_max=20.0,
+    replay=ReplayConfig(min_size=200, samples_per_insert=16.0),
+)
+
+
+def options(run_dir, **changes):
+    settings = {
+        "env": TARGET,
+        "steps": 1000,
+        "run_dir": run_dir,
+        "agent": SMALL,
+        "checkpoint_seconds": 1.0,
+        "evaluation": EvaluationSchedule(every=400, episodes=2, last_episodes=3),
+    }
+    return D4PGOptions(**(settings | changes))
+
+
+def latest_progress(run_dir):
+    folder = Checkpointer(run_dir / "checkpoints").latest().path
+    return json.loads((folder / "progress" / "state.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A complete run in threads, to be copied and gone on with."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    assert d4pg.train(options(run_dir)) == 0
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    assert (finished / "return.png").stat().st_size > 1000
+    assert json.loads((finished / "config.json").read_text())["trainable"] == "d4pg"
+    evaluator = read_metrics(finished, "evaluator")
+    assert evaluator["environment_steps"][-1] == 1000 and evaluator["episodes"][-1] == 3
+    learner = read_metrics(finished, "learner")
+    for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
+        assert np.isfinite(learner[name]).all(), name
+    progress = latest_progress(finished)
+    assert progress["environment_steps"] == 1000 and progress["episodes"] == 50
+    # The limiter holds the learner to 16 samples per insert, less the 200 rows before it starts.
+    expected = (1000 - 200) * 16 / 32
+    assert abs(progress["learner_steps"] - expected) <= 0.25 * expected
+
+
+def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
+    before = latest_progress(run_dir)
+    assert d4pg.train(options(run_dir, steps=1500)) == 0
+    after = latest_progress(run_dir)
+    assert after["environment_steps"] == 1500 and after["episodes"] == 75
+    assert after["learner_steps"] > before["learner_steps"] + 100
+    steps = read_metrics(run_dir, "evaluator")["environment_steps"]
+    assert (np.diff(steps) > 0).all() and steps[-1] == 1500
+
+
+def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
+    assert d4pg.train(options(run_dir, steps=1200, replicas="2", actors=2, caches=1)) == 0
+    assert latest_progress(run_dir)["environment_steps"] == 1200
+
+
+def test_evaluation_and_film_take_the_checkpoint_alone(finished, capsys):
+    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    first = capsys.readouterr().out
+    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    assert capsys.readouterr().out == first and first.startswith("return ")
+
+
+def untouched(run_dir):
+    return {path: path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 2}, "seed was 1 and is now 2"),
+        ({"agent": dataclasses.replace(SMALL, n_step=3)}, r"agent\.n_step was 5 and is now 3"),
+        ({"env": "environments.fakes:chain"}, "env was"),
+        ({"replicas": "3"}, "global-batch-size: expected a multiple of 3"),
+        ({"replicas": "many"}, "multi_device:2, got 'many'"),
+    ],
+)
+def test_another_run_is_refused_and_nothing_is_touched(run_dir, changes, message):
+    before = untouched(run_dir)
+    with pytest.raises(UsageError, match=message) as error:
+        d4pg.train(options(run_dir, steps=1500, **changes))
+    assert "\n" not in str(error.value)
+    assert untouched(run_dir) == before
+
+
+def test_a_corrupt_checkpoint_is_refused_before_anything_starts(run_dir):
+    replay = Checkpointer(run_dir / "checkpoints").latest().path / "replay" / "chunks.tfrecord"
+    data = bytearray(replay.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    replay.write_bytes(data)
+    before = untouched(run_dir)
+    with pytest.raises(CheckpointError, match=r"chunks\.tfrecord.*remove"):
+        d4pg.train(options(run_dir, steps=1500))
+    assert untouched(run_dir) == before
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(UsageError, match="other files"):
+        d4pg.train(options(tmp_path))
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        d4pg.evaluate(tmp_path, 1, 0)
+
+
+def test_resume_without_a_run_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"found none; leave --resume out"):
+        d4pg.train(options(None, resume=True))
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        d4pg.train(options(tmp_path / "typo", resume=True))
+    assert not (tmp_path / "typo").exists()
+
+
+def test_numbers_out_of_range_are_named():
+    with pytest.raises(ConfigError, match="--steps: expected at least 1, got 0"):
+        D4PGOptions(env=TARGET, steps=0)
+    with pytest.raises(ConfigError, match="--seed: expected a number from 0 .* got -1"):
+        D4PGOptions(env=TARGET, seed=-1)
+    with pytest.raises(ConfigError, match="--address: expected --launch ray, got threads"):
+        D4PGOptions(env=TARGET, address="10.0.0.1:6379")
+    with pytest.raises(ConfigError, match="--caches: expected 0 to one an actor, got 2"):
+        D4PGOptions(env=TARGET, caches=2)
+
+
+COMMAND = [
+    *(sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg", "--env", TARGET),
+    *("--agent.policy-layers", "32", "32", "--agent.critic-layers", "32", "32"),
+    *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
+    *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
+    *("--agent.replay.samples-per-insert", "16", "--checkpoint-seconds", "0.5"),
+    *("--evaluation.every", "1000", "--evaluation.episodes", "1"),
+]
+
+
+@pytest.fixture
+def start():
+    """Starts the command; what a failed test has left running is killed."""
+    processes = []
+
+    def start(run_dir, *more):
+        processes.append(_start(run_dir, *more))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _start(run_dir, *more):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As a user's shell has it.
+    return subprocess.Popen(
+        [*COMMAND, "--run-dir", str(run_dir), *more],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_checkpoints(run_dir, process, above=0):
+    """Waits until a checkpoint of more than `above` environment steps is there."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        try:
+            progress = latest_progress(run_dir)
+        except (AttributeError, FileNotFoundError):
+            progress = {"environment_steps": -1}  # None yet, or the one just read was replaced.
+        if progress["environment_steps"] > above:
+            return progress
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint in 240 s")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_killed_gone_on_with_and_interrupted(tmp_path, start):
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--steps", "1000000")
+    saved = wait_for_checkpoints(run_dir, process)
+    process.kill()
+    process.communicate()
+
+    process = start(run_dir, "--steps", "1000000")
+    later = wait_for_checkpoints(run_dir, process, above=saved["environment_steps"] + 500)
+    assert later["learner_steps"] > saved["learner_steps"]
+
+    # A second process in the same directory is refused with one line.
+    second = start(run_dir, "--steps", "1000000")
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 2 and "another process trains" in output
+    assert len(output.strip().splitlines()) == 1, output
+
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - started < 20  # One second alone; other tests run beside this one.
+    assert process.returncode == 130 and "stopped and saved" in output
+    assert latest_progress(run_dir)["environment_steps"] >= later["environment_steps"]
+    episodes = read_metrics(run_dir, "actor")["episodes"]
+    assert (np.diff(episodes) == 1).all()  # None is missing or told twice.
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_the_same_program_runs_in_processes_and_outlives_its_replay(tmp_path, start):
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--steps", "3000", "--launch", "processes", "--actors", "2")
+    saved = wait_for_checkpoints(run_dir, process)
+    (replay,) = (
+        child for child in psutil.Process(process.pid).children() if "replay/0" in child.cmdline()
+    )
+    replay.kill()
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    assert "replay/0 is up again" in output and "evaluation return" in output
+    assert "reverb/cc" not in output
+    progress = latest_progress(run_dir)
+    assert progress["environment_steps"] == 3000
+    assert progress["learner_steps"] > saved["learner_steps"] + 100
+    assert set(read_metrics(run_dir, "actor")["actor"]) == {0.0, 1.0}

@@ -1,0 +1,325 @@
+"""Environments that show frames."""
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+import threading
+import unittest
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import test_utils
+
+import environments
+from environments.errors import RenderingUnavailableError
+from environments.pixels import frame_rate, gl_context, rendering
+from tests.environments import gymnasium_fake
+
+Pixels = environments.PixelConfig
+FAST = functools.partial(Pixels, render="fast")
+EXACT = functools.partial(Pixels, render="exact")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _renderer():
+    try:
+        rendering.enable()
+    except RenderingUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def _make_gymnasium(config):
+    from environments.pixels import environment
+
+    flat = environments.adapt(gymnasium_fake.make(0), seed=1)
+    return environment.PixelEnvironment(flat, config)
+
+
+# Height and width asked for, and how to make it.
+MAKERS = {
+    "suite": ((32, 48), lambda: environments.make("cartpole:swingup", 1, FAST(32, 48))),
+    "terrain": ((16, 16), lambda: environments.make("quadruped:escape", 1, FAST(16, 16))),
+    "no reward bounds": ((16, 16), lambda: environments.make("lqr:lqr_2_1", 1, FAST(16, 16))),
+    "draws itself": (
+        (16, 16),
+        lambda: environments.make("environments.fakes:target", 1, Pixels(16, 16)),
+    ),
+    "gymnasium": ((8, 8), lambda: _make_gymnasium(Pixels(8, 8))),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_follows_dm_env(name):
+    size, make = MAKERS[name]
+    made = make()
+
+    class Case(test_utils.EnvironmentTestMixin, unittest.TestCase):
+        def make_object_under_test(self):
+            return made
+
+        def tearDown(self):
+            pass  # Closing comes at the end, below.
+
+    checks = [n for n in dir(test_utils.EnvironmentTestMixin) if n.startswith("test_")]
+    for check in sorted(checks, key=lambda n: "fresh" not in n):
+        Case(check).debug()
+    spec = made.observation_spec()
+    assert spec.dtype == np.uint8 and spec.minimum == 0 and spec.maximum == 255
+    assert spec.shape == (*size, 3)
+    made.close()
+
+
+@pytest.mark.parametrize("config", [{"height": 7}, {"width": 2000}, {"height": 64.0}])
+def test_sizes_are_checked(config):
+    with pytest.raises(
+        environments.EnvironmentSpecError, match=r"^expected a pixel \w+ from 8 to 1024, got \S+$"
+    ):
+        Pixels(**config)
+
+
+def test_other_fields_are_checked():
+    error = environments.EnvironmentSpecError
+    with pytest.raises(error, match="^expected an action_repeat of at least 1, got 0$"):
+        Pixels(action_repeat=0)
+    with pytest.raises(
+        error, match="^expected a camera's name or an index of at least -1, got -2$"
+    ):
+        Pixels(camera=-2)
+    with pytest.raises(error, match="^expected render to be one of auto, fast, exact, got 'slow'$"):
+        Pixels(render="slow")
+
+
+def test_what_cannot_be_drawn_is_one_line():
+    error = environments.EnvironmentSpecError
+    with pytest.raises(error, match="^expected an environment that renders, got Chain, which can"):
+        environments.make("environments.fakes:chain", 1, Pixels())
+    with pytest.raises(error, match=r"^expected render 'auto' or 'exact' for Target, which draws"):
+        environments.make("environments.fakes:target", 1, FAST())
+    with pytest.raises(
+        error, match=r"^expected a camera of the model, -1 to 1 \(by name: 'fixed', "
+    ):
+        environments.make("cartpole:swingup", 1, Pixels(camera="front"))
+    with pytest.raises(error, match=r"^expected a camera of the model, -1 to 1 .* got 2$"):
+        environments.make("cartpole:swingup", 1, Pixels(camera=2))
+    silent = environments.adapt(gymnasium_fake.Seven(True, render_mode=None))
+    with pytest.raises(error, match="render_mode='rgb_array', got None$"):
+        environments.PixelEnvironment(silent, Pixels())
+    gymnasium = _make_gymnasium(Pixels(camera=1))
+    with pytest.raises(error, match="^expected camera 0, since Gymnasium fixes the camera"):
+        gymnasium.reset()
+
+
+def test_no_opengl_is_told_when_the_environment_is_made(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "off")
+    rendering.find.cache_clear()
+    try:
+        with pytest.raises(RenderingUnavailableError, match="got MUJOCO_GL=off"):
+            environments.make("cartpole:swingup", 1, Pixels())
+    finally:
+        rendering.find.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "name", ["cartpole:swingup", "reacher:easy", "quadruped:escape", "lqr:lqr_2_1", "hopper:hop"]
+)
+def test_exact_is_dm_control_bit_for_bit(name):
+    """Against the pictures of an untouched dm_control environment, drawn in turns with ours."""
+    from dm_control import suite
+
+    ours = environments.make(name, 1, EXACT(48, 40))
+    plain = suite.load(*name.split(":"), task_kwargs={"random": 1})
+    camera = 0 if plain.physics.model.ncam else -1
+    for _ in range(2):
+        frame = ours.reset().observation
+        plain.reset()
+        np.testing.assert_array_equal(frame, plain.physics.render(48, 40, camera))
+        np.testing.assert_array_equal(ours.render(60, 30), plain.physics.render(60, 30, camera))
+
+
+def _orange(frame):
+    """Where the cart and the pole are: what is more red than blue."""
+    return frame[..., 0].astype(int) > frame[..., 2].astype(int) + 20
+
+
+def test_fast_shows_what_exact_shows():
+    views = {
+        look: environments.make("cartpole:swingup", 3, Pixels(84, 84, render=look))
+        for look in ("exact", "fast")
+    }
+    for environment in views.values():
+        environment.reset()
+    for angle in (0.0, 1.0, 2.5, -1.0):
+        for environment in views.values():
+            physics = environment.wrapped.wrapped.physics
+            with physics.reset_context():
+                physics.named.data.qpos["hinge_1"] = angle
+        exact, fast = (views[look].frame() for look in ("exact", "fast"))
+        assert 0 < np.abs(exact.astype(int) - fast).mean() < 3
+        thing, drawn = _orange(exact), _orange(fast)
+        assert thing.sum() > 60
+        assert (thing & drawn).sum() / (thing | drawn).sum() > 0.75
+        side = np.argwhere(drawn)[:, 1].mean() - 41.5
+        assert abs(side) < 2 if angle == 0.0 else side * np.sin(angle) > 0
+
+
+def test_videos_stay_exact_and_the_model_as_it_was():
+    fast = environments.make("walker:walk", 1, FAST())
+    exact = environments.make("walker:walk", 1)
+    quality = fast.wrapped.wrapped.physics.model.vis.quality
+    before = quality.offsamples, quality.shadowsize, quality.numslices
+    fast.reset()
+    exact.reset()
+    np.testing.assert_array_equal(fast.render(48, 64), exact.render(48, 64))
+    assert (quality.offsamples, quality.shadowsize, quality.numslices) == before
+    assert fast.look == "fast"
+    assert np.any(fast.frame() != exact.render(64, 64))
+
+
+def test_repeated_actions_against_a_hand_run():
+    drawn = environments.make("environments.fakes:target", 5, Pixels(16, 100, action_repeat=3))
+    state = environments.make("environments.fakes:target", 5)
+    drawn.reset()
+    state.reset()
+    random = np.random.RandomState(0)
+    for step in range(7):  # 20 steps of the environment: six times three, then two.
+        action = random.uniform(-1, 1, 1).astype(np.float32)
+        timestep = drawn.step(action)
+        by_hand = [state.step(action) for _ in range(3 if step < 6 else 2)]
+        assert timestep.reward == pytest.approx(sum(part.reward for part in by_hand), rel=1e-6)
+        assert timestep.reward.dtype == timestep.discount.dtype == np.float32
+        assert timestep.step_type == by_hand[-1].step_type
+        share = (timestep.observation[0, :, 0] == 255).mean()
+        assert share == pytest.approx((by_hand[-1].observation[0] + 1) / 2, abs=0.01)
+    assert timestep.last() and timestep.discount == 1
+    after = drawn.step(action)
+    assert after.first() and after.reward is None and after.discount is None
+    assert drawn.reward_spec().minimum == 0 and drawn.reward_spec().maximum == 3
+
+
+def test_actions_repeat_as_is_usual_for_the_domain_unless_told():
+    names = ("cartpole:balance", "reacher:easy", "walker:walk", "environments.fakes:target")
+    assert [Pixels().repeats(name) for name in names] == [8, 4, 2, 2]
+    assert Pixels(action_repeat=3).repeats("cartpole:balance") == 3
+    frames = 0
+    drawn = environments.make("cartpole:balance", 5, Pixels(8, 8))
+    timestep = drawn.reset()
+    while not timestep.last():
+        timestep = drawn.step(np.zeros(1, np.float32))
+        frames += 1
+    assert frames == 1000 / 8
+
+
+def test_a_termination_in_the_midst_of_a_repeat():
+    environment = _make_gymnasium(Pixels(8, 8, action_repeat=2))
+    environment.reset()
+    steps = [environment.step(np.zeros(2, np.float32)) for _ in range(4)]
+    assert [step.reward for step in steps] == [3, 3, 3, 1.5]
+    assert [step.discount for step in steps] == [1, 1, 1, 0]
+    assert steps[-1].step_type is dm_env.StepType.LAST
+
+
+def test_gymnasium_frames_are_averaged():
+    environment = _make_gymnasium(Pixels(8, 8))
+    environment.reset()
+    picture = gymnasium_fake.make(0).render()
+    np.testing.assert_array_equal(environment.frame()[::4, ::2], picture)
+    from environments import gymnasium_adapter
+
+    small = gymnasium_adapter._resized(picture, 1, 2)
+    np.testing.assert_array_equal(small[0, 0], picture[:, :2].reshape(4, 3).mean(0).round())
+
+
+def _frames(environment, count):
+    random = np.random.RandomState(0)
+    shape = environment.action_spec().shape
+    frames = [environment.reset().observation]
+    for _ in range(count):
+        action = random.uniform(-1, 1, shape).astype(np.float32)
+        frames.append(environment.step(action).observation)
+    return np.stack(frames)
+
+
+def test_seeds_and_random_states_reproduce_frames():
+    make = functools.partial(environments.make, "reacher:easy", pixels=FAST(32, 32))
+    first, second = make(seed=7), make(seed=7)
+    frames = _frames(first, 5)
+    np.testing.assert_array_equal(frames, _frames(second, 5))
+    assert np.any(frames[0] != _frames(make(seed=8), 0)[0])
+    assert len({frame.ctypes.data for frame in frames}) == len(frames)
+    second.random_state = first.random_state
+    np.testing.assert_array_equal(_frames(first, 2), _frames(second, 2))
+
+
+def test_threads_draw_what_one_thread_draws():
+    names = ("cartpole:swingup", "reacher:easy", "walker:walk")
+    made = [environments.make(name, 2, FAST(32, 32)) for name in names]
+    results = {}
+
+    def act(index):
+        results[index] = [_frames(made[index], 20) for _ in range(2)]
+
+    threads = [threading.Thread(target=act, args=(index,)) for index in range(len(names))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, name in enumerate(names):
+        alone = environments.make(name, 2, FAST(32, 32))
+        for frames in results[index]:
+            np.testing.assert_array_equal(frames, _frames(alone, 20))
+    # The threads are gone; their environments still draw, here.
+    for environment in made:
+        assert environment.frame().any()
+
+
+def test_contexts_are_freed_from_any_thread():
+    gc.collect()
+    contexts, threads = len(gl_context._LIVE), len(os.listdir("/proc/self/task"))
+    made = []
+
+    def draw():
+        for _ in range(4):
+            made.append(environments.make("cartpole:swingup", 2, FAST(16, 16)))
+            made[-1].reset()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join()
+    assert len(gl_context._LIVE) == contexts + 4
+    made[0].close()
+    assert len(gl_context._LIVE) <= contexts + 4 and made[0].frame().any()  # Opens a new one.
+    made.clear()
+    gc.collect()
+    assert len(gl_context._LIVE) <= contexts
+    assert len(os.listdir("/proc/self/task")) <= threads
+
+
+def test_opengl_is_loaded_by_the_first_frame():
+    script = """
+import sys
+import environments
+config = environments.PixelConfig()
+print([name for name in ("numpy", "dm_env", "dm_control", "mujoco") if name in sys.modules])
+environment = environments.make("cartpole:swingup", seed=0, pixels=config)
+print("OpenGL" in sys.modules, "libEGL" in open("/proc/self/maps").read())
+environment.reset()
+print("OpenGL" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "False False", "True"], done.stderr
+
+
+def test_the_line_of_a_run():
+    text = frame_rate.line("cartpole:balance", FAST(32, 48))
+    name, kind = rendering.find().name, rendering.find().kind.upper()
+    assert text.startswith(f"rendering: {kind}, {name}, fast")
+    assert text.endswith(" frames/s") and ", 32x48: " in text
+    rate = float(text.split()[-2])
+    assert rate > 1
+    own = frame_rate.line("environments.fakes:target", Pixels())
+    assert own.startswith("rendering: by the environment itself, 64x64: ")
+    with pytest.raises(RenderingUnavailableError, match="got: .*expected an environment that rend"):
+        frame_rate.line("environments.fakes:chain", Pixels())

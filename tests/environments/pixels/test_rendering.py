@@ -1,0 +1,199 @@
+"""Choosing an OpenGL, and pictures."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+import environments
+from environments.errors import RenderingUnavailableError
+from environments.pixels import rendering
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """No renderer found yet, and none asked for."""
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    rendering.find.cache_clear()
+    yield monkeypatch
+    rendering.find.cache_clear()
+
+
+def _answers(monkeypatch, answers):
+    tried = []
+
+    def probe(kind, timeout=60.0):
+        tried.append(kind)
+        return rendering.Renderer(kind, answers[kind]) if kind in answers else "not here"
+
+    monkeypatch.setattr(rendering, "probe", probe)
+    return tried
+
+
+def test_egl_comes_first(fresh):
+    tried = _answers(fresh, {"egl": "NVIDIA A100", "osmesa": "llvmpipe"})
+    assert rendering.find() == rendering.Renderer("egl", "NVIDIA A100")
+    assert not rendering.find().is_software
+    assert tried == ["egl"]
+
+
+def test_osmesa_comes_second(fresh):
+    tried = _answers(fresh, {"osmesa": "llvmpipe (LLVM 15.0.6, 256 bits)"})
+    assert rendering.find().kind == "osmesa"
+    assert rendering.find().is_software
+    assert tried == ["egl", "osmesa"]
+
+
+def test_the_users_choice_is_kept(fresh):
+    fresh.setenv("MUJOCO_GL", "osmesa")
+    tried = _answers(fresh, {"egl": "x", "osmesa": "y"})
+    assert rendering.find().kind == "osmesa"
+    assert tried == ["osmesa"]
+
+
+def test_nothing_works(fresh):
+    _answers(fresh, {})
+    message = (
+        r"got none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
+    )
+    with pytest.raises(RenderingUnavailableError, match=message):
+        rendering.find()
+
+
+def test_switched_off(fresh):
+    fresh.setenv("MUJOCO_GL", "off")
+    with pytest.raises(
+        RenderingUnavailableError, match="MUJOCO_GL=off, which switches it off; unset MUJOCO_GL"
+    ):
+        rendering.find()
+
+
+def test_a_probe_that_hangs_or_fails_says_so(fresh):
+    def hang(*args, **kwargs):
+        raise subprocess.TimeoutExpired("python", 2)
+
+    def crash(*args, **kwargs):
+        return subprocess.CompletedProcess([], -11, "", "")
+
+    fresh.setattr(subprocess, "run", hang)
+    assert rendering.probe("egl", timeout=2) == "no answer within 2 s"
+    fresh.setattr(subprocess, "run", crash)
+    assert rendering.probe("egl") == "exit status -11"
+
+
+def test_a_kind_that_is_not_installed_is_named(fresh):
+    fresh.setenv("MUJOCO_GL", "osmesa")
+    if isinstance(rendering.probe("osmesa"), rendering.Renderer):
+        pytest.skip("OSMesa is installed here")
+    message = r"got none \(osmesa: .+\); install it with 'apt-get install libosmesa6 libgl1'"
+    with pytest.raises(RenderingUnavailableError, match=message) as caught:
+        rendering.find()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "device"), [("1", 1), ("3,0", 3), ("", None), ("-1", None), ("GPU-5ebe9fb4", None)]
+)
+def test_the_first_cuda_device(fresh, value, device):
+    fresh.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert rendering.first_cuda_device() == device
+
+
+def test_a_cuda_device_without_an_egl_device_changes_nothing(fresh):
+    """What can be run without a GPU: the drivers are asked, and none claims the device."""
+    plain = rendering.probe("egl")
+    if not isinstance(plain, rendering.Renderer) or not plain.is_software:
+        pytest.skip("needs software EGL")
+    fresh.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert rendering.probe("egl") == plain
+    assert plain.device is None
+
+
+def test_the_users_egl_device_is_kept(fresh):
+    if not isinstance(rendering.probe("egl"), rendering.Renderer):
+        pytest.skip("needs EGL")
+    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "99")
+    assert "MUJOCO_EGL_DEVICE_ID must be" in rendering.probe("egl")
+
+
+def test_the_egl_device_is_told_to_mujoco(fresh):
+    fresh.setattr(rendering, "probe", lambda kind: rendering.Renderer(kind, "NVIDIA A100", 2))
+    fresh.setattr(rendering.importlib, "import_module", lambda name: Backend)
+    fresh.setenv("MUJOCO_EGL_DEVICE_ID", "")  # Both are put back afterwards.
+    fresh.setenv("MUJOCO_GL", "")
+    rendering.find.cache_clear()
+    rendering.enable()
+    assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "2"
+    assert os.environ["MUJOCO_GL"] == "egl"
+
+
+class Backend:
+    """Stands for dm_control's, which is loaded once in a process."""
+
+    BACKEND = "egl"
+
+
+def test_an_idle_gpu_is_one_line(tmp_path):
+    software = rendering.Renderer("egl", "llvmpipe (LLVM 15.0.6, 256 bits)")
+    assert rendering.advice(software, str(tmp_path)) == ""
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert "libgl1-mesa-dri" in rendering.advice(software, str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    advice = rendering.advice(software, str(tmp_path))
+    assert "nvidia0), but llvmpipe" in advice and "libegl-nvidia0" in advice
+    assert "\n" not in advice
+    assert rendering.advice(rendering.Renderer("egl", "NVIDIA A100"), str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("render", "name", "look"),
+    [
+        ("auto", "llvmpipe", "fast"),
+        ("auto", "NVIDIA A100", "exact"),
+        ("exact", "llvmpipe", "exact"),
+        ("fast", "NVIDIA A100", "fast"),
+    ],
+)
+def test_auto_is_fast_on_software(fresh, render, name, look):
+    _answers(fresh, {"egl": name})
+    assert rendering.resolve(render) == look
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    try:
+        return rendering.find()
+    except RenderingUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_pictures(renderer):
+    environment = environments.make("cartpole:swingup", seed=0)
+    environment.reset()
+    frame = environment.render(48, 64)
+    assert frame.shape == (48, 64, 3) and frame.dtype == np.uint8
+    assert len(np.unique(frame)) > 20
+    for _ in range(100):
+        environment.step(np.ones(1, np.float32))
+    assert np.any(environment.render(48, 64) != frame)
+    assert renderer.name
+
+
+def test_terrain_is_drawn_anew(renderer):
+    """quadruped:escape makes no OpenGL context at its first reset, and uploads its terrain at later
+    ones."""
+    environment = environments.make("quadruped:escape", seed=0)
+    environment.reset()
+    first = environment.render(48, 64)
+    environment.reset()
+    assert np.any(environment.render(48, 64) != first)
+
+
+def test_fakes_have_no_pictures():
+    environment = environments.make("environments.fakes:chain", seed=0)
+    with pytest.raises(
+        environments.EnvironmentSpecError, match="expected an environment that renders, got Chain"
+    ):
+        environment.render()

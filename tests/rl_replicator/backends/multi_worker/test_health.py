@@ -1,0 +1,101 @@
+"""Who is lost, from the answers of peers."""
+
+import threading
+import time
+
+import pytest
+
+from rl_replicator import errors
+from rl_replicator.backends.multi_worker import health
+
+ALIVE, UNREACHABLE = health.Answer.ALIVE, health.Answer.UNREACHABLE
+SILENT, RESTARTED = health.Answer.SILENT, health.Answer.RESTARTED
+
+
+class Peers:
+    """Two peers, of whom a test says how they answer."""
+
+    def __init__(self, peer_timeout=1.0):
+        self.answers = {1: ALIVE, 3: ALIVE}
+        self.losses = []
+        self.lost = threading.Event()
+        self.monitor = health.Monitor(
+            {1: "a:1", 3: "c:3"}, lambda index: self.answers[index], peer_timeout, self.on_loss
+        )
+
+    def on_loss(self, loss):
+        self.losses.append(loss)
+        self.lost.set()
+
+
+@pytest.fixture
+def peers():
+    peers = Peers()
+    yield peers
+    peers.monitor.stop()
+
+
+def test_waits_for_all_to_start(peers):
+    peers.answers[3] = UNREACHABLE
+    threading.Timer(0.4, peers.answers.update, [{3: ALIVE}]).start()
+    begun = time.monotonic()
+    peers.monitor.wait_for_all(10)
+    assert 0.3 < time.monotonic() - begun < 2
+    assert peers.monitor.loss() is None
+
+
+def test_names_those_that_do_not_start(peers):
+    peers.answers[3] = UNREACHABLE
+    with pytest.raises(errors.WorkerLost, match=r"but worker 3 \(c:3\) did not within 0.5 s") as e:
+        peers.monitor.wait_for_all(0.5)
+    assert e.value.workers == (3,)
+    peers.answers[1] = SILENT
+    with pytest.raises(errors.WorkerLost, match=r"but worker 1 \(a:1\), worker 3 \(c:3\) did not"):
+        peers.monitor.wait_for_all(0.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "longest"),
+    [
+        (UNREACHABLE, r"^worker 1 \(a:1\) is gone: it was killed, crashed, or", 1.5),
+        (SILENT, r"^worker 1 \(a:1\) has not answered for 1 s: it is frozen", 2.5),
+        (RESTARTED, r"^worker 1 \(a:1\) was restarted without the others; end the others", 1.5),
+    ],
+)
+def test_says_what_became_of_a_peer(peers, answer, message, longest):
+    peers.monitor.wait_for_all(1)
+    assert peers.monitor.loss(0.5) is None
+    peers.answers[1] = answer
+    assert peers.lost.wait(longest)
+    loss = peers.monitor.loss()
+    assert [loss] == peers.losses and loss.workers == (1,)
+    with pytest.raises(errors.WorkerLost, match=message):
+        raise loss
+    assert "\n" not in str(loss)
+
+
+def test_those_lost_together_are_named_together(peers):
+    peers.monitor.wait_for_all(1)
+    peers.answers[3] = RESTARTED
+    time.sleep(0.05)
+    peers.answers[1] = RESTARTED
+    assert peers.lost.wait(2)
+    assert peers.losses[0].workers == (1, 3)
+
+
+def test_a_hiccup_is_not_a_loss(peers):
+    peers.monitor.wait_for_all(1)
+    for answer in (UNREACHABLE, SILENT):
+        refused = threading.Event()
+        questions = []
+
+        def once(index, answer=answer, refused=refused, questions=questions):
+            if index == 1 and not refused.is_set():
+                refused.set()
+                return answer
+            questions.append(index)
+            return ALIVE
+
+        peers.monitor._probe = once
+        assert refused.wait(2)
+        assert peers.monitor.loss(1.2) is None and len(questions) > 3

@@ -1,0 +1,356 @@
+"""Checkpoints: whole or not there, checked before use, the same under every replica count."""
+
+import ctypes
+import ctypes.util
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import checkpoints
+from rl_replicator.checkpoints import parts
+
+
+class Blob:
+    """A part of one file."""
+
+    def __init__(self, content=b""):
+        self.content = content
+
+    def save(self, folder):
+        (folder / "blob").write_bytes(self.content)
+
+    def restore(self, folder):
+        self.content = (folder / "blob").read_bytes()
+
+
+class FullDisk:
+    """A part that writes a little and then finds the disk full."""
+
+    def save(self, folder):
+        (folder / "half").write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def restore(self, folder):
+        raise AssertionError("never saved")
+
+
+def names(directory):
+    return sorted(path.name for path in pathlib.Path(directory).iterdir())
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two checkpoints, of steps 10 and 20."""
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    for step in (10, 20):
+        checkpointer.save(step, {"blob": Blob(b"content of step %d" % step), "other": Blob(b"o")})
+    return checkpointer
+
+
+def test_keeps_the_newest(saved, tmp_path):
+    assert names(tmp_path) == ["000001_step_10", "000002_step_20"]
+    saved.save(20, {"blob": Blob(b"again")})
+    assert names(tmp_path) == ["000002_step_20", "000003_step_20"]
+    info = saved.latest()
+    assert (info.step, info.parts, info.num_bytes) == (20, ("blob",), 5)
+    blob = Blob()
+    assert saved.restore({"blob": blob}) == info
+    assert blob.content == b"again"
+
+
+def test_nothing_there(tmp_path):
+    checkpointer = checkpoints.Checkpointer(tmp_path / "none")
+    assert checkpointer.latest() is None
+    with pytest.raises(rr.CheckpointError, match="expected a checkpoint in"):
+        checkpointer.restore({})
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(rr.ConfigError, match="keep of at least 1"):
+        checkpoints.Checkpointer(tmp_path, keep=0)
+
+
+def test_some_parts_alone(saved, tmp_path):
+    (tmp_path / "000002_step_20" / "blob" / "blob").unlink()
+    other = Blob()
+    saved.restore({"other": other})
+    assert other.content == b"o"
+    with pytest.raises(rr.CheckpointError, match="expected part 'replay' in .*, found blob, other"):
+        saved.restore({"replay": other})
+
+
+def damage_flip(path):
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
+def damage_cut(path):
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_cut, pathlib.Path.unlink])
+@pytest.mark.parametrize("file", ["other/blob", "manifest.json"])
+def test_damage_is_found_before_anything_is_restored(saved, tmp_path, damage, file):
+    path = tmp_path / "000002_step_20" / file
+    if (file, damage) == ("other/blob", damage_flip):
+        path.write_bytes(b"p")
+    else:
+        damage(path)
+    blob = Blob(b"untouched")
+    with pytest.raises(rr.CheckpointError) as error:
+        saved.restore({"blob": blob, "other": Blob()})
+    assert str(path) in one_line(error)
+    assert "remove" in one_line(error)
+    assert blob.content == b"untouched"
+
+
+def test_a_changed_number_in_the_manifest_is_found(saved, tmp_path):
+    path = tmp_path / "000002_step_20" / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 20', '"step": 21'))
+    with pytest.raises(rr.CheckpointError, match="wrong checksum"):
+        saved.latest()
+
+
+def test_a_format_from_the_future(saved, tmp_path):
+    path = tmp_path / "000002_step_20" / "manifest.json"
+    path.write_text(json.dumps({"format": 99, "something": "else"}))
+    with pytest.raises(rr.CheckpointError, match="expected checkpoint format 1 or older") as error:
+        saved.restore({"blob": Blob()})
+    assert "got 99" in one_line(error)
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
+    before = names(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="No space left") as error:
+        saved.save(30, {"blob": Blob(b"x"), "full": FullDisk()})
+    assert "1001 bytes needed" in one_line(error)
+    assert names(tmp_path) == before
+    assert saved.latest().step == 20
+
+
+def test_a_really_full_disk(tmp_path):
+    libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+    target = str(tmp_path).encode()
+    if libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=1m"):
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        checkpointer = checkpoints.Checkpointer(tmp_path)
+        small = {"model": parts.TrackablePart(v=tf.Variable(tf.zeros([1000])))}
+        checkpointer.save(1, small)
+        large = {"model": parts.TrackablePart(v=tf.Variable(tf.zeros([1_000_000])))}
+        with pytest.raises(rr.CheckpointError, match="make room there"):
+            checkpointer.save(2, large)
+        with pytest.raises(rr.CheckpointError, match="make room there"):
+            checkpointer.save(3, {"blob": Blob(bytes(2_000_000))})
+        assert names(tmp_path) == ["000001_step_1"]
+        checkpointer.restore(small)
+    finally:
+        libc.umount(target)
+
+
+def test_a_mistake_in_a_part_is_not_called_a_full_disk(saved, tmp_path):
+    class Broken(Blob):
+        def save(self, folder):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        saved.save(30, {"broken": Broken()})
+    assert names(tmp_path) == ["000001_step_10", "000002_step_20"]
+
+
+KILLED = """
+import pathlib, sys, time
+from rl_replicator import checkpoints
+class Slow:
+    def save(self, folder):
+        (folder / "half").write_bytes(b"x" * 1000)
+        pathlib.Path(sys.argv[2]).touch()
+        time.sleep(60)
+checkpoints.Checkpointer(sys.argv[1]).save(30, {"slow": Slow()})
+"""
+
+
+def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
+    flag = tmp_path_factory.mktemp("flag") / "saving"
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(flag)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    try:
+        deadline = time.monotonic() + 30
+        while not flag.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(names(tmp_path)) == 3  # The unfinished one is there, under its temporary name.
+    assert saved.latest().step == 20
+    blob = Blob()
+    saved.restore({"blob": blob})
+    assert blob.content == b"content of step 20"
+    saved.save(40, {"blob": blob})
+    assert names(tmp_path) == ["000002_step_20", "000003_step_40"]
+
+
+def test_json_state(tmp_path):
+    rng = np.random.default_rng(3)
+    state = {"rng": rng.bit_generator.state, "noise": np.eye(2, dtype=np.float32), "n": 7}
+    restored = []
+    part = parts.JsonPart(lambda: state, restored.append)
+    part.save(tmp_path)
+    part.restore(tmp_path)
+    (got,) = restored
+    assert got["n"] == 7
+    np.testing.assert_array_equal(got["noise"], state["noise"])
+    other = np.random.default_rng()
+    other.bit_generator.state = got["rng"]
+    assert other.normal() == rng.normal()
+
+
+FEATURES = 4
+DATA = np.random.default_rng(0).normal(size=(48, FEATURES)).astype(np.float32)
+
+
+def make_training(name, width=8):
+    """A replicator's learner: its parts, its step, its model and its optimizer."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        model = snt.Sequential([snt.Linear(width), snt.LayerNorm(-1, True, True), snt.Linear(1)])
+        model(tf.zeros([1, FEATURES]))
+        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-2))
+    replicator.build_optimizer(optimizer, model.trainable_variables)
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - x[:, 0]))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(8)
+        return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
+
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(step_fn, inputs, 10)
+    learner = {
+        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
+        "input": parts.InputPart(inputs),
+    }
+    return learner, step, model, optimizer
+
+
+def test_save_under_one_replica_count_and_go_on_under_another(tmp_path):
+    learner, step, model, _ = make_training("multi_device:2")
+    step()
+    checkpointer = checkpoints.Checkpointer(tmp_path, keep=3)
+    checkpointer.save(10, learner)
+    step()
+    undisturbed = [v.numpy() for v in model.trainable_variables]
+    for name in ("single_device", "multi_device:2", "multi_device:4"):
+        learner, step, model, optimizer = make_training(name)
+        checkpointer.restore(learner)
+        assert int(optimizer.step.numpy()) == 10
+        step()
+        for got, want in zip(model.trainable_variables, undisturbed, strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(rr.ConfigError, match="before the first step"):
+        checkpointer.restore(learner)
+
+
+def test_every_type_of_value(tmp_path):
+    dtypes = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.uint8, tf.bool)
+    saved = [tf.Variable(tf.cast([[0, 1], [1, 3]], dtype)) for dtype in dtypes]
+    saved.append(tf.Variable("text"))
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    checkpointer.save(1, {"all": parts.TrackablePart(variables=saved)})
+    restored = [tf.Variable(tf.zeros_like(v)) for v in saved]
+    checkpointer.restore({"all": parts.TrackablePart(variables=restored)})
+    for got, want in zip(restored, saved, strict=True):
+        assert np.all(got.numpy() == want.numpy())
+
+
+def test_state_that_is_not_a_variable_is_refused(tmp_path):
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.int64, -1, empty_key=-1, deleted_key=-2
+    )
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="found a DenseHashTable at 'box/table'"):
+        checkpointer.save(1, {"a": parts.TrackablePart(box=tf.train.Checkpoint(table=table))})
+    iterator = iter(tf.data.Dataset.range(3))
+    with pytest.raises(rr.CheckpointError, match="Iterator at 'iterator'"):
+        checkpointer.save(1, {"a": parts.TrackablePart(iterator=iterator)})
+    assert checkpointer.latest() is None
+
+
+def test_copies_that_are_parts_of_a_sum_are_refused(tmp_path):
+    with rr.make("multi_device:2").scope():
+        count = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    with pytest.raises(rr.CheckpointError, match="'count', whose copies are added up"):
+        checkpoints.Checkpointer(tmp_path).save(1, {"a": parts.TrackablePart(count=count)})
+
+
+def test_copies_that_are_to_be_averaged(tmp_path):
+    """Keras' moving averages differ between replicas after `fit`."""
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        mean = tf.Variable(
+            [0.0, 0.0],
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    for copy, value in zip(mean.values, ([1.0, 2.0], [3.0, 2.0]), strict=True):
+        copy.assign(value)
+    part = parts.TrackablePart(mean=mean)
+    part.save(tmp_path)
+    part.restore(tmp_path)
+    assert [copy.numpy().tolist() for copy in mean.values] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_a_mismatch_names_the_variable(tmp_path):
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    checkpointer.save(1, {"a": parts.TrackablePart(x=tf.Variable([1.0, 2.0]), y=tf.Variable(3.0))})
+    x, y = tf.Variable([0.0, 0.0]), tf.Variable(0.0)
+    with pytest.raises(rr.CheckpointError, match=r"variable 'y': expected no such variable"):
+        checkpointer.restore({"a": parts.TrackablePart(x=x)})
+    with pytest.raises(rr.CheckpointError, match=r"variable 'z': expected float32 \[\], found no"):
+        checkpointer.restore({"a": parts.TrackablePart(x=x, y=y, z=tf.Variable(0.0))})
+    with pytest.raises(
+        rr.CheckpointError, match=r"'x': expected float32 \[3\], found float32 \[2\]"
+    ):
+        checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0.0] * 3), y=y)})
+    with pytest.raises(rr.CheckpointError, match=r"'x': expected int32 \[2\], found float32 \[2\]"):
+        checkpointer.restore({"a": parts.TrackablePart(x=tf.Variable([0, 0]), y=y)})
+    assert y.numpy() == 0.0
+    checkpointer.restore({"a": parts.TrackablePart(x=x, y=y)})
+    assert (x.numpy().tolist(), y.numpy()) == ([1.0, 2.0], 3.0)
+
+
+def test_check_comes_before_every_restore(tmp_path):
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    checkpointer.save(1, {"blob": Blob(b"saved"), "a": parts.TrackablePart(x=tf.Variable(1.0))})
+    blob = Blob(b"untouched")
+    wrong = parts.TrackablePart(x=tf.Variable([1.0]))
+    with pytest.raises(rr.CheckpointError):
+        checkpointer.restore({"blob": blob, "a": wrong})
+    assert blob.content == b"untouched"

@@ -1,0 +1,345 @@
+"""Every collective against NumPy, values and gradients, on 1, 2 and 4 replicas."""
+
+import functools
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from hypothesis import strategies as st
+
+import rl_replicator as rr
+from rl_replicator import collectives
+from tests.rl_replicator.collectives import collective_cases as cases
+
+COUNTS = (1, 2, 4)
+ROOT = pathlib.Path(__file__).parents[3]
+# Each example compiles a step, so it holds many cases.
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+specs = st.lists(st.tuples(shapes, st.sampled_from(cases.DTYPES)), min_size=3, max_size=5)
+quick = hypothesis.settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+@functools.cache
+def replicator(count):
+    return rr.SingleDeviceReplicator() if count == 1 else rr.MultiDeviceReplicator(count)
+
+
+def build(count, function, with_autograph=False):
+    chosen = replicator(count)
+    if not with_autograph:
+        function = tf.autograph.experimental.do_not_convert(function)
+    return chosen.replicate(function, chosen.make_inputs(lambda context: collectives.replica_id))
+
+
+def ones(number):
+    """[number, 2], whose number of rows nobody can know before it runs."""
+    zero = tf.cast(tf.random.uniform([]), tf.int32)  # Which TensorFlow cannot foresee.
+    x = tf.ones([number + zero, 2])
+    assert x.shape.as_list() == [None, 2]
+    return x
+
+
+def on_replicas(count, function):
+    """Runs `function(replica number)` on each replica; the outputs, stacked over replicas."""
+    return replicator(count).gather(build(count, function)())
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@quick
+@hypothesis.given(specs, st.integers(0, 99))
+def test_values_and_gradients(count, drawn, seed):
+    xs = cases.draw(seed, count, [cases.FIXED[0], *drawn])
+    cases.check(on_replicas(count, cases.make_step(xs, count, seed)), xs, count, seed)
+
+
+def test_every_dtype():
+    xs = cases.draw(0, 2, cases.FIXED)
+    cases.check(on_replicas(2, cases.make_step(xs, 2, 0)), xs, 2, 0)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@quick
+@hypothesis.given(st.lists(st.integers(1, 6), min_size=2, max_size=2), st.integers(0, 99))
+def test_maps(count, lengths, seed):
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(-8, 8, size=(length, 3)).astype(np.float32) for length in lengths]
+
+    def step_fn(replica):
+        def function(x):
+            return {"square": x * x, "first": tf.cast(x[0], tf.int32), "none": None}
+
+        return [
+            {
+                "gather": collectives.map_gather(function, list(xs)),
+                **{op: collectives.map_reduce(function, list(xs), op) for op in collectives.OPS},
+            }
+            for xs in lists
+        ]
+
+    for xs, results in zip(lists, on_replicas(count, step_fn), strict=True):
+        for replica in range(count):
+            got = [item["square"][replica] for item in results["gather"]]
+            np.testing.assert_array_equal(got, xs**2)
+            for op in collectives.OPS:
+                result = {k: v if v is None else v[replica] for k, v in results[op].items()}
+                assert result["none"] is None
+                expected = getattr(np, op)(xs**2, axis=0)
+                np.testing.assert_allclose(result["square"], expected, 1e-6)
+                expected = getattr(np, op)(xs[:, 0], axis=0)
+                np.testing.assert_allclose(result["first"], expected, 1e-6)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_sparse_rows(count):
+    cases.check_slices(on_replicas(count, cases.slices_step(count)), count)
+
+
+def test_halves_add_up_in_float32():
+    # 4 x 30000 is not a float16, but their mean is; 1 + 2**-8 is not a bfloat16.
+    got = on_replicas(4, lambda i: collectives.all_mean(tf.constant(30000.0, tf.float16)))
+    np.testing.assert_array_equal(got, [30000.0] * 4)
+    small = [1.0, 2**-9, 2**-9, 2**-8]
+    got = on_replicas(4, lambda i: collectives.all_sum(tf.constant(small, tf.bfloat16)[i]))
+    np.testing.assert_array_equal(got.astype(np.float32), [1 + 2**-7] * 4)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_shapes_known_only_when_it_runs(count):
+    def step_fn(replica):
+        x = ones(3)
+        y = collectives.all_sum([x, tf.cast(x, tf.bfloat16)])
+        return [*y, collectives.all_gather(x), collectives.broadcast(x), collectives.all_max(x)]
+
+    total, halves, stacked, sent, largest = on_replicas(count, step_fn)
+    np.testing.assert_array_equal(total, np.full([count, 3, 2], count))
+    np.testing.assert_array_equal(halves.astype(np.float32), np.full([count, 3, 2], count))
+    np.testing.assert_array_equal(stacked, np.ones([count, count, 3, 2]))
+    for same in (sent, largest):
+        np.testing.assert_array_equal(same, np.ones([count, 3, 2]))
+
+
+@pytest.mark.parametrize("name", ["all_sum", "all_min", "all_gather", "broadcast"])
+def test_shapes_that_differ_when_it_runs(name):
+    collective = getattr(collectives, name)
+    step = build(2, lambda i: tf.reduce_sum(collective({"x": ones(i + 1), "y": 1.0})["x"]))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        step()
+    assert "expected the same shapes on all replicas in " + name in str(caught.value)
+    assert "[[1 2][2 2]]" in "".join(str(caught.value).split("\n"))
+
+
+def disagreements():
+    def zeros(*shape):
+        return tf.zeros(shape)
+
+    return {
+        "shape": (
+            lambda: collectives.all_sum(zeros(2)),
+            lambda: collectives.all_sum(zeros(3)),
+            r"call 1 replica 0 has all_sum of float32\(2,\), replica 1 has all_sum of .*\(3,\)",
+        ),
+        "dtype": (
+            lambda: collectives.all_sum(zeros(2)),
+            lambda: collectives.all_sum(tf.zeros([2], tf.float64)),
+            r"float32\(2,\).*float64\(2,\)",
+        ),
+        "kind": (
+            lambda: collectives.all_sum(zeros(2)),
+            lambda: collectives.all_mean(zeros(2)),
+            r"has all_sum of .*has all_mean of ",
+        ),
+        "source": (
+            lambda: collectives.broadcast(zeros(2), 0),
+            lambda: collectives.broadcast(zeros(2), 1),
+            r"broadcast from replica 0 of .*broadcast from replica 1 of ",
+        ),
+        "order": (
+            lambda: [collectives.all_sum(zeros(2)), collectives.all_gather(zeros(2))],
+            lambda: [collectives.all_gather(zeros(2)), collectives.all_sum(zeros(2))],
+            r"call 1 replica 0 has all_sum of .*replica 1 has all_gather of ",
+        ),
+        "none": (
+            lambda: collectives.all_sum({"a": zeros(2), "b": None}),
+            lambda: collectives.all_sum({"a": None, "b": zeros(2)}),
+            r"\{a: float32\(2,\), b: None\}.*\{a: None, b: float32\(2,\)\}",
+        ),
+        "number": (
+            lambda: [collectives.all_sum(zeros(2)), collectives.all_sum(zeros(2))],
+            lambda: collectives.all_sum(zeros(2)),
+            r"call 2 replica 0 has all_sum of .*replica 1 has nothing",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", disagreements())
+def test_replicas_that_disagree_are_told_where(name):
+    first, second, message = disagreements()[name]
+
+    def step_fn(replica):
+        (second if tf.get_static_value(replica) else first)()
+
+    with pytest.raises(rr.ConfigError, match=message):
+        build(2, step_fn)
+
+
+def test_gradients_that_disagree_are_told_where():
+    def step_fn(replica):
+        x = tf.ones([2])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = collectives.all_sum(x)
+        return y if tf.get_static_value(replica) else tape.gradient(y, x)
+
+    with pytest.raises(rr.ConfigError, match=r"has the gradient of all_sum of .* has nothing"):
+        build(2, step_fn)
+
+
+def hidden(kind, replica):
+    """A collective where not every replica may come by."""
+    x = tf.cast(replica, tf.float32)
+    if kind == "cond":
+        return tf.cond(x < 1, lambda: collectives.all_sum(x), lambda: x)
+    if kind == "while_loop":
+        return tf.while_loop(lambda y: y < 1, lambda y: collectives.all_sum(y) + 1, [x])
+    if kind == "map_fn":
+        return tf.map_fn(collectives.all_gather, tf.reshape(x, [1]), fn_output_signature=tf.float32)
+    if kind == "function":
+        return tf.function(collectives.broadcast)(x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = collectives.all_sum(x)
+    return tf.cond(x < 1, lambda: tape.gradient(y, x), lambda: x)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "map_fn", "function"])
+def test_collectives_that_not_all_may_reach_are_refused(count, kind):
+    with pytest.raises(rr.ConfigError, match=r"inside tf.cond, a loop on tensors or a nested"):
+        build(count, lambda replica: hidden(kind, replica))
+    # An error inside of tf.map_fn leaves this behind, on which TensorFlow's strategies stumble.
+    tf.compat.v1.get_variable_scope()._caching_device = None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_collectives_under_an_if_on_tensors_are_refused(count):
+    def step_fn(replica):
+        if replica < 1:
+            replica = collectives.all_max(replica)
+        return replica
+
+    with pytest.raises(Exception, match=r"inside tf.cond, a loop on tensors or a nested"):
+        build(count, step_fn, with_autograph=True)
+
+
+def test_gradients_that_not_all_may_reach_are_refused():
+    with pytest.raises(rr.ConfigError, match=r"inside tf.cond, a loop on tensors or a nested"):
+        build(2, lambda replica: hidden("gradient", replica))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_not_hidden_passes(count):
+    """Slots that appear in the step, higher gradients, and loops that only use the result."""
+    with replicator(count).scope():
+        model = snt.Linear(1)
+        optimizer = replicator(count).wrap_optimizer(snt.optimizers.Adam(1e-2))
+
+    def step_fn(replica):
+        x = tf.ones([2, 3]) * (tf.cast(replica, tf.float32) + 1)
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(collectives.all_sum(x) ** 3)
+            slope = inner.gradient(y, x)
+            loss = tf.reduce_mean(model(x))
+        second, *gradients = outer.gradient([slope, loss], [x, *model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        total = collectives.all_sum(x[0, 0])
+        total = tf.while_loop(lambda y: y < 100.0, lambda y: y + 100.0, [total])[0]
+        return slope[0, 0], total, second[0, 0] - model.w[0, 0] * 0
+
+    slope, total, _ = on_replicas(count, step_fn)
+    sums = count * (count + 1) / 2  # Of x over the replicas.
+    np.testing.assert_allclose(slope, [3 * sums**2 * count] * count)
+    np.testing.assert_allclose(total, [sums + 100] * count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_numbers_of_replicas(count):
+    got = on_replicas(count, lambda i: (collectives.replica_id(), collectives.num_replicas()))
+    assert got[0].tolist() == list(range(count))
+    assert got[1].tolist() == [count] * count
+
+
+def test_misuse_has_one_line():
+    with pytest.raises(rr.ConfigError, match="expected an op out of"):
+        collectives.all_reduce(tf.constant(1.0), "median")
+    with pytest.raises(rr.ConfigError, match=r"source_replica in \[0, 1\), got 1"):
+        collectives.broadcast(tf.constant(1.0), 1)
+    with pytest.raises(rr.ConfigError, match="at least one item"):
+        collectives.map_reduce(tf.square, [])
+    with replicator(2).scope(), pytest.raises(rr.ConfigError, match="inside a replicated step"):
+        collectives.all_sum(tf.constant(1.0))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_cannot_be_reduced_has_one_line(count):
+    def step_fn(replica):
+        rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+        for function, value, message in (
+            (collectives.all_sum, True, "numbers in a sum, got bools"),
+            (collectives.all_max, tf.complex(1.0, 1.0), "that have an order in all_max"),
+            (collectives.all_min, rows, "expected dense tensors, got tf.IndexedSlices"),
+            (collectives.all_gather, rows, "expected dense tensors, got tf.IndexedSlices"),
+            (collectives.broadcast, [rows], "expected dense tensors, got tf.IndexedSlices"),
+            (collectives.all_sum, "text", "numbers or bools in a collective, got string"),
+            (collectives.all_mean, tf.ragged.constant([[1], []]), "got a RaggedTensor"),
+        ):
+            with pytest.raises(rr.ConfigError, match=message):
+                function(value)
+
+    build(count, step_fn)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(200)
+def test_two_processes():
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, two)]
+    workers = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.rl_replicator.collectives.collectives_worker"],
+                cwd=ROOT,
+                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        outputs = [worker.communicate(timeout=180)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for output in outputs:
+        assert output.rstrip().endswith("all done"), output

@@ -1,0 +1,221 @@
+"""Batch norm on uneven replicas does what it does on one with all their examples."""
+
+import functools
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import collectives
+from rl_replicator.checkpoints import parts
+from rl_replicator.layers import batch_norm
+
+SIZES = {1: [8], 2: [3, 5], 4: [1, 0, 5, 2]}
+IMAGES = np.random.default_rng(0).normal(size=(8, 5, 5, 2)).astype(np.float32) + 3.0
+ROWS = IMAGES.reshape(8, -1)[:, :6]
+
+
+@functools.cache
+def replicator(count):
+    return rr.SingleDeviceReplicator() if count == 1 else rr.MultiDeviceReplicator(count)
+
+
+def share(array, replica, count):
+    """The rows of one replica."""
+    start = sum(SIZES[count][:replica])
+    return array[start : start + SIZES[count][replica]]
+
+
+def compile_on(count, function):
+    """A step of `function(replica number)`."""
+    chosen = replicator(count)
+
+    def step_fn(replica):
+        return function(int(tf.get_static_value(replica) or 0))
+
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    return chosen.replicate(step_fn, chosen.make_inputs(lambda context: collectives.replica_id))
+
+
+class Net(snt.Module):
+    """A convolution or nothing, batch norm, and a weight for each output."""
+
+    def __init__(self, is_conv, **options):
+        super().__init__()
+        init = snt.initializers.Constant(0.1)
+        self._conv = snt.Conv2D(3, 3, w_init=init, with_bias=False) if is_conv else None
+        self.norm = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9, **options)
+
+    def __call__(self, x, is_training=True):
+        x = x if self._conv is None else self._conv(x * np.linspace(-1, 1, 25).reshape(5, 5, 1))
+        return self.norm(x, is_training)
+
+
+@functools.cache
+def trained(count, is_conv):
+    """Outputs, gradients to parameters and inputs, and the state after two steps."""
+    data = IMAGES if is_conv else ROWS
+    chosen = replicator(count)
+    with chosen.scope():
+        net = Net(is_conv)
+        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
+    outputs, gradients = {}, {}
+
+    def step_fn(replica):
+        x = tf.constant(share(data, replica, count))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = net(x)
+            loss = tf.reduce_sum(tf.sin(y * y)) / 8
+        parameters = net.trainable_variables
+        to_x, *updates = tape.gradient(loss, [x, *parameters])
+        optimizer.apply(updates, parameters)
+        # Of different shapes on the replicas, so filled up.
+        rows = [[0, 8 - SIZES[count][replica]]] + [[0, 0]] * (y.shape.rank - 1)
+        return tf.pad(y, rows), tf.pad(to_x, rows)
+
+    step = compile_on(count, step_fn)
+    step()
+    outputs, gradients = chosen.gather(step())
+    whole = [
+        np.concatenate([x[i, : SIZES[count][i]] for i in range(count)])
+        for x in (outputs, gradients)
+    ]
+    state = {}
+    for name, variable in parts.TrackablePart(net=net)._variables().items():
+        copies = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
+        for copy in copies:
+            np.testing.assert_array_equal(copy, copies[0], name)
+        state[name] = copies[0]
+    return [*whole, state]
+
+
+@pytest.mark.parametrize("is_conv", [False, True], ids=["rows", "images"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_uneven_replicas_equal_one(count, is_conv):
+    if count == 4 and is_conv:
+        pytest.skip("TensorFlow's convolutions have no gradient of an empty batch")
+    outputs, gradients, state = trained(count, is_conv)
+    one_outputs, one_gradients, one_state = trained(1, is_conv)
+    np.testing.assert_allclose(outputs, one_outputs, 1e-5, 1e-5)
+    np.testing.assert_allclose(gradients, one_gradients, 1e-5, 1e-5)
+    assert state.keys() == one_state.keys()
+    for name, expected in one_state.items():
+        np.testing.assert_allclose(state[name], expected, 1e-5, 1e-5, err_msg=name)
+
+
+def test_one_replica_equals_sonnet():
+    ours = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9)
+    theirs = snt.BatchNorm(True, True, decay_rate=0.9)
+    # Of images, Sonnet's fused kernel would keep the unbiased variance.
+    for i in range(3):
+        got, expected = ours(ROWS * i, is_training=True), theirs(ROWS * i, is_training=True)
+        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
+    for is_local in (False, True):
+        got, expected = (norm(ROWS + 1.0, False, is_local) for norm in (ours, theirs))
+        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
+    names = [parts.TrackablePart(norm=norm)._variables() for norm in (ours, theirs)]
+    shapes = [{name: tuple(v.shape) for name, v in found.items()} for found in names]
+    assert shapes[0] == shapes[1]
+
+
+def test_variance_of_values_far_from_zero():
+    # In float32, the difference of two sums of squares would give 0, or worse.
+    x = tf.constant([[10000.0], [10001.0], [10002.0], [10003.0]])
+    split = tf.stack([batch_norm.moments(part, (0,)) for part in (x[:1], x[1:])])
+    mean, variance = batch_norm.combine(split)
+    assert (mean.numpy().tolist(), variance.numpy().tolist()) == ([10001.5], [1.25])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_statistics_of_halves_are_float32(dtype):
+    chosen = replicator(2)
+    with chosen.scope():
+        norm = rr.CrossReplicaBatchNorm(True, False, decay_rate=0.5)
+    step = compile_on(2, lambda i: norm(tf.cast(share(ROWS, i, 2)[:3], dtype), True))
+    assert chosen.gather(step()).dtype == tf.as_dtype(dtype).as_numpy_dtype
+    assert {v.dtype for v in norm.variables} == {tf.float32, tf.int64}
+    x = tf.cast(np.concatenate([ROWS[:3], ROWS[3:6]]), dtype).numpy().astype(np.float32)
+    np.testing.assert_allclose(norm.moving_mean.value[0], x.mean(0), 1e-6)
+    np.testing.assert_allclose(norm.moving_variance.value[0], x.var(0), 1e-5)
+
+
+def test_plain_moving_averages_and_channels_first():
+    norm = rr.CrossReplicaBatchNorm(
+        False,
+        False,
+        batch_norm.MovingAverage(0.75, 0.0),
+        batch_norm.MovingAverage(0.75, 1.0),
+        data_format="channels_first",
+    )
+    x = np.moveaxis(IMAGES, -1, 1)
+    norm(x, is_training=True)
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    np.testing.assert_allclose(norm.moving_mean.value[0, :, 0, 0], 0.25 * mean, 1e-5)
+    np.testing.assert_allclose(norm.moving_variance.value[0, :, 0, 0], 0.75 + 0.25 * variance, 1e-5)
+    got = norm(x, False, True, scale=2.0, offset=1.0)
+    centred = (x - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-5)
+    np.testing.assert_allclose(got, 2 * centred + 1, 1e-4, 1e-4)
+
+
+def keras_state(count, synchronized):
+    """Moving statistics of every replica after two steps of Keras's layer, and the outputs."""
+    chosen = replicator(count)
+    with chosen.scope():
+        layer = tf.keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized)
+        layer.build([None, 6])
+        idle = tf.Variable([1.0], trainable=False, aggregation=tf.VariableAggregation.MEAN)
+    statistics = [layer.moving_mean, layer.moving_variance]
+
+    def step_fn(replica):
+        y = layer(tf.constant(ROWS[replica * 8 // count : (replica + 1) * 8 // count]), True)
+        return y, idle + 0.0
+
+    step = compile_on(count, step_fn)
+    step()
+    outputs = chosen.gather(step()[0]).reshape(8, 6)
+    copies = [[c.numpy() for c in getattr(v, "values", (v,))] for v in statistics]
+    for mine in copies:
+        for copy in mine:
+            np.testing.assert_array_equal(copy, mine[0])
+    return outputs, [mine[0] for mine in copies]
+
+
+def test_keras_statistics_are_averaged():
+    outputs, (mean, variance) = keras_state(2, synchronized=False)
+    halves = [ROWS[:4], ROWS[4:]]
+    expected = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) for x in halves])
+    np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each by its own.
+    np.testing.assert_allclose(mean, 0.75 * np.mean([x.mean(0) for x in halves], 0), 1e-5)
+    np.testing.assert_allclose(variance, 0.25 + 0.75 * np.mean([x.var(0) for x in halves], 0), 1e-5)
+
+
+def test_keras_synchronized_equals_one_device():
+    outputs, state = keras_state(2, synchronized=True)
+    one_outputs, one_state = keras_state(1, synchronized=True)
+    np.testing.assert_allclose(outputs, one_outputs, 1e-4, 1e-4)
+    np.testing.assert_allclose(state, one_state, 1e-4)
+
+
+def test_only_what_the_step_writes_is_exchanged(monkeypatch):
+    exchanged = []
+    all_mean = collectives.all_mean
+    monkeypatch.setattr(
+        batch_norm.collectives, "all_mean", lambda x: exchanged.append(len(x)) or all_mean(x)
+    )
+    keras_state(2, synchronized=False)
+    assert set(exchanged) == {2}  # Mean and variance: neither the scale nor the idle variable.
+
+
+def test_misuse_has_one_line():
+    with pytest.raises(rr.ConfigError, match="no scale_init without create_scale"):
+        rr.CrossReplicaBatchNorm(False, True, scale_init=snt.initializers.Ones())
+    with pytest.raises(rr.ConfigError, match="data_format such as"):
+        rr.CrossReplicaBatchNorm(False, True, data_format="HWC")
+    norm = rr.CrossReplicaBatchNorm(False, True)
+    with pytest.raises(rr.ConfigError, match="True or False for is_training"):
+        norm(ROWS, tf.constant(True))
+    with pytest.raises(rr.ConfigError, match="no scale or offset beside"):
+        norm(ROWS, True, offset=1.0)

@@ -1,0 +1,138 @@
+"""M micro-batches of B / M examples give what one batch of B gives."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import collectives
+from rl_replicator.optimizers import micro_batches
+
+BATCH = 12
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(BATCH, 4)).astype(np.float32)
+WORDS = RNG.integers(0, 5, size=BATCH)
+
+
+def make_model():
+    model = snt.nets.MLP([8, 1], activation=tf.tanh)
+    model(tf.zeros([1, 4]))
+    table = tf.Variable(np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4))
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    return model, [table, *model.trainable_variables]
+
+
+def gradients_of(model, variables, batch):
+    with tf.GradientTape() as tape:
+        rows = tf.gather(variables[0], batch["words"])
+        outputs = model(batch["x"] * rows)
+        if tf.reduce_sum(batch["x"]) > 1e9:  # A branch for autograph.
+            outputs *= 0.0
+        loss = tf.reduce_mean(tf.square(outputs - 1.0))
+    updates = tape.gradient(loss, variables)
+    return {"loss": loss, "updates": updates, "none": None, "seen": tf.shape(rows)[0]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 12])
+@pytest.mark.parametrize("length", [BATCH, None])
+def test_equals_the_whole_batch(count, length):
+    model, variables = make_model()
+    batch = {"x": tf.constant(X), "words": tf.constant(WORDS)}
+    specs = {name: tf.TensorSpec([length, *x.shape[1:]], x.dtype) for name, x in batch.items()}
+
+    @tf.function(input_signature=[specs])
+    def accumulated(batch):
+        def function(part):
+            return gradients_of(model, variables, part)
+
+        return micro_batches.accumulate(function, batch, count)
+
+    got, expected = accumulated(batch), gradients_of(model, variables, batch)
+    assert got["none"] is None
+    assert got["seen"].dtype == tf.float32 and float(got["seen"]) == BATCH / count
+    np.testing.assert_allclose(got["loss"], expected["loss"], 1e-6)
+    assert isinstance(got["updates"][0], tf.IndexedSlices)
+    for one, other in zip(got["updates"], expected["updates"], strict=True):
+        one, other = tf.convert_to_tensor(one).numpy(), tf.convert_to_tensor(other).numpy()
+        np.testing.assert_allclose(one, other, atol=1e-6 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_in_a_step(name):
+    """One exchange for the step, and the weights of one device with the whole batch."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        model, variables = make_model()
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.5))
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices({"x": X, "words": WORDS}).batch(size, True)
+
+    def step_fn(batch):
+        result = micro_batches.accumulate(
+            lambda part: gradients_of(model, variables, part), batch, 3
+        )
+        optimizer.apply(result["updates"], variables)
+        return result["loss"]
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn))
+    before = [variable.numpy() for variable in variables]
+    loss = replicator.reduce("mean", step())
+    with replicator.scope():
+        after = [variable.numpy() for variable in variables]
+    other = make_model()
+    whole = gradients_of(*other, {"x": tf.constant(X), "words": tf.constant(WORDS)})
+    np.testing.assert_allclose(loss, whole["loss"], 1e-6)
+    for start, end, update in zip(before, after, whole["updates"], strict=True):
+        expected = start - 0.5 * tf.convert_to_tensor(update).numpy()
+        np.testing.assert_allclose(end, expected, 1e-6, 1e-6)
+
+
+def test_halves_add_up_in_float32():
+    # 1 + 8 * 2**-8 in bfloat16 would stay 1.
+    x = tf.constant([1.0] + [2**-8] * 8, tf.bfloat16)
+    mean = micro_batches.accumulate(tf.reduce_sum, x, 9)
+    assert mean.dtype == tf.bfloat16
+    np.testing.assert_allclose(tf.cast(mean, tf.float32), (1 + 8 * 2**-8) / 9, 4e-3)
+
+
+def test_state_goes_on_from_part_to_part():
+    seen = tf.Variable(0.0)
+    tf.function(lambda x: micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 3))(
+        tf.constant([1.0, 2.0, 3.0])
+    )
+    assert seen.numpy() == 6.0
+
+
+def test_collectives_in_the_loop_are_refused():
+    replicator = rr.make("multi_device:2")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.ones([4]))
+
+    @tf.autograph.experimental.do_not_convert
+    def step_fn(x):
+        return micro_batches.accumulate(lambda y: collectives.all_sum(y), x, 2)
+
+    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
+        replicator.replicate(step_fn, inputs)
+
+
+def test_a_batch_that_does_not_divide():
+    x = tf.ones([10])
+    for batch, count, message in (
+        (x, 4, "divides by 4 micro-batches, got 10 examples"),
+        (x, 0, "at least 1 micro-batch, got 0"),
+        ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
+        ([x, 1.0], 5, "got a scalar"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            micro_batches.accumulate(tf.nest.flatten, batch, count)
+    unknown = tf.function(
+        lambda x: micro_batches.accumulate(tf.reduce_sum, x, 4),
+        input_signature=[tf.TensorSpec([None])],
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="divides by 4 micro-batches"):
+        unknown(x)

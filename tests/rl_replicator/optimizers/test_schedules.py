@@ -1,0 +1,38 @@
+"""Learning rates, at steps worked out by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from rl_replicator.optimizers import schedules
+
+
+def at(schedule, *steps):
+    return [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+
+@pytest.mark.parametrize(("batch", "rate"), [(256, 0.1), (128, 0.05), (8192, 3.2)])
+def test_linear_scaling(batch, rate):
+    assert schedules.scaled(0.1, batch) == pytest.approx(rate)
+
+
+def test_cosine():
+    # 60 degrees in at a third of the way: (1 + 1/2) / 2; half at the middle; 0 for good at the end.
+    schedule = schedules.cosine(0.4, first_step=10, last_step=40)
+    np.testing.assert_allclose(
+        at(schedule, 10, 20, 25, 40, 99), [0.4, 0.3, 0.2, 0.0, 0.0], atol=1e-7
+    )
+
+
+def test_stairs():
+    schedule = schedules.stairs(2.0, [3, 6])
+    np.testing.assert_allclose(at(schedule, 0, 2, 3, 5, 6, 100), [2, 2, 0.2, 0.2, 0.02, 0.02])
+
+
+def test_warm_up():
+    schedule = schedules.warm_up(0.8, 4, schedules.stairs(0.8, [6]))
+    np.testing.assert_allclose(at(schedule, 0, 1, 3, 4, 5, 6), [0, 0.2, 0.6, 0.8, 0.8, 0.08])
+
+
+def test_no_warm_up():
+    np.testing.assert_allclose(at(schedules.warm_up(0.8, 0, schedules.stairs(0.8, [])), 0), [0.8])

@@ -1,0 +1,310 @@
+"""Wrapped optimizers of Sonnet and Keras: N replicas with B/N examples do what one does with B."""
+
+import functools
+import logging
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import checkpoints, collectives
+from rl_replicator.checkpoints import parts
+from rl_replicator.optimizers import gradients, wrapping
+
+GLOBAL_BATCH = 8
+ROWS = 5
+DATA = np.random.default_rng(0).normal(size=(4 * GLOBAL_BATCH, 3)).astype(np.float32)
+WORDS = np.random.default_rng(1).integers(0, ROWS, size=4 * GLOBAL_BATCH).astype(np.int32)
+keras = tf.keras.optimizers
+OPTIMIZERS = {
+    "sonnet sgd": lambda: snt.optimizers.SGD(0.1),
+    "sonnet adam": lambda: snt.optimizers.Adam(0.01),
+    "fused adam": lambda: rr.optimizers.Adam(0.01),
+    "sonnet rmsprop": lambda: snt.optimizers.RMSProp(0.01, momentum=0.9),
+    "keras sgd": lambda: keras.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "keras adam": lambda: keras.Adam(keras.schedules.ExponentialDecay(0.01, 2, 0.5)),
+    "keras adamw": lambda: keras.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.3),
+    "keras ema": lambda: keras.RMSprop(
+        0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "legacy sgd": lambda: keras.legacy.SGD(0.1, momentum=0.9, clipvalue=0.05),
+    "legacy adam": lambda: keras.legacy.Adam(0.01, decay=0.1, global_clipnorm=0.3),
+}
+
+
+@functools.cache
+def replicator(count):
+    return rr.SingleDeviceReplicator() if count == 1 else rr.MultiDeviceReplicator(count)
+
+
+def batches(context):
+    size = context.per_replica_batch_size(GLOBAL_BATCH)
+    return tf.data.Dataset.from_tensor_slices((DATA, WORDS)).batch(size).repeat()
+
+
+def learner(count, make_optimizer, built=True, **options):
+    """An embedding and a vector, whose gradients are sparse and dense, and one without any."""
+    chosen = replicator(count)
+    with chosen.scope():
+        variables = [
+            tf.Variable(np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)),
+            tf.Variable([0.5, -0.5, 1.0]),
+            tf.Variable(1.0),
+        ]
+        optimizer = chosen.wrap_optimizer(make_optimizer(), **options)
+    if built:
+        chosen.build_optimizer(optimizer, variables)
+    return variables, optimizer
+
+
+def loss_of(variables, batch):
+    x, words = batch
+    table, vector, _ = variables
+    return tf.reduce_mean(tf.square(tf.reduce_sum(x * (tf.gather(table, words) + vector), 1) - 1))
+
+
+def make_step(variables, optimizer, share=1.0, spoiled=lambda: False):
+    def step_fn(batch):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(loss_of(variables, batch) * share)
+        gradients = tape.gradient(loss, variables)
+        assert isinstance(gradients[0], tf.IndexedSlices) and gradients[2] is None
+        bad = tf.where(spoiled(), float("nan"), 1.0)
+        optimizer.apply([gradients[0], gradients[1] * bad, None], variables)
+        return optimizer.num_skipped
+
+    return step_fn
+
+
+def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
+    variables, optimizer = learner(count, make_optimizer, built, **options)
+    step_fn = make_step(variables, optimizer, share)
+    chosen = replicator(count)
+    chosen.replicate(step_fn, chosen.make_inputs(batches), steps)()
+    for variable in variables:
+        for copy in getattr(variable, "values", ())[1:]:
+            np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy())
+    return [variable.numpy() for variable in variables]
+
+
+@functools.cache
+def reference(name):
+    """One device without any wrapper."""
+    optimizer = OPTIMIZERS[name]()
+    start = np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
+    variables = [tf.Variable(start), tf.Variable([0.5, -0.5, 1.0])]
+    for i in range(4):
+        rows = slice(i * GLOBAL_BATCH, (i + 1) * GLOBAL_BATCH)
+        with tf.GradientTape() as tape:
+            loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
+        gradients = tape.gradient(loss, variables)
+        if isinstance(optimizer, snt.Optimizer):
+            optimizer.apply(gradients, variables)
+        else:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [variable.numpy() for variable in variables]
+
+
+def close(got, expected, tolerance=1e-5):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_equals_one_device(name, count):
+    weights = train(count, OPTIMIZERS[name])
+    close(weights[:2], reference(name))
+    assert weights[2] == 1.0
+
+
+@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
+def test_slots_may_appear_in_the_first_step(name):
+    close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_sum(count):
+    # Each replica's loss is its share of the whole.
+    close(train(count, OPTIMIZERS["keras adam"], share=1 / count, reduction="sum")[:2],
+          reference("keras adam"))  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_clipping_counts_sparse_rows_as_dense(count):
+    def one_step(limit):
+        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
+
+    start, free, clipped = one_step(1e-20), one_step(None), one_step(0.25)
+    flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
+    moves = [flat[1] - flat[0], flat[2] - flat[0]]
+    assert np.linalg.norm(moves[0]) > 0.25
+    np.testing.assert_allclose(np.linalg.norm(moves[1]), 0.25, 1e-5)
+    np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
+def test_loss_scale_changes_nothing(name):
+    close(train(2, OPTIMIZERS[name], loss_scale=1024.0)[:2], reference(name))
+    close(train(2, OPTIMIZERS[name], loss_scale="dynamic")[:2], reference(name))
+
+
+def state(variables, optimizer):
+    """All variables of both, by name in a checkpoint, except what counts the skipped."""
+    found = parts.TrackablePart(variables=variables, optimizer=optimizer)._variables()
+    return {
+        name: [copy.numpy() for copy in getattr(variable, "values", (variable,))]
+        for name, variable in found.items()
+        if "guard" not in name
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["sonnet adam", "fused adam", "keras ema", "legacy adam"])
+def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
+    chosen = replicator(count)
+    variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
+    with chosen.scope():
+        bad = tf.Variable(-1, trainable=False)  # The replica that has a NaN.
+    step_fn = make_step(variables, optimizer, spoiled=lambda: bad == collectives.replica_id())
+    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
+    step()
+    before = state(variables, optimizer)
+    with chosen.scope():
+        bad.assign(count - 1)
+    assert chosen.gather(step()).tolist() == [1] * count
+    after = state(variables, optimizer)
+    assert before.keys() == after.keys() and len(before) > 4
+    for key, copies in before.items():
+        np.testing.assert_array_equal(copies, after[key], key)
+    with chosen.scope():
+        bad.assign(-1)
+    step()
+    assert not np.array_equal(before["variables/0"], state(variables, optimizer)["variables/0"])
+    with caplog.at_level(logging.WARNING):
+        assert (optimizer.report_skipped(), optimizer.report_skipped()) == (1, 0)
+    ours = [r.getMessage() for r in caplog.records if r.name == wrapping.__name__]
+    assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
+
+
+def test_dynamic_loss_scale(monkeypatch):
+    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 2)
+    chosen = replicator(2)
+    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"], loss_scale="dynamic")
+    with chosen.scope():
+        bad = tf.Variable(True, trainable=False)
+    step_fn = make_step(variables, optimizer, spoiled=bad.read_value)
+    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
+    scales = []
+    for is_bad in (True, True, False, False, False, True, False, False):
+        with chosen.scope():
+            bad.assign(is_bad)
+        step()
+        scales.append(float(optimizer.loss_scale) / gradients.INITIAL_SCALE)
+    assert scales == [0.5, 0.25, 0.25, 0.5, 0.5, 0.25, 0.25, 0.5]
+    assert int(optimizer.num_skipped) == 3
+
+
+@pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
+def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
+    learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
+    (variables, optimizer), (others, other) = learners
+    chosen = replicator(2)
+    chosen.replicate(make_step(variables, optimizer), chosen.make_inputs(batches))()
+    here = parts.TrackablePart(variables=variables, optimizer=optimizer)
+    there = parts.TrackablePart(variables=others, optimizer=other)
+    checkpoints.Checkpointer(tmp_path).save(1, {"learner": here})
+    checkpoints.Checkpointer(tmp_path).restore({"learner": there})
+    saved, restored = state(variables, optimizer), state(others, other)
+    assert saved.keys() == restored.keys()
+    assert any("slot" in key or "/m/" in key or "_variables" in key for key in saved)
+    for key, copies in saved.items():
+        np.testing.assert_array_equal(copies[0], restored[key][0], key)
+
+
+def test_nones_must_agree():
+    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
+
+    def step_fn(replica):
+        some = 0 if tf.get_static_value(replica) else 1
+        gradients = [None] * 3
+        gradients[some] = tf.zeros_like(variables[some])
+        optimizer.apply(gradients, variables)
+
+    chosen = replicator(2)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    with pytest.raises(rr.ConfigError, match=r"\[None, float32\(3,\), None\]"):
+        chosen.replicate(step_fn, inputs)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_apply_that_not_all_may_reach_is_refused(count):
+    variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
+
+    def step_fn(replica):
+        tf.cond(replica < 1, lambda: optimizer.apply([v * 0 for v in variables], variables), int)
+
+    chosen = replicator(count)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
+        chosen.replicate(step_fn, inputs)
+
+
+def test_a_forgotten_scale_is_refused():
+    variables, optimizer = learner(1, OPTIMIZERS["sonnet sgd"], loss_scale=8.0)
+
+    def step_fn(batch):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, batch)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    chosen = replicator(1)
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    with pytest.raises(rr.ConfigError, match=r"expected the gradient of optimizer.scale_loss"):
+        chosen.replicate(step_fn, chosen.make_inputs(batches))
+
+
+def test_one_replica_pays_nothing():
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    optimizers = [OPTIMIZERS["fused adam"]() for _ in range(2)]
+    replicator(1).wrap_optimizer(optimizers[0])
+
+    def operations(optimizer):
+        wrapping.build(optimizer, variables)
+
+        @tf.function
+        def apply(updates):
+            optimizer.apply(gradients, variables)
+
+        concrete = apply.get_concrete_function([tf.TensorSpec(v.shape) for v in variables])
+        return sorted(node.type for node in concrete.graph.get_operations())
+
+    assert operations(optimizers[0]) == operations(optimizers[1])
+
+
+def test_the_object_stays_what_it_was():
+    adam = keras.Adam(0.01)
+    assert replicator(1).wrap_optimizer(adam) is adam
+    assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
+    assert float(adam.learning_rate) == np.float32(0.01)
+    assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+
+
+def test_misuse_has_one_line():
+    chosen = replicator(1)
+    sgd = OPTIMIZERS["sonnet sgd"]
+    for optimizer, options, message in (
+        ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
+        (sgd(), {"reduction": "median"}, "reduction out of mean, sum, got 'median'"),
+        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
+        (sgd(), {"loss_scale": -1}, "loss_scale above 0"),
+        (sgd(), {"loss_scale": "static"}, "loss_scale above 0"),
+        (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
+        (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
+        (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            chosen.wrap_optimizer(optimizer, **options)

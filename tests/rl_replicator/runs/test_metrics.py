@@ -1,0 +1,94 @@
+"""Curves that survive new columns, resumes and kills."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rl_replicator as rr
+from rl_replicator.runs import metrics
+
+
+def test_rows_and_late_columns(tmp_path):
+    writer = metrics.MetricWriter(tmp_path)
+    writer.write("learner", 10, {"loss": 0.5})
+    writer.write("learner", 20, {"loss": np.float32(0.25), 'a, "b"': 1e-20})
+    writer.write("learner", 30, {'a, "b"': float("nan")})
+    read = metrics.read_metrics(tmp_path, "learner")  # While it is being written.
+    assert list(read) == ["environment_steps", "wall_time", "loss", 'a, "b"']
+    assert read["environment_steps"].dtype == np.int64
+    assert read["environment_steps"].tolist() == [10, 20, 30]
+    np.testing.assert_array_equal(read["loss"], [0.5, 0.25, np.nan])
+    np.testing.assert_array_equal(read['a, "b"'], [np.nan, 1e-20, np.nan])
+    assert (np.diff(read["wall_time"]) >= 0).all()
+    assert metrics.read_metrics(tmp_path, "nothing") == {}
+    writer.close()
+    assert list((tmp_path / "tensorboard" / "learner").glob("events*"))
+
+
+def test_resume_drops_what_will_be_made_again(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, x_axis="steps")
+    for step in (0, 10, 20, 30):
+        writer.write("eval", step, {"return": step})
+    writer.write("other", 30, {"x": 1})
+    writer.close()
+    writer = metrics.MetricWriter(tmp_path, resume_step=20, x_axis="steps")
+    writer.write("eval", 25, {"return": -1, "new": 5})
+    writer.close()
+    read = metrics.read_metrics(tmp_path, "eval")
+    assert read["steps"].tolist() == [0, 10, 20, 25]
+    assert read["return"].tolist() == [0, 10, 20, -1]
+    assert metrics.read_metrics(tmp_path, "other")["steps"].tolist() == [30]  # Not its group.
+    with pytest.raises(rr.ConfigError, match="expected x-axis 'frames'"):
+        metrics.MetricWriter(tmp_path, x_axis="frames").write("eval", 1, {"x": 1})
+
+
+def test_an_unfinished_row_is_mended(tmp_path):
+    writer = metrics.MetricWriter(tmp_path)
+    writer.write("eval", 1, {"return": 2})
+    writer.close()
+    with (tmp_path / "metrics" / "eval.csv").open("a") as file:
+        file.write("2,0.3,4")
+    assert metrics.read_metrics(tmp_path, "eval")["return"].tolist() == [2]
+    writer = metrics.MetricWriter(tmp_path)
+    writer.write("eval", 3, {"return": 6})
+    assert metrics.read_metrics(tmp_path, "eval")["return"].tolist() == [2, 6]
+    writer.close()
+
+
+def test_the_clock_goes_on_after_a_resume(tmp_path):
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    (folder / "eval.csv").write_text("environment_steps,wall_time,x\n1,100.0,1.0\n2,200.0,1.0\n")
+    writer = metrics.MetricWriter(tmp_path, resume_step=1)
+    writer.write("eval", 2, {"x": 3})
+    writer.close()
+    assert 100 <= metrics.read_metrics(tmp_path, "eval")["wall_time"][1] < 110
+
+
+KILLED = """
+import os, signal, sys
+from rl_replicator import metrics
+writer = metrics.MetricWriter(sys.argv[1])
+for i in range(1000):
+    writer.write("eval", i, {"x": i})
+assert "tensorflow" not in sys.modules
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_loses_nothing_written(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert metrics.read_metrics(tmp_path, "eval")["x"].tolist() == list(range(1000))
+
+
+def test_bad_group(tmp_path):
+    with pytest.raises(rr.ConfigError, match="expected a group of letters"):
+        metrics.MetricWriter(tmp_path).write("a/b", 1, {"x": 1})
+    assert not list(pathlib.Path(tmp_path).iterdir())
