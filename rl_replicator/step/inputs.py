@@ -408,11 +408,26 @@ class PaddedInputs(DatasetInputs):
 
 
 def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
-    """The tensors of a batch, filled up to `batch_size`, and then the mask of its examples."""
+    """Pads a batch with zeros to a fixed number of examples.
+
+    Args:
+      element: nest of tensors [B, ...], B <= `batch_size`.
+      batch_size: number of examples after padding.
+
+    Returns:
+      The flat tensors [batch_size, ...], then the mask, [batch_size] float32: 1 for an example, 0
+      for padding.
+
+    Raises:
+      InvalidArgumentError: when the graph runs, if the batch is larger than `batch_size`.
+    """
     flat = tf.nest.flatten(element)
     size = tf.shape(flat[0])[0]
     missing = batch_size - size
-    tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
+    check = tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
+    # Without the dependency the two ops race, and the pad op fails first with an error of its own.
+    with tf.control_dependencies([] if check is None else [check]):
+        missing = tf.identity(missing)
     flat.append(tf.ones([size]))
     return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
 

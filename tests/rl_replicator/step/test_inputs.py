@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator import inputs as inputs_lib
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
@@ -118,6 +119,22 @@ def test_what_cannot_be_filled_up_is_refused():
     step = replicator.replicate(lambda x: x, inputs)
     with pytest.raises(tf.errors.InvalidArgumentError, match="larger than pad_to"):
         step()
+
+
+def test_padding_waits_for_its_check():
+    """Ops of one graph race, so the check must be an ancestor of every op that it guards."""
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs_lib.pad(tf.compat.v1.placeholder(tf.float32, [None, 3]), 2)
+
+    def ancestors(op):
+        inputs = [x.op for x in op.inputs] + list(op.control_inputs)
+        return set(inputs).union(*map(ancestors, inputs))
+
+    pads = [op for op in graph.get_operations() if op.type == "Pad"]
+    assert len(pads) == 2
+    for op in pads:
+        assert "Assert" in {ancestor.type for ancestor in ancestors(op)}
 
 
 @pytest.mark.parametrize("name", NAMES)
