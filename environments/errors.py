@@ -15,3 +15,7 @@ class EnvironmentSpecError(EnvironmentUsageError):
 
 class RenderingUnavailableError(RuntimeError):
     """No OpenGL library of this machine draws without a screen."""
+
+
+# What the command line shows as one line; registered in pyproject.toml.
+USAGE_ERRORS = (EnvironmentUsageError, RenderingUnavailableError)

@@ -1,6 +1,7 @@
 """Imports go downward only, and importing a package loads none of the heavy libraries."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,26 @@ def test_imports_go_downward(package):
         for path in (ROOT / package).rglob("*.py")
         for name in _imported(path)
         if name in forbidden
+    }
+    assert not offenders
+
+
+def _named_in_texts(path):
+    """Packages of this project in strings that could be given to importlib or `sys.modules`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(rf"({'|'.join(BELOW)})([.:][\w.:]+)?", node.value)
+            if found:
+                yield found[1]
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_no_detour_upward_through_importlib(package):
+    offenders = {
+        f"{path.relative_to(ROOT)} names {name}"
+        for path in (ROOT / package).rglob("*.py")
+        for name in _named_in_texts(path)
+        if name not in BELOW[package] | {package}
     }
     assert not offenders
 

@@ -1,11 +1,14 @@
-"""Whether this machine and what is installed on it fit together."""
+"""Checks that the installed packages fit each other and this machine.
+
+Other packages add findings: an entry point of the group `rl_replicator.diagnostics` is a function
+without arguments that returns an iterable of `Finding`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,11 +19,12 @@ import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
+GROUP = "rl_replicator.diagnostics"
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
 _DISTRIBUTION = "rl-replicator"
 _PYTHON = (3, 11)
-# Why a version that is not the pinned one breaks, where that is known: (package, versions, reason).
+# Known reasons why a version other than the pinned one breaks: (package, versions, reason).
 _KNOWN_BREAKS = (
     ("mujoco", ">=4", "dm-control 1.0.50 fails with it ('MjModel' has no 'flex_vertedge')"),
     ("numpy", ">=2", "TensorFlow 2.15 was built for NumPy 1"),
@@ -31,11 +35,17 @@ _KNOWN_BREAKS = (
     ("dm-acme", ">=0.3", "it brings dm-launchpad"),
 )
 _LITTLE_MEMORY, _LITTLE_DISK = 4e9, 5e9
-_MEASURED_TASK = "cartpole:balance"
 
 
 class Finding(NamedTuple):
-    """One line of the diagnosis: a verdict (OK, NOTE or WRONG), and what to do where not OK."""
+    """One line of the diagnosis.
+
+    Attributes:
+      verdict: OK, NOTE or WRONG.
+      subject: what was examined.
+      text: what was found.
+      advice: what to do; empty if nothing.
+    """
 
     verdict: str
     subject: str
@@ -44,12 +54,12 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, the quick ones first. Imports TensorFlow, and tries OpenGL in a subprocess."""
+    """Yields all findings, the quick ones first. Imports TensorFlow."""
     yield _python()
     yield from _packages()
     yield from _machine()
     yield from _tensorflow()
-    yield _renderer()
+    yield from _registered()
 
 
 def _python() -> Finding:
@@ -67,7 +77,7 @@ def _installed(name: str) -> str | None:
 
 
 def _packages() -> Iterator[Finding]:
-    """Every direct dependency against what the project declares, and known bad neighbours."""
+    """Compares every direct dependency with its pin, and finds packages known to break us."""
     required = _requirements()
     if not required:
         yield Finding(
@@ -117,7 +127,7 @@ def _package(requirement: Requirement) -> Finding:
 
 
 def _breaks(name: str, version: str) -> list[str]:
-    """What is known to break with this version."""
+    """Known reasons why this version breaks."""
     return [
         reason
         for known, versions, reason in _KNOWN_BREAKS
@@ -143,7 +153,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _tensorflow() -> Iterator[Finding]:
-    """Devices, and whether TensorFlow's fast CPU kernels are on."""
+    """Lists the devices; checks that TensorFlow uses its fast CPU kernels."""
     try:
         tf = importlib.import_module("tensorflow")
     except Exception as error:  # A mismatch of binaries can raise anything.
@@ -174,28 +184,13 @@ def _tensorflow() -> Iterator[Finding]:
 
 
 def _has_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN. Elsewhere than on x86 it may do well without."""
+    """Whether TensorFlow uses oneDNN; True unless on x86, as others have kernels of their own."""
     if platform.machine() != "x86_64":
         return True
     return importlib.import_module("tensorflow.python.util._pywrap_util_port").IsMklEnabled()
 
 
-def _renderer() -> Finding:
-    """Missing OpenGL is a note: training from state needs none."""
-    # By name, because this package stands below `environments` and must load without it.
-    try:
-        environments = importlib.import_module("environments")
-        rendering = importlib.import_module("environments.pixels.rendering")
-        frame_rate = importlib.import_module("environments.pixels.frame_rate")
-        renderer = rendering.find()
-        modes = ("fast", "exact")
-        configs = [environments.PixelConfig(render=mode) for mode in modes]
-        rates = frame_rate.measure(_MEASURED_TASK, *configs)
-    except Exception as error:
-        text = re.sub(r"\s+", " ", str(error))
-        return Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")
-    kind = "software" if renderer.is_software else "hardware"
-    text = f"{renderer.name} ({renderer.kind}, {kind}); frames/s of {_MEASURED_TASK} at 64x64: "
-    text += ", ".join(f"{rate.look} {rate.frames_per_second:.0f}" for rate in rates)
-    advice = rendering.advice(renderer)
-    return Finding(NOTE if advice else OK, "renderer", text, advice)
+def _registered() -> Iterator[Finding]:
+    """Findings of other packages, which this one does not know."""
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+        yield from entry.load()()

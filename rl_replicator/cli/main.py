@@ -1,5 +1,11 @@
-"""`rl-replicator COMMAND ...`: finds the command, keeps libraries quiet, turns bad input into one
-line."""
+"""`rl-replicator COMMAND ...`: runs a command and turns bad input into one line.
+
+Other packages add to it by entry points, so that this package need not know them:
+
+  rl_replicator.commands      a module with `SUMMARY`, a line for the help, and
+                              `run(args) -> exit status`. Imported by `--help`, so it must be light.
+  rl_replicator.usage_errors  a tuple of exception classes whose text is shown as one line.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +15,48 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
 
 from rl_replicator.cli import stderr_filter
 
-# Command -> (module with `run(args) -> exit status`, what the help says).
+# Command -> (module with `run(args) -> exit status`, its line in the help).
 COMMANDS = {
     "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
     "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
     "video": ("rl_replicator.cli.video", "film an evaluation episode of a run: video RUN_DIR"),
-    "plot": ("rl_replicator.cli.plot", "plot the returns of runs: plot RUN_DIR..."),
-    "envs": ("rl_replicator.cli.envs", "list the tasks that can be trained on"),
+    "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
 }
-# Those that load TensorFlow.
+COMMAND_GROUP = "rl_replicator.commands"
+ERROR_GROUP = "rl_replicator.usage_errors"
+# Commands that load TensorFlow.
 _NOISY = ("train", "eval", "video")
 _BAD_INPUT, _FAILURE, _INTERRUPTED = 2, 1, 130
+_ROOT = Path(__file__).parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-      argv: the words after `rl-replicator`; those of this process by default.
+      argv: the words after `rl-replicator`. Default: those of this process.
 
     Returns:
-      The exit status: 0, 2 after bad input (one line says which), 75 where another process of the
-      job was lost (a supervisor then starts them all again), 1 after any other failure (its
-      traceback is shown), 130 after an interrupt.
+      The exit status: 0; 2 after bad input (one line says which); 75 if another process of the job
+      was lost (a supervisor then restarts the whole job); 1 after any other failure (with its
+      traceback); 130 after an interrupt.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, "")  # A user's own factory, `--env my_module:make`, lies here.
+    search_working_directory_last()
     quiet_libraries()
     try:
         status = _run(args)
-        sys.stdout.flush()  # Here, where a reader that has gone is noticed and forgiven.
+        sys.stdout.flush()  # Here, so that a closed pipe raises inside of this `try`.
         return status
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # The reader, `head` perhaps, has seen enough.
+    except BrokenPipeError:  # The reader, `head` perhaps, has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -64,10 +73,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BAD_INPUT
 
 
-def quiet_libraries() -> None:
-    """Asks TensorFlow and gRPC for errors only. They read this once, when they are imported.
+def search_working_directory_last() -> None:
+    """Makes modules in the working directory importable, after all others.
 
-    Child processes inherit it. What the user has set stays.
+    A user's own factory, `--env my_module:make`, may be there. So may a folder that happens to be
+    called like one of our packages; it must not be imported in its place.
+    """
+    here = os.getcwd()
+    if sys.path and sys.path[0] in ("", here):
+        del sys.path[0]  # `python -m` and `python -c` put it first.
+    # An editable install finds our packages only after everything on the path has been searched.
+    for path in (str(_ROOT), here):
+        if path not in sys.path:
+            sys.path.append(path)
+
+
+def quiet_libraries() -> None:
+    """Sets the environment variables by which TensorFlow and gRPC log errors only.
+
+    The libraries read them once, when they are imported; child processes inherit them. Variables
+    that the user has set are kept.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -83,20 +108,24 @@ def _run(args: list[str]) -> int:
     if name == "--version":
         print(_version())
         return 0
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise UsageError(
-            f"expected a command ({', '.join(COMMANDS)}), got {name!r}; {hint}"
-            "'rl-replicator --help' explains them"
-        )
-    if name in _NOISY:
-        stderr_filter.silence()
-    return importlib.import_module(COMMANDS[name][0]).run(args[1:])
+    if name in COMMANDS:
+        if name in _NOISY:
+            stderr_filter.silence()
+        return importlib.import_module(COMMANDS[name][0]).run(args[1:])
+    registered = metadata.entry_points(group=COMMAND_GROUP)
+    if name in registered.names:
+        return registered[name].load().run(args[1:])
+    known = [*COMMANDS, *sorted(registered.names)]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"expected a command ({', '.join(known)}), got {name!r}; {hint}"
+        "'rl-replicator --help' explains them"
+    )
 
 
 def _usage_message(error: BaseException) -> str | None:
-    """The text of the first error in the chain of causes that the user can act on, as one line."""
+    """The text, as one line, of the first error in the chain of causes that a user can act on."""
     kinds = _usage_errors()
     for link in _causes(error):
         if isinstance(link, kinds):
@@ -107,10 +136,10 @@ def _usage_message(error: BaseException) -> str | None:
 def _usage_errors() -> tuple[type[BaseException], ...]:
     from rl_replicator.errors import UsageError
 
-    # This package knows nothing of `environments`; if its errors are not loaded, none was raised.
-    module = sys.modules.get("environments.errors")
-    names = ("EnvironmentUsageError", "RenderingUnavailableError")
-    return (UsageError, *(getattr(module, name) for name in names if hasattr(module, name)))
+    kinds: list[type[BaseException]] = [UsageError]
+    for entry in metadata.entry_points(group=ERROR_GROUP):
+        kinds.extend(entry.load())
+    return tuple(kinds)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -121,8 +150,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    texts = {name: text for name, (_, text) in COMMANDS.items()}
+    for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name):
+        texts[entry.name] = entry.load().SUMMARY
+    width = max(map(len, texts))
+    lines = [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(
         [
             "usage: rl-replicator COMMAND [options]",
@@ -138,8 +170,6 @@ def _help() -> str:
 
 
 def _version() -> str:
-    from importlib import metadata
-
     try:
         return metadata.version("rl-replicator")
     except metadata.PackageNotFoundError:

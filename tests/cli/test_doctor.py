@@ -1,6 +1,5 @@
 """What fits and what does not."""
 
-import re
 from importlib import metadata
 
 import pytest
@@ -82,16 +81,15 @@ def test_not_installed_itself(installed, monkeypatch):
     assert finding.subject == "rl-replicator"
 
 
-def test_a_renderer_that_is_missing_is_no_error(monkeypatch):
-    from environments.errors import RenderingUnavailableError
-    from environments.pixels import rendering
+def test_other_packages_add_findings(distribution, monkeypatch):
+    group = f"[{diagnosis.GROUP}]\nmine = tests.cli.test_doctor:findings\n"
+    distribution("another", "1.0", group)
+    monkeypatch.syspath_prepend(distribution.site)
+    assert findings()[0] in list(diagnosis._registered())
 
-    def find():
-        raise RenderingUnavailableError("none; 'apt-get install libegl1'")
 
-    monkeypatch.setattr(rendering, "find", find)
-    finding = diagnosis._renderer()
-    assert finding.verdict == diagnosis.NOTE and "libegl1" in finding.text
+def findings():
+    return [diagnosis.Finding(diagnosis.NOTE, "mine", "so-so")]
 
 
 def test_status_when_something_does_not_fit(command, distribution):
@@ -129,13 +127,3 @@ def test_tensorflow_that_cannot_be_imported(monkeypatch):
     monkeypatch.setattr(diagnosis.importlib, "import_module", broken)
     (finding,) = diagnosis._tensorflow()
     assert finding.text == "cannot be imported: libtensorflow: undefined symbol"
-
-
-def test_both_ways_to_draw_are_measured():
-    finding = diagnosis._renderer()
-    if finding.text.startswith("none"):
-        pytest.skip(finding.text)
-    measured = re.search(r"cartpole:balance at 64x64: fast (\d+), exact (\d+)$", finding.text)
-    assert measured, finding.text
-    if "software" in finding.text:
-        assert int(measured[1]) > int(measured[2]) > 0

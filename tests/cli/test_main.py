@@ -23,7 +23,7 @@ def _refused(done):
 def test_help_names_every_command(command, words):
     done = command(*words)
     assert (done.returncode, done.stderr) == (0, "")
-    for name in main.COMMANDS:
+    for name in (*main.COMMANDS, "envs"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -32,7 +32,7 @@ def test_help_loads_nothing_heavy():
 import sys
 from rl_replicator.cli import main
 main.main(["--help"])
-heavy = ("tensorflow", "numpy", "tyro", "environments", "dm_control", "agents", "launchpad")
+heavy = ("tensorflow", "numpy", "tyro", "environments", "dm_control", "acme", "launchpad")
 print([name for name in heavy if name in sys.modules])
 """
     start = time.process_time()
@@ -59,7 +59,7 @@ def test_every_command_explains_itself(command, name):
 def test_unknown_command(command):
     line = _refused(command("trian", "fake"))
     assert line == (
-        "expected a command (train, eval, video, plot, envs, doctor), got 'trian'; did you mean "
+        "expected a command (train, eval, video, plot, doctor, envs), got 'trian'; did you mean "
         "'train'? 'rl-replicator --help' explains them"
     )
 
@@ -198,6 +198,27 @@ def test_envs(command):
     assert len(names) == len(set(names)) >= 50
     assert names == sorted(names)
     assert "package.module:function" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_with_the_name_of_a_package_of_ours_does_no_harm(command, tmp_path):
+    for name in ("environments", "agents", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not this one')")
+    (tmp_path / "launchpad.py").write_text("raise RuntimeError('not this one')")
+    (tmp_path / "mine.py").write_text("from environments.fakes import target")
+    done = command(*FAKE, "--env", "mine:target")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("trained mine:target ")
+
+
+def test_the_working_directory_comes_last(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/elsewhere"])
+    main.search_working_directory_last()
+    assert sys.path == ["/elsewhere", str(main._ROOT), str(tmp_path)]
+    monkeypatch.setattr(sys, "path", ["/bin", str(main._ROOT)])
+    main.search_working_directory_last()
+    assert sys.path == ["/bin", str(main._ROOT), str(tmp_path)]
 
 
 def test_tensorflow_is_told_to_be_quiet(monkeypatch):

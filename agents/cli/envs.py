@@ -1,23 +1,34 @@
 """`rl-replicator envs`."""
 
 import dataclasses
-import importlib
 import sys
 from collections.abc import Sequence
 
-from rl_replicator.cli import options
+SUMMARY = "list the tasks that can be trained on"
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvsOptions:
-    """List the tasks that can be trained on, one a line."""
+    """List the tasks that can be trained on, one per line."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Prints the names that `environments.make` takes."""
+    """Prints the names that `environments.make` accepts.
+
+    Args:
+      args: the words after the command.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if there are any arguments.
+    """
+    # Imported here because `rl-replicator --help` imports this module for its summary.
+    import environments
+    from rl_replicator.cli import options
+
     options.parse(EnvsOptions, "rl-replicator envs", args)
-    # By name, because this package stands below `environments` and must load without it.
-    environments = importlib.import_module("environments")
     print("\n".join(environments.names()))
     print(
         "Also: package.module:function, a factory called with seed= that returns a "

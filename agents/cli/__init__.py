@@ -1,0 +1,1 @@
+"""Parts of the command line that need environments; see the entry points in pyproject.toml."""

@@ -1,0 +1,30 @@
+"""What `rl-replicator doctor` says about rendering."""
+
+import re
+from collections.abc import Iterator
+
+from environments import PixelConfig
+from environments.pixels import frame_rate, rendering
+from rl_replicator.cli.diagnosis import NOTE, OK, Finding
+
+_MEASURED_TASK = "cartpole:balance"
+_MODES = ("fast", "exact")
+
+
+def examine() -> Iterator[Finding]:
+    """Yields the OpenGL renderer and its speed. Tries OpenGL in a subprocess.
+
+    A missing renderer is a note and not an error: training from state needs none.
+    """
+    try:
+        renderer = rendering.find()
+        rates = frame_rate.measure(_MEASURED_TASK, *(PixelConfig(render=mode) for mode in _MODES))
+    except Exception as error:  # OpenGL libraries fail in many ways; none of them is ours.
+        text = re.sub(r"\s+", " ", str(error))
+        yield Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")
+        return
+    kind = "software" if renderer.is_software else "hardware"
+    text = f"{renderer.name} ({renderer.kind}, {kind}); frames/s of {_MEASURED_TASK} at 64x64: "
+    text += ", ".join(f"{rate.look} {rate.frames_per_second:.0f}" for rate in rates)
+    advice = rendering.advice(renderer)
+    yield Finding(NOTE if advice else OK, "renderer", text, advice)
