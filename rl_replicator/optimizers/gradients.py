@@ -1,7 +1,7 @@
-"""What is done to gradients before they are applied: options, arithmetic, and its state."""
+"""Gradient post-processing: unscaling, clipping, and skipping steps that are not finite."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,18 +10,25 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 from rl_replicator import errors
 
 REDUCTIONS = ("mean", "sum")
-# The dynamic loss scale begins here, is halved by every step that is skipped, and doubled after so
-# many in a row that are not.
+# The dynamic loss scale starts at INITIAL_SCALE. Every skipped step halves it, and GROWTH_INTERVAL
+# consecutive finite steps double it.
 INITIAL_SCALE = 2.0**15
 GROWTH_INTERVAL = 2000
+_HALVES = (tf.float16, tf.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is done to the gradients before they are applied. See `Replicator.wrap_optimizer`.
+    """How gradients are processed before they are applied; see `Replicator.wrap_optimizer`.
+
+    Attributes:
+      reduction: "mean" or "sum" over the replicas.
+      max_global_norm: clips the reduced gradients to this global norm; None does not clip.
+      loss_scale: a positive number, "dynamic", or None for no scaling.
+      skip_nonfinite: whether to skip steps whose gradients contain NaN or infinity.
 
     Raises:
-      ConfigError: an option that cannot be used.
+      ConfigError: an option has an invalid value.
     """
 
     reduction: str = "mean"
@@ -49,42 +56,95 @@ class Options:
 
     @property
     def is_dynamic(self) -> bool:
+        """Whether the loss scale adapts to the gradients."""
         return self.loss_scale == "dynamic"
 
     @property
     def skips(self) -> bool:
-        """Whether gradients are looked through; a dynamic scale lives of those that are not."""
+        """Whether gradients are checked for NaN and infinity; dynamic scaling needs it."""
         return self.skip_nonfinite or self.is_dynamic
 
 
-def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
-    """Scales all gradients together so that their global norm is at most `max_norm`.
+def widen(updates: Sequence[Any]) -> list[Any]:
+    """Casts float16 and bfloat16 gradients to float32.
 
-    Rows of `tf.IndexedSlices` that belong to one index are added up first, as they will be when
-    they are applied: so sparse and dense gradients have the same norm. None stays None.
+    All arithmetic on gradients is done in float32: in float16 a loss scale of 65,536 is infinite,
+    a scaled gradient divided by it is 0, and the square of a norm above 255 overflows.
+
+    Args:
+      updates: tensors, `tf.IndexedSlices` or None.
+
+    Returns:
+      A list of the same structure and shapes. Other dtypes and None are unchanged.
+    """
+    return [
+        _map(lambda x: tf.cast(x, tf.float32) if x.dtype in _HALVES else x, update)
+        for update in updates
+    ]
+
+
+def narrow(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Casts float32 gradients of float16 and bfloat16 parameters to the parameter's dtype.
+
+    The inverse of `widen`. Gradients of float32 parameters stay float32, so that parameters can be
+    kept in float32 while their gradients are computed in a half-precision dtype.
+
+    Args:
+      updates: tensors, `tf.IndexedSlices` or None.
+      parameters: one variable per update.
+
+    Returns:
+      A list of the same structure and shapes.
+    """
+    return [
+        _map(lambda x, w=parameter: tf.cast(x, w.dtype) if w.dtype in _HALVES else x, update)
+        for update, parameter in zip(updates, parameters, strict=True)
+    ]
+
+
+def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
+    """Scales all gradients by one factor so that their global norm is at most `max_norm`.
+
+    Rows of `tf.IndexedSlices` with equal indices are summed first, as they are when they are
+    applied, so sparse and dense gradients have the same norm.
+
+    Args:
+      updates: tensors, `tf.IndexedSlices` or None; not in half precision (see `widen`).
+      max_norm: positive upper bound of the global L2 norm.
+
+    Returns:
+      A list of the same structure. All values are NaN if the norm is not finite.
     """
     return tf.clip_by_global_norm([_merged(update) for update in updates], max_norm)[0]
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:
-    """Divides every gradient, in its own dtype, by `scale`; None stays None."""
+    """Divides every gradient by the loss scale.
 
-    def divided(x: tf.Tensor) -> tf.Tensor:
-        return x / tf.cast(scale, x.dtype)
+    Args:
+      updates: tensors, `tf.IndexedSlices` or None; not in half precision (see `widen`).
+      scale: float32 scalar.
 
-    return [
-        tf.IndexedSlices(divided(update.values), update.indices, update.dense_shape)
-        if isinstance(update, tf.IndexedSlices)
-        else (None if update is None else divided(update))
-        for update in updates
-    ]
+    Returns:
+      A list of the same structure and dtypes.
+    """
+    return [_map(lambda x: x / tf.cast(scale, x.dtype), update) for update in updates]
 
 
 def all_finite(updates: Sequence[Any]) -> tf.Tensor:
-    """Whether there is no infinity and no NaN in any gradient, a bool scalar."""
+    """Returns a bool scalar: whether no gradient contains NaN or infinity."""
     tensors = [u.values if isinstance(u, tf.IndexedSlices) else u for u in updates]
     finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tensors if x is not None]
     return tf.reduce_all(finite)
+
+
+def _map(function: Callable[[tf.Tensor], tf.Tensor], update: Any) -> Any:
+    """Applies `function` to a gradient's values; None stays None."""
+    if update is None:
+        return None
+    if isinstance(update, tf.IndexedSlices):
+        return tf.IndexedSlices(function(update.values), update.indices, update.dense_shape)
+    return function(tf.convert_to_tensor(update))
 
 
 def _merged(update: Any) -> Any:
@@ -95,9 +155,13 @@ def _merged(update: Any) -> Any:
 
 
 class Guard(tf.Module):
-    """Counts the steps that are skipped, and adapts the loss scale to them.
+    """Counts skipped steps and adapts the loss scale to them.
 
     Micikevicius et al. 2018, section 3.2 (arXiv:1710.03740).
+
+    Attributes:
+      num_skipped: int64 scalar variable.
+      scale: float32 scalar variable, or None if the loss scale is not dynamic.
     """
 
     def __init__(self, is_dynamic: bool):
@@ -109,12 +173,19 @@ class Guard(tf.Module):
             self.num_good = tf.Variable(0, trainable=False, name="num_good_steps")
 
     def update(self, finite: tf.Tensor) -> None:
-        """After a step; `finite` is a bool scalar, the same on all replicas."""
+        """Updates the counters after a step.
+
+        Args:
+          finite: bool scalar, whether the step was applied; the same on all replicas.
+        """
         self.num_skipped.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
         if self.scale is None:
             return
         num_good = tf.where(finite, self.num_good + 1, 0)
         grows = tf.equal(num_good, GROWTH_INTERVAL)
-        grown = tf.where(grows, self.scale * 2.0, tf.identity(self.scale))
+        # Not beyond what float32 holds: an infinite scale could never be halved again.
+        doubled = self.scale * 2.0
+        can_grow = tf.logical_and(grows, tf.math.is_finite(doubled))
+        grown = tf.where(can_grow, doubled, tf.identity(self.scale))
         self.scale.assign(tf.where(finite, grown, tf.maximum(self.scale / 2.0, 1.0)))
         self.num_good.assign(tf.where(grows, 0, num_good))

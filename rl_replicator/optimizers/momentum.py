@@ -62,8 +62,11 @@ class Momentum(snt.Optimizer):
         rate = self.learning_rate(self.step)
         decayed = self._decayed(parameters)
         for g, w, v, is_decayed in zip(updates, parameters, self.velocities, decayed, strict=True):
-            if g is not None:
-                self._apply_one(tf.convert_to_tensor(g), w, v, is_decayed, rate)
+            if g is None:
+                continue
+            g = tf.convert_to_tensor(g)
+            snt_utils.check_same_dtype(g, w)
+            self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
         self.step.assign_add(1)
 
     def _apply_one(
@@ -76,7 +79,7 @@ class Momentum(snt.Optimizer):
             accum=v.handle,
             lr=rate,
             grad=g,
-            momentum=tf.constant(self._momentum),
+            momentum=tf.constant(self._momentum, g.dtype),
             use_nesterov=True,
         )
 
@@ -119,4 +122,4 @@ def trust_ratio(
 ) -> tf.Tensor:
     """You et al. 2017, equation 6: `trust |w| / (|g| + decay |w|)`; 1 where a norm is 0."""
     ratio = trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
-    return tf.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0)
+    return tf.where((weight_norm > 0) & (gradient_norm > 0), ratio, tf.ones_like(ratio))

@@ -13,7 +13,8 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
-from rl_replicator.optimizers.gradients import Guard, Options, all_finite, clip, unscale
+from rl_replicator.optimizers import gradients
+from rl_replicator.optimizers.gradients import Guard, Options
 
 
 class Wrapped:
@@ -42,13 +43,24 @@ class Wrapped:
         return tf.constant(self.options.loss_scale or 1.0, tf.float32)
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """What to take the gradient of; the gradient is unscaled when it is applied.
+        """Multiplies the loss by the loss scale; `apply` divides the gradients by it.
 
-        Without a `loss_scale` it is `loss` itself. Keep `loss` in float32: scaled, it is too large
-        for float16.
+        Args:
+          loss: scalar in any dtype but float16, whose largest number is smaller than usual scales.
+
+        Returns:
+          A scalar in the dtype of `loss`; `loss` itself without a `loss_scale`.
+
+        Raises:
+          ConfigError: `loss` is float16.
         """
         if self.options.loss_scale is None:
             return loss
+        if loss.dtype == tf.float16:
+            raise errors.ConfigError(
+                "expected a loss in float32 to scale, got float16, in which a scaled loss "
+                "overflows; compute the loss from tf.cast(outputs, tf.float32)"
+            )
         enclosing = call_log.enclosing()
         if enclosing is not None:
             self._scaled_in.add(enclosing)
@@ -75,10 +87,19 @@ class Wrapped:
         parameters: Sequence[tf.Variable],
         apply: Callable[[Sequence[Any]], Any],
     ) -> None:
-        """Reduces the gradients over the replicas, then applies them on each, or on none."""
+        """Reduces the gradients over the replicas, then applies them on all replicas or on none.
+
+        Args:
+          updates: gradients of this replica: tensors, `tf.IndexedSlices` or None.
+          parameters: one variable per gradient.
+          apply: applies reduced gradients to this replica's copies of the parameters.
+
+        Raises:
+          ConfigError: `loss_scale` is set and the step never called `scale_loss`.
+        """
         options = self.options
         build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
-        updates = collectives.all_reduce(list(updates), options.reduction)
+        updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
         if options.loss_scale is not None:
             enclosing = call_log.enclosing()
             if enclosing is not None and enclosing not in self._scaled_in:
@@ -86,17 +107,16 @@ class Wrapped:
                     "expected the gradient of optimizer.scale_loss(loss), found no call of it in "
                     "the step; scale the loss before its gradient is taken"
                 )
-            updates = unscale(updates, self.loss_scale)
-
-        def clip_and_apply():
-            norm = options.max_global_norm
-            apply(updates if norm is None else clip(updates, norm))
-
+            updates = gradients.unscale(updates, self.loss_scale)
+        if options.max_global_norm is not None:
+            updates = gradients.clip(updates, options.max_global_norm)
+        updates = gradients.narrow(updates, parameters)
         if self.guard is None:
-            clip_and_apply()
+            apply(updates)
             return
-        finite = all_finite(updates)
-        tf.cond(finite, clip_and_apply, lambda: None)
+        # Of what is applied: clipping an infinite norm and narrowing to float16 can overflow, too.
+        finite = gradients.all_finite(updates)
+        tf.cond(finite, lambda: apply(updates), lambda: None)
         self.guard.update(finite)
 
 

@@ -277,7 +277,7 @@ def test_one_replica_pays_nothing():
 
         @tf.function
         def apply(updates):
-            optimizer.apply(gradients, variables)
+            optimizer.apply(updates, variables)
 
         concrete = apply.get_concrete_function([tf.TensorSpec(v.shape) for v in variables])
         return sorted(node.type for node in concrete.graph.get_operations())
