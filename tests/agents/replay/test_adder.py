@@ -38,21 +38,22 @@ def layout():
     return TransitionLayout(make_spec())
 
 
+def make_table(layout):
+    """Gives each item once, the oldest first."""
+    return reverb.Table(
+        TABLE,
+        reverb.selectors.Fifo(),
+        reverb.selectors.Fifo(),
+        max_size=1000,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        max_times_sampled=1,
+        signature=layout.signature,
+    )
+
+
 @pytest.fixture
 def server(layout):
-    server = reverb.Server(
-        [
-            reverb.Table(
-                TABLE,
-                reverb.selectors.Fifo(),
-                reverb.selectors.Fifo(),
-                max_size=1000,
-                rate_limiter=reverb.rate_limiters.MinSize(1),
-                max_times_sampled=1,
-                signature=layout.signature,
-            )
-        ]
-    )
+    server = reverb.Server([make_table(layout)])
     yield server
     server.stop()
 
@@ -127,10 +128,25 @@ def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
     assert server.localhost_client().server_info()[TABLE].current_size == 0  # That was all.
 
 
-def test_the_real_environment_round_trip(server):
+def test_the_return_of_a_real_environment_is_the_one_on_paper():
+    """`chain`: ten steps of reward 1 and a termination, whose return from t is a finite sum."""
     environment = environments.make("environments.fakes:chain", seed=0)
     layout = TransitionLayout(specs.make_environment_spec(environment))
-    assert layout.width == 2 * layout.observation_size + layout.action_size + 2
+    server = reverb.Server([make_table(layout)])
+    adder = make_adder(server, layout, n_step=10, discount=0.9, max_in_flight_items=0)
+    timestep = environment.reset()
+    adder.add_first(timestep)
+    for action in np.linspace(-1, 1, 10, dtype=np.float32):
+        timestep = environment.step(action[None])
+        adder.add(action[None], timestep)
+    _, transition = rows(server, layout, 10)
+    left = np.arange(10, 0, -1)  # Steps to the end: sum of 0.9**i for i < left.
+    np.testing.assert_allclose(transition.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
+    np.testing.assert_array_equal(transition.discount, np.zeros(10))
+    # The environment shows the last action beside the time.
+    np.testing.assert_allclose(transition.observation[1:, 1], transition.action[:-1, 0])
+    np.testing.assert_array_equal(transition.next_observation, [[1.0, 1.0]] * 10)
+    server.stop()
 
 
 def test_a_step_of_another_shape_is_named(server, layout):

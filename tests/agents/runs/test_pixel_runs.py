@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-import environments
 from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
-from agents.replay.memory_estimate import ReplaySize, predict
 from agents.runs.command import D4PGPixelOptions, d4pg
 from agents.runs.evaluation import EvaluationSchedule
 from environments import PixelConfig
@@ -101,16 +99,6 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
         d4pg.train(options(tmp_path / "run", agent=agent))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
-
-
-def test_the_prediction_is_of_frames_as_they_are_stored():
-    environment = environments.make(TARGET, seed=0, pixels=PixelConfig(64, 64, action_repeat=1))
-    size = predict(environment, max_size=1000, chunk_length=4)
-    assert size.frame_bytes == 64 * 64 * 3 and size.num_bytes == 1000 * size.bytes_each
-    assert 1_000 < size.bytes_each < 4_000  # Two colours compress well.
-    ReplaySize(10, 100.0, 200, 5).check_fits(1001.0)
-    with pytest.raises(UsageError, match="max-size below 9"):
-        ReplaySize(10, 100.0, 200, 5).check_fits(999.0)
 
 
 def test_pixels_and_no_pixels_at_once(tmp_path):

@@ -1,0 +1,188 @@
+"""The learner's step against D4PG in NumPy (`numpy_step.py`): every variable after every step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from acme import types
+
+import rl_replicator as rr
+from agents.d4pg.config import D4PGConfig
+from agents.d4pg.learner import D4PGLearner
+from agents.d4pg.networks import CategoricalCritic, D4PGNetworks, NoEncoder, Policy
+from agents.replay.config import ReplayConfig
+from agents.replay.transitions import Sample
+from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
+
+BATCH, STEPS, IMPORTANCE_STEPS = 8, 5, 3
+OBSERVATION, ACTION, FEATURES = 3, 2, 3
+NETWORKS = ("encoder", "policy", "critic", "target_encoder", "target_policy", "target_critic")
+CONFIG = D4PGConfig(
+    policy_layers=(5, 4),
+    critic_layers=(5, 4),
+    num_atoms=7,
+    value_min=-4.0,
+    value_max=8.0,
+    policy_learning_rate=3e-3,
+    critic_learning_rate=1e-2,
+    target_update_period=2,
+    target_update_rate=1.0,
+    max_action_gradient_norm=0.5,
+    max_gradient_norm=0.25,
+    global_batch_size=BATCH,
+    replay=ReplayConfig(importance_exponent_start=0.3, importance_exponent_end=0.9),
+)
+ATOMS = np.linspace(CONFIG.value_min, CONFIG.value_max, CONFIG.num_atoms, dtype=np.float32)
+
+
+class Encoder(snt.Module):
+    """One layer: [B, N] -> [B, F]."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        init = snt.initializers.RandomNormal()
+        self.w = tf.Variable(init([OBSERVATION, FEATURES], tf.float32), name="w")
+        self.b = tf.Variable(tf.zeros([FEATURES]), name="b")
+
+    def __call__(self, observation):
+        return tf.tanh(observation @ self.w + self.b)
+
+
+def make_networks(prefix, make_encoder):
+    """Three built networks."""
+    networks = D4PGNetworks(
+        make_encoder(f"{prefix}encoder"),
+        Policy(CONFIG.policy_layers, ACTION, f"{prefix}policy"),
+        CategoricalCritic(CONFIG.critic_layers, CONFIG.num_atoms, f"{prefix}critic"),
+    )
+    features = networks.encoder(tf.zeros([1, OBSERVATION]))
+    networks.critic(features, networks.policy(features))
+    return networks
+
+
+def make_module(config, replicator, make_encoder, augment=lambda observations, seed: observations):
+    """A learner whose six networks all have weights of their own, of size 0.5."""
+    with replicator.scope():
+        module = D4PGLearner(
+            config,
+            online=make_networks("", make_encoder),
+            target=make_networks("target_", make_encoder),
+            atoms=ATOMS,
+            importance_steps=IMPORTANCE_STEPS,
+            augment=augment,
+            replicator=replicator,
+        )
+    random = np.random.default_rng(11)
+    for pair in module.target_pairs():
+        for variable in pair:
+            variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
+    return module
+
+
+def make_samples():
+    """STEPS batches in one Sample of [STEPS * BATCH, ...]."""
+    random = np.random.default_rng(3)
+    n = STEPS * BATCH
+    return Sample(
+        keys=np.arange(100, 100 + n, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, n),
+        table_size=random.integers(900, 1000, n),
+        transition=types.Transition(
+            observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
+            action=random.uniform(-1, 1, (n, ACTION)).astype(np.float32),
+            reward=random.uniform(-3, 5, n).astype(np.float32),
+            discount=random.choice([0.0, 0.95], n).astype(np.float32),
+            next_observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
+        ),
+    )
+
+
+def settings_of(config):
+    """As the reference wants them."""
+    same = {field.name for field in dataclasses.fields(Settings)} & set(vars(config))
+    return Settings(
+        atoms=ATOMS.astype(np.float64),
+        exponent_start=config.replay.importance_exponent_start,
+        exponent_end=config.replay.importance_exponent_end,
+        importance_steps=IMPORTANCE_STEPS,
+        **{name: getattr(config, name) for name in same},
+    )
+
+
+CASES = {
+    "copied targets": ("single_device", NoEncoder, {}),
+    "encoder, soft targets, two replicas": (
+        "multi_device:2",
+        Encoder,
+        {"target_update_rate": 0.3, "max_action_gradient_norm": 0.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variable_is_that_of_the_reference_after_every_step(case):
+    replicator_name, make_encoder, changes = CASES[case]
+    config = dataclasses.replace(CONFIG, **changes)
+    replicator = rr.make(replicator_name)
+    module = make_module(config, replicator, make_encoder)
+    reference = NumpyD4PG(settings_of(config), module.get_variables(NETWORKS))
+    samples = make_samples()
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    clipped = {"action": [], "critic": [], "policy": []}
+    for number in range(STEPS):
+        outputs = replicator.local_results(step())
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        before = reference.weights
+        outcome = reference.step(
+            samples.probabilities[rows],
+            samples.table_size[rows],
+            [x[rows] for x in samples.transition[:5]],
+        )
+        for path, array in module.get_variables(NETWORKS).items():
+            message = f"{path} after step {number + 1}"
+            expected = reference.weights[path]
+            np.testing.assert_allclose(array, expected, rtol=1e-4, atol=2e-5, err_msg=message)
+            # All of them are trained: none of the figures is equal because nothing happened.
+            if not path.startswith("target_"):
+                assert np.abs(expected - before[path]).max() > 5e-4, message
+        keys = np.concatenate([np.ravel(output.keys) for output in outputs])
+        priorities = np.concatenate([np.ravel(output.priorities) for output in outputs])
+        order = np.argsort(keys)
+        np.testing.assert_array_equal(keys[order], samples.keys[rows])
+        np.testing.assert_allclose(priorities[order], outcome.priorities, rtol=2e-4, atol=1e-5)
+        for name, expected in outcome.metrics.items():
+            value = np.mean([output.metrics[name] for output in outputs])
+            np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
+        clipped["action"] += (
+            outcome.action_gradient_norms > config.max_action_gradient_norm
+        ).tolist()
+        clipped["critic"].append(outcome.gradient_norms[0] > config.max_gradient_norm)
+        clipped["policy"].append(outcome.gradient_norms[1] > config.max_gradient_norm)
+    # On both sides of both limits, or they would hold nothing.
+    assert set(clipped["action"]) == {True, False} == {*clipped["critic"], *clipped["policy"]}
+
+
+def test_every_augmentation_draws_from_a_seed_of_its_own():
+    """No two of them meet: neither steps, nor replicas, nor the two observations of a step."""
+    seeds = []
+
+    def augment(observations, seed):
+        tf.numpy_function(lambda seed: seeds.append(tuple(seed)), [seed], [])
+        return observations
+
+    replicator = rr.make("multi_device:2")
+    module = make_module(CONFIG, replicator, NoEncoder, augment)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
+
+    replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), STEPS)()
+    assert len(seeds) == len(set(seeds)) == 2 * STEPS * 2

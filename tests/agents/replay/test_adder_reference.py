@@ -1,0 +1,152 @@
+"""Whole random episodes through a real table: each item is what loops over the episode give."""
+
+import dm_env
+import numpy as np
+import pytest
+import reverb
+import tree
+from acme import specs
+
+from agents.replay.adder import NStepTransitionAdder
+from agents.replay.frames import FrameLayout
+from agents.replay.table import TABLE
+from agents.replay.transitions import TransitionLayout
+
+GAMMA, PRIORITY = 0.9, 1.75
+LENGTHS = (1, 2, 3, 5, 9, 17)
+VECTOR, FRAME = (3,), (4, 3, 2)
+
+
+def make_spec(shape, dtype):
+    return specs.EnvironmentSpec(
+        observations=specs.Array(shape, dtype),
+        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        rewards=specs.Array((), np.float32),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+
+
+def make_episodes(random, shape):
+    """[(observations [T + 1], actions [T], rewards [T], discounts [T], cut)]: all kinds of ends.
+
+    An episode terminates (discount 0), is truncated (discount 1), ends with a discount in between,
+    or is cut off by whoever plays it (`cut`) and has no last step at all.
+    """
+    episodes = []
+    for length in random.permutation(LENGTHS * 4):
+        observations = random.integers(0, 256, (length + 1, *shape))
+        discounts = random.choice([1.0, 0.9, 0.5], length)
+        end = len(episodes) % 4
+        discounts[-1] = (0.0, 1.0, 0.7, 1.0)[end]
+        actions = random.uniform(-1, 1, (length, 2)).astype(np.float32)
+        episodes.append((observations, actions, random.normal(size=length), discounts, end == 3))
+    return episodes
+
+
+def play(adder, episodes, dtype):
+    """Adds all episodes, as an actor does."""
+    for observations, actions, rewards, discounts, cut in episodes:
+        adder.add_first(dm_env.restart(observations[0].astype(dtype)))
+        for t, action in enumerate(actions):
+            is_last = t == len(actions) - 1 and not cut
+            adder.add(
+                action,
+                dm_env.TimeStep(
+                    dm_env.StepType.LAST if is_last else dm_env.StepType.MID,
+                    rewards[t],
+                    discounts[t],
+                    observations[t + 1].astype(dtype),
+                ),
+            )
+        if cut:
+            adder.reset()
+    adder.flush()
+
+
+def expected_items(episodes, n_step):
+    """[(episode, t, end, R, d)]: by the definition of an n-step return, for every step.
+
+    R = sum_{i<k} gamma^i (prod_{j<i} d_j) r_i and d = gamma^k prod_{j<k} d_j, with k = n, or as
+    many steps as there are left before a last one. What was cut off has full windows only.
+    """
+    items = []
+    for number, (_, actions, rewards, discounts, cut) in enumerate(episodes):
+        length = len(actions)
+        for t in range(length):
+            k = min(n_step, length - t)
+            if cut and k < n_step:
+                continue
+            total = sum(GAMMA**i * np.prod(discounts[t : t + i]) * rewards[t + i] for i in range(k))
+            items.append((number, t, t + k, total, GAMMA**k * np.prod(discounts[t : t + k])))
+    return items
+
+
+def items_of(layout, dtype, n_step, episodes):
+    """What a table holds after the episodes: priorities, and a transition of all items in order."""
+    table = reverb.Table(
+        TABLE,
+        sampler=reverb.selectors.Fifo(),
+        remover=reverb.selectors.Fifo(),
+        max_size=10_000,
+        max_times_sampled=1,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=layout.signature,
+    )
+    server = reverb.Server([table])
+    client = reverb.Client(f"localhost:{server.port}")
+    adder = NStepTransitionAdder(
+        client,
+        layout,
+        n_step=n_step,
+        discount=GAMMA,
+        initial_priority=PRIORITY,
+        max_in_flight_items=0,  # `flush` sends the last item too.
+        on_wait=lambda _: None,
+    )
+    play(adder, episodes, dtype)
+    count = client.server_info()[TABLE].current_size
+    samples = list(client.sample(TABLE, num_samples=count, emit_timesteps=False))
+    adder.close()
+    server.stop()
+    rows = [tree.unflatten_as(layout.signature, sample.data) for sample in samples]
+    data = tree.map_structure(
+        lambda spec, *arrays: np.stack(arrays).reshape(count, *spec.shape), layout.signature, *rows
+    )
+    return [np.ravel(sample.info.priority)[0] for sample in samples], layout.unpack(data)
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 4, 5])
+def test_rows_are_the_n_step_transitions_of_their_episodes(n_step):
+    episodes = make_episodes(np.random.default_rng(n_step), VECTOR)
+    layout = TransitionLayout(make_spec(VECTOR, np.float32))
+    priorities, got = items_of(layout, np.float32, n_step, episodes)
+    expected = expected_items(episodes, n_step)
+    assert priorities == [PRIORITY] * len(expected)
+    for i, (number, t, end, total, discount) in enumerate(expected):
+        observations, actions = episodes[number][:2]
+        np.testing.assert_array_equal(got.observation[i], observations[t])
+        np.testing.assert_array_equal(got.action[i], actions[t])
+        np.testing.assert_allclose(got.reward[i], total, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got.discount[i], discount, rtol=1e-6)
+        np.testing.assert_array_equal(got.next_observation[i], observations[end])
+
+
+@pytest.mark.parametrize(("n_step", "stack", "chunk_length"), [(1, 3, 2), (3, 2, 5), (5, 1, 1)])
+def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length):
+    episodes = make_episodes(np.random.default_rng(n_step), FRAME)
+    layout = FrameLayout(make_spec(FRAME, np.uint8), stack, n_step, chunk_length)
+    priorities, got = items_of(layout, np.uint8, n_step, episodes)
+    expected = expected_items(episodes, n_step)
+    assert priorities == [PRIORITY] * len(expected)
+
+    def stacked(frames, t):
+        """Frames t - S + 1 .. t, the oldest first; before the first there is the first."""
+        return np.concatenate([frames[max(t - age, 0)] for age in reversed(range(stack))], -1)
+
+    for i, (number, t, end, total, discount) in enumerate(expected):
+        frames, actions = episodes[number][:2]
+        np.testing.assert_array_equal(got.observation[i], stacked(frames, t))
+        np.testing.assert_array_equal(got.action[i], actions[t])
+        np.testing.assert_allclose(got.reward[i], total, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got.discount[i], discount, rtol=1e-6)
+        np.testing.assert_array_equal(got.next_observation[i], stacked(frames, end))

@@ -1,0 +1,80 @@
+"""The prediction of the replay's size, on frames whose compressed size is known."""
+
+import dm_env
+import numpy as np
+import pytest
+
+from agents.replay.memory_estimate import ReplaySize, available_memory, predict
+from rl_replicator.errors import UsageError
+
+SHAPE = (64, 64, 3)
+FRAME_BYTES = 64 * 64 * 3
+
+
+class Noise(dm_env.Environment):
+    """Frames whose first rows are noise, which nothing compresses; the others stand still.
+
+    A frame has as many noisy rows as its place in the episode: `rows[t]` at time t.
+    """
+
+    def __init__(self, rows):
+        self._rows, self._random = rows, np.random.default_rng(0)
+
+    def _observe(self):
+        frame = np.full(SHAPE, 77, np.uint8)
+        rows = self._rows[self._time]
+        frame[:rows] = self._random.integers(0, 256, (rows, *SHAPE[1:]), dtype=np.uint8)
+        return frame
+
+    def reset(self):
+        self._time = 0
+        return dm_env.restart(self._observe())
+
+    def step(self, action):
+        self._time += 1
+        if self._time == len(self._rows) - 1:
+            return dm_env.truncation(0.0, self._observe())
+        return dm_env.transition(0.0, self._observe())
+
+    def observation_spec(self):
+        return dm_env.specs.BoundedArray(SHAPE, np.uint8, 0, 255)
+
+    def action_spec(self):
+        return dm_env.specs.BoundedArray((1,), np.float32, -1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [((64,) * 5, 1.0), ((32,) * 5, 0.5), ((0,) * 5, 0.0), ((0, 0, 0, 64, 64), 0.5)],
+    ids=["noise", "half noise", "still", "noise in every second frame"],
+)
+def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
+    size = predict(Noise(rows), max_size=1000, chunk_length=4)
+    assert size.frame_bytes == FRAME_BYTES and size.num_bytes == 1000 * size.bytes_each
+    # Snappy needs 5 % of a frame where all is the same; 1,800 bytes are an item without frames.
+    assert size.bytes_each - 1_800 == pytest.approx(share * FRAME_BYTES, abs=0.06 * FRAME_BYTES)
+
+
+def test_longer_chunks_share_more():
+    """Frames that hold the same noise cost it once in a chunk."""
+
+    class Same(Noise):
+        def _observe(self):
+            self._random = np.random.default_rng(0 if self._time else 1)
+            return super()._observe()
+
+    sizes = [predict(Same((64,) * 61), 10, chunk_length).bytes_each for chunk_length in (1, 4)]
+    assert sizes[0] - 1_800 == pytest.approx(FRAME_BYTES, rel=0.06)
+    assert sizes[1] - 1_800 < 0.6 * FRAME_BYTES
+
+
+def test_what_does_not_fit_is_refused_with_the_size_that_would():
+    size = ReplaySize(transitions=10, bytes_each=100.0, frame_bytes=200, frames_measured=5)
+    size.check_fits(1000.0)
+    with pytest.raises(UsageError, match="max-size below 9") as error:
+        size.check_fits(999.0)
+    assert "(2.0 : 1 as measured on 5 frames" in str(error.value)
+
+
+def test_the_free_memory_is_that_of_this_machine():
+    assert 1e6 < available_memory() < 1e15
