@@ -1,18 +1,36 @@
-# make run | test | check | bench | clean. The first one makes .venv from requirements.lock; nothing
-# else has to be done before. Python 3.11 under another name: make PYTHON=/path/to/python3.11 run
+# make run | test | quick | stress | check | bench | clean. The first one makes .venv from
+# requirements.lock; nothing else has to be done before. Python 3.11 under another name:
+# make PYTHON=/path/to/python3.11 run
 
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/complete
 
-.PHONY: run test check bench clean lock
+# Seconds for all tests, on a busy machine too. The watcher ends the run at the deadline and names the
+# tests that were running; `timeout` ends the watcher if that fails.
+DEADLINE ?= 2400
+SUITE := timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
+	$(BIN)/python -m tests.suite --deadline $(DEADLINE)
+# How many times `make stress` runs TESTS.
+N ?= 10
+
+.PHONY: run test quick stress check bench clean lock
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
 	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(SUITE)
+
+# The inner loop: no processes, no learning, nothing that takes long. At most 90 s on two cores.
+quick: $(STAMP)
+	$(SUITE) -m "not processes and not learning and not slow"
+
+# make stress TESTS=tests/launchpad N=20: repeats tests beside two busy loops, counts failures.
+stress: $(STAMP)
+	@test -n "$(TESTS)" || { echo "expected TESTS=path/of/tests, got none" >&2; exit 2; }
+	$(BIN)/python -m tests.suite.stress $(N) $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

@@ -1,0 +1,140 @@
+"""Runs pytest under a watcher: `python -m tests.suite [--workers N] [--deadline S] ARGUMENTS`.
+
+pytest-timeout and pytest-xdist end a test that takes too long, as long as its process still obeys.
+The watcher ends the run in all other cases: a worker that died, a test that native code blocks with
+the GIL held, a run that passes its deadline. It names the tests that were running and leaves no
+process behind. A run that ends by itself fails if it leaves processes or shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.suite import leftovers
+from tests.suite.plugin import DIRECTORY_VARIABLE, records
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None)
+# Seconds for pytest to end after a worker has died or after Ctrl-C.
+_CLOSING = 25.0
+
+
+class Watcher:
+    """One run of pytest."""
+
+    def __init__(self, directory: Path, deadline: float, patience: float):
+        """Starts nothing yet.
+
+        Args:
+          directory: where the processes of pytest write what they do.
+          deadline: seconds for the whole run.
+          patience: seconds beyond a test's own limit, in which pytest-timeout ends most tests.
+        """
+        self._directory = directory
+        self._deadline = deadline
+        self._patience = patience
+        self._signal: int | None = None
+        self._dead_since: float | None = None
+
+    def run(self, command: list[str]) -> tuple[int, str | None]:
+        """Runs a command to its end.
+
+        Returns:
+          Its exit status, and why it was ended early; None if it ended by itself.
+        """
+        # Descendants whose parents end become children of this process, so that none is lost.
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        environment = {**os.environ, DIRECTORY_VARIABLE: str(self._directory)}
+        child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
+        started = time.monotonic()
+        while child.pid not in (statuses := leftovers.collect()[0]):
+            reason = self._reason(time.monotonic() - started)
+            if reason is not None:
+                self._report(reason)
+                return 124, reason
+            time.sleep(0.2)
+        child.returncode = os.waitstatus_to_exitcode(statuses[child.pid])
+        if child.returncode < 0:
+            return 1, f"pytest ended by signal {-child.returncode}"
+        return child.returncode, None
+
+    def _on_signal(self, number: int, frame) -> None:
+        self._signal = number
+
+    def _reason(self, elapsed: float) -> str | None:
+        """Returns why the run has to end now, or None."""
+        if elapsed > self._deadline:
+            return f"the run passed its deadline of {self._deadline:.0f} s"
+        if self._signal is not None:
+            if self._signal != signal.SIGINT:
+                return f"the run received {signal.Signals(self._signal).name}"
+            self._dead_since = self._dead_since or time.monotonic()  # pytest got it too.
+        for record in records(self._directory):
+            seconds = time.monotonic() - record["since"]
+            if not leftovers.is_alive(record["pid"]):
+                self._dead_since = self._dead_since or time.monotonic()
+            elif record["limit"] and seconds > record["limit"] + self._patience:
+                return f"{record['activity']} passed its limit of {record['limit']:.0f} s"
+        if self._dead_since and time.monotonic() > self._dead_since + _CLOSING:
+            return "a process of pytest died and the others did not end"
+        return None
+
+    def _report(self, reason: str) -> None:
+        """Says why the run is ended by force, and which tests were running."""
+        _say(reason)
+        for record in records(self._directory):
+            if record["activity"]:
+                seconds = time.monotonic() - record["since"]
+                _say(f"was running for {seconds:.0f} s: {record['activity']}")
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _say(text: str) -> None:
+    print(f"suite: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suite", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--workers", type=int, default=2, help="processes that run tests")
+    parser.add_argument("--deadline", type=float, default=2400, help="seconds for the whole run")
+    parser.add_argument("--patience", type=float, default=20, help="seconds beyond a test's limit")
+    parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
+    options, arguments = parser.parse_known_args()
+    command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
+    if options.workers > 1:
+        command += ["-n", str(options.workers), "--dist", "worksteal", "--max-worker-restart", "0"]
+    shared_memory = leftovers.SharedMemory()
+    with tempfile.TemporaryDirectory(prefix="suite-") as directory:
+        watcher = Watcher(Path(directory), options.deadline, options.patience)
+        try:
+            status, reason = watcher.run([*command, *arguments])
+            if reason is None:
+                left = leftovers.wait_until_clean(shared_memory, options.grace)
+                for line in left:
+                    _say(f"left behind: {line}")
+                status = status or int(bool(left))
+        finally:
+            leftovers.kill_descendants()
+            for path in sorted(Path(directory).glob("*.stacks")):
+                if text := path.read_text():
+                    _say(f"stacks of {path.stem}:\n{text}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The part of the suite that runs inside pytest: records which test each process runs.
+
+`python -m tests.suite` loads it with `-p`. Every process that runs tests writes one file, which the
+watcher reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
+# Seconds that a process may take before its first test.
+_COLLECTION_LIMIT = 300.0
+
+
+class Progress:
+    """Writes what one pytest process does at present."""
+
+    def __init__(self, directory: Path, name: str):
+        """Writes nothing yet.
+
+        Args:
+          directory: where the watcher reads.
+          name: of this process: a worker's, or "main".
+        """
+        self._path = directory / f"{name}.json"
+        self._stacks = (directory / f"{name}.stacks").open("w")
+
+    def note(self, activity: str | None, limit: float | None = None) -> None:
+        """Replaces the record.
+
+        Args:
+          activity: a test's node id, or another description; None between tests.
+          limit: seconds that it may take; None for no limit of its own.
+        """
+        record = {
+            "pid": os.getpid(),
+            "activity": activity,
+            "since": time.monotonic(),
+            "limit": limit,
+        }
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(record))
+        new.replace(self._path)  # The watcher never reads half a record.
+
+    def dump_before(self, limit: float) -> None:
+        """Writes the stacks shortly before a test reaches its limit.
+
+        pytest-timeout writes them too, but pytest-xdist discards what a worker prints.
+        """
+        faulthandler.dump_traceback_later(max(limit - 1, limit / 2), file=self._stacks)
+
+    def forget_stacks(self) -> None:
+        """Called after a test that has ended by itself."""
+        faulthandler.cancel_dump_traceback_later()
+        self._stacks.seek(0)
+        self._stacks.truncate()
+
+    def close(self) -> None:
+        """Removes the record."""
+        self._path.unlink(missing_ok=True)
+
+
+class Plugin:
+    """Hooks of a worker, or of the only process."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+
+    def pytest_collection(self):
+        self._progress.note("collection", _COLLECTION_LIMIT)
+
+    def pytest_collection_finish(self):
+        self._progress.note(None)
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        self._progress.note(item.nodeid)
+        yield
+        self._progress.forget_stacks()
+        self._progress.note(None)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self):
+        self._progress.close()  # From here on the process may end at any time.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_set_timer(self, item, settings):
+        # pytest-timeout ends the test at this limit; the watcher, somewhat later, if that fails.
+        self._progress.note(item.nodeid, settings.timeout)
+        self._progress.dump_before(settings.timeout)
+
+
+class ControllerPlugin:
+    """Hooks of pytest-xdist's controller."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._crashed: str | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem):
+        self._crashed = crashitem
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self):
+        # Called with the report of the crash. pytest-xdist would let the other worker go on, and
+        # some of its schedulers then wait for ever for the tests of the dead one.
+        if self._crashed is not None:
+            for record in records(self._directory):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record["pid"], signal.SIGKILL)  # pytest-xdist would wait for 10 s.
+            pytest.exit(f"the process that ran {self._crashed} died", returncode=1)
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """Returns the record of every process that runs tests: pid, activity, since, limit."""
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):  # The process ended meanwhile.
+            found.append(json.loads(path.read_text()))
+    return found
+
+
+def pytest_configure(config):
+    if DIRECTORY_VARIABLE not in os.environ:
+        return
+    directory = Path(os.environ[DIRECTORY_VARIABLE])
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if worker is None and config.getoption("numprocesses", None):
+        config.pluginmanager.register(ControllerPlugin(directory))
+        return
+    progress = Progress(directory, worker or "main")
+    config.pluginmanager.register(Plugin(progress))

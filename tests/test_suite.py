@@ -1,0 +1,173 @@
+"""The watcher of the suite: crashes, hangs and leftovers end the run, and the output names them.
+
+The scratch suites import no TensorFlow.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Runs beside the test that fails: a test that takes long and has a process of its own.
+NEIGHBOUR = """
+import subprocess, time
+from pathlib import Path
+
+def test_neighbour():
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path("neighbour.pid").write_text(str(child.pid))
+    time.sleep(600)
+"""
+# Waits until the neighbour runs, so that the run cannot end before it has begun.
+WAITING = """
+import ctypes, os, time
+from pathlib import Path
+import pytest
+
+def wait():
+    while not (Path("neighbour.pid").exists() and Path("neighbour.pid").read_text()):
+        time.sleep(0.05)
+"""
+FAULTS = {
+    "exit": "def test_exits(): wait(); os._exit(0)",
+    "crash": "def test_crashes(): wait(); ctypes.string_at(0)",
+    "sleep": "@pytest.mark.timeout(1)\ndef test_sleeps(): time.sleep(600)",
+    # PyDLL keeps the GIL, so that no thread of this process can end the test.
+    "native": "@pytest.mark.timeout(1)\ndef test_blocks(): ctypes.PyDLL(None).sleep(600)",
+}
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    """Returns a function that starts the watcher on a scratch suite: `start(files, *arguments)`."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 100\ntimeout_method = thread\n")
+    started = []
+
+    def start(files, *arguments):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.suite", "-p", "no:cacheprovider", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _is_alive(path):
+    pid = int(path.read_text())
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_the_run(scratch, tmp_path, fault):
+    files = {"test_a.py": WAITING + FAULTS[fault], "test_b.py": NEIGHBOUR}
+    process = scratch(files, "--patience", "2")
+    # Takes 3 to 7 s on an idle machine; without the watcher, as long as the neighbour at least.
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode not in (0, 5)
+    name = FAULTS[fault].partition("def ")[2].partition("(")[0]
+    assert f"test_a.py::{name}" in output
+    if "timeout" in FAULTS[fault]:
+        assert f"in {name}" in output  # The stacks.
+    assert not _is_alive(tmp_path / "neighbour.pid")
+
+
+def test_the_deadline_ends_the_run(scratch, tmp_path):
+    process = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1", "--deadline", "8")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 124
+    assert "passed its deadline of 8 s" in output
+    assert "s: test_b.py::test_neighbour" in output
+    assert "time.sleep(600)" not in output  # No stacks: nothing is known to hang.
+    assert not _is_alive(tmp_path / "neighbour.pid")
+
+
+def test_a_signal_ends_the_run(scratch, tmp_path):
+    process = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "neighbour.pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 124
+    assert "received SIGTERM" in output and "s: test_b.py::test_neighbour" in output
+
+
+def test_leftovers_fail_the_run(scratch, tmp_path):
+    test = f"""
+import os, subprocess, sys
+from pathlib import Path
+
+def test_leaves_things():
+    code = "import time, socket; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    Path("/dev/shm/suite-test-{tmp_path.parent.name}-{os.getpid()}").touch()
+"""
+    left = Path(f"/dev/shm/suite-test-{tmp_path.parent.name}-{os.getpid()}")
+    try:
+        process = scratch({"test_a.py": test}, "--workers", "1", "--grace", "2")
+        output, _ = process.communicate(timeout=60)
+    finally:
+        left.unlink(missing_ok=True)
+    assert process.returncode == 1 and "1 passed" in output
+    assert "started in test_a.py::test_leaves_things (call), listens on [" in output
+    assert f"left behind: shared memory {left}" in output
+
+
+def test_a_clean_run(scratch):
+    test = """
+import subprocess
+
+def test_cleans_up():
+    # Ends after its parent has, within the grace.
+    subprocess.Popen(["sleep", "0.5"], start_new_session=True)
+"""
+    process = scratch({"test_a.py": test}, "--workers", "1")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "left behind" not in output
+
+
+def test_stress_counts_failures(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (tmp_path / "test_a.py").write_text("""
+from pathlib import Path
+
+def test_fails_at_first():
+    count = Path("count")
+    count.write_text("x" + (count.read_text() if count.exists() else ""))
+    assert count.read_text() == "xx"
+
+def test_passes():
+    pass
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.suite.stress", "2", "--busy", "1", "test_a.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == [
+        "1 of 2 runs failed",
+        "    1  test_a.py::test_fails_at_first",
+    ]
