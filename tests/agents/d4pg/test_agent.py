@@ -1,0 +1,122 @@
+"""The agent's factories on a real table: which policy acts, how, and on what schedule."""
+
+import math
+
+import numpy as np
+import pytest
+import reverb
+from acme import specs
+
+import environments
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.environment_loop import episode_return
+from agents.replay.config import ReplayConfig
+from agents.replay.table import TABLE
+from tests.agents.d4pg import numpy_step
+
+SIGMA = 0.25
+CONFIG = D4PGConfig(
+    policy_layers=(6,),
+    critic_layers=(6,),
+    num_atoms=21,
+    value_min=0.0,
+    global_batch_size=4,
+    steps_per_call=1,
+    exploration_sigma=SIGMA,
+    target_update_period=1000,
+    replay=ReplayConfig(min_size=8, samples_per_insert=10.0),
+)
+OBSERVATION = np.array([0.3, -0.8], np.float32)
+
+
+@pytest.fixture(scope="module")
+def environment():
+    return environments.make("environments.fakes:chain", seed=0)
+
+
+@pytest.fixture(scope="module")
+def trained(environment):
+    """(agent, learner, its published weights before and after one step, client)."""
+    agent = D4PG(CONFIG, specs.make_environment_spec(environment))
+    server = reverb.Server(agent.make_tables(num_replicas=1))
+    client = reverb.Client(f"localhost:{server.port}")
+    learner = agent.make_learner(rr.make("single_device"), f"localhost:{server.port}", 100)
+    before = learner.get_variables(["policy"])
+    actor = agent.make_actor(
+        learner, agent.make_adder(client, print), np.random.default_rng(0), lambda: 0
+    )
+    episode_return(environment, actor, give_up=lambda: False)  # Ten rows.
+    learner.step()
+    yield agent, learner, before, client
+    learner.close()
+    server.stop()
+
+
+def acts(weights):
+    """The action of a policy with these weights, in NumPy."""
+    return numpy_step.act(weights, "", OBSERVATION.astype(np.float64)[None])[0]
+
+
+def test_the_online_policy_acts(trained):
+    """It is the one that a step moves; the target is copied only after a thousand."""
+    _, learner, before, _ = trained
+    after = learner.get_variables(["policy"])
+    assert np.abs(acts(after) - acts(before)).max() > 1e-5
+    assert set(before) == set(after)
+    for path, array in after.items():
+        assert (array != before[path]).any(), path
+
+
+def test_the_evaluator_takes_the_action_of_the_policy_without_noise(trained):
+    agent, learner, _, _ = trained
+    evaluator = agent.make_evaluator(learner)
+    for _ in range(3):
+        action = evaluator.select_action(OBSERVATION)
+        np.testing.assert_allclose(action, acts(learner.get_variables(["policy"])), atol=1e-6)
+
+
+def test_the_actor_adds_noise_of_the_configured_size(trained):
+    agent, learner, _, client = trained
+    actor = agent.make_actor(
+        learner, agent.make_adder(client, print), np.random.default_rng(1), lambda: 0
+    )
+    draws = np.array([actor.select_action(OBSERVATION)[0] for _ in range(1000)])
+    assert draws.dtype == np.float32 and np.abs(draws).max() <= 1
+    expected = acts(learner.get_variables(["policy"]))[0]
+    assert draws.mean() == pytest.approx(expected, abs=5 * SIGMA / math.sqrt(1000))
+    assert draws.std() == pytest.approx(SIGMA, rel=0.1)
+
+
+def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(trained):
+    """KL(target || uniform) over 21 atoms is at most log(21)."""
+    agent = trained[0]
+    server = reverb.Server(agent.make_tables(num_replicas=1))
+    client = reverb.Client(f"localhost:{server.port}")
+    adder = agent.make_adder(client, print)
+    environment = environments.make("environments.fakes:chain", seed=0)
+    timestep = environment.reset()
+    adder.add_first(timestep)
+    while not timestep.last():
+        timestep = environment.step(np.zeros(1, np.float32))
+        adder.add(np.zeros(1, np.float32), timestep)
+    samples = list(client.sample(TABLE, num_samples=20, emit_timesteps=False))
+    priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
+    np.testing.assert_allclose(priorities, math.log(21), rtol=1e-6)
+    server.stop()
+
+
+def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
+    """As many learner steps as there will be: each takes a batch of what the run inserts."""
+    seen = []
+
+    class Recorded(D4PG):
+        def make_module(self, *args, **kwargs):
+            seen.extend([*args, *kwargs.values()][1:])
+            return super().make_module(*args, **kwargs)
+
+    agent = Recorded(CONFIG, specs.make_environment_spec(environment))
+    learner = agent.make_learner(rr.make("single_device"), "localhost:1", total_agent_steps=600)
+    assert seen == [600 * 10 / 4]
+    learner.close()
