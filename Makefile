@@ -1,4 +1,4 @@
-# make run | test | quick | stress | check | bench | clean. The first one makes .venv from
+# make run | test | quick | stress | check | bench | mutants | clean. The first one makes .venv from
 # requirements.lock; nothing else has to be done before. Python 3.11 under another name:
 # make PYTHON=/path/to/python3.11 run
 
@@ -14,7 +14,7 @@ SUITE := timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: run test quick stress check bench clean lock
+.PHONY: run test quick stress check bench mutants clean lock
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
@@ -39,6 +39,11 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+# Small faults in the code, which the tests must notice: docs/testing.md. One module:
+# make mutants MUTANTS="--modules agents.d4pg.losses"
+mutants: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 nice $(BIN)/python -m tests.mutants.run $(MUTANTS)
 
 # Resolves pyproject.toml anew. Needs uv on the path.
 lock:

@@ -99,6 +99,16 @@ def test_priority_is_zero_where_nothing_is_left_to_learn():
     )
 
 
+def test_priorities_are_never_negative_and_send_no_gradient():
+    target = tf.constant([[0.5, 0.5]])
+    cross_entropy = tf.constant([0.1])  # Less than the entropy, as rounding can make it.
+    with tf.GradientTape() as tape:
+        tape.watch(cross_entropy)
+        priorities = losses.kl_priorities(tf.concat([cross_entropy, [5.0]], 0), target)
+    np.testing.assert_allclose(priorities, [0.0, 5.0 - np.log(2.0)], rtol=1e-6)
+    assert tape.gradient(priorities, cross_entropy) is None
+
+
 def test_importance_weights_by_hand():
     # Priorities 1, 1, 2 with alpha 1: P = 1/4, 1/4, 1/2; N P = 3/4, 3/4, 3/2.
     probabilities = tf.constant([0.25, 0.25, 0.5], tf.float64)
