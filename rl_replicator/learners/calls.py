@@ -4,7 +4,7 @@ import dataclasses
 from concurrent import futures
 from typing import Any
 
-from rl_replicator import errors
+from rl_replicator import collectives, errors
 from rl_replicator.learners.learner import Learner, Phase
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.compiled import ReplicatedStep
@@ -18,7 +18,7 @@ class Call:
       phase: whose step function runs.
       batch: how many batches were used before it, since the start of the run.
       count: how many it uses.
-      future: of its outputs, whose leaves have a leading axis [count].
+      future: of its outputs, means over all replicas, with a leading axis [count].
     """
 
     phase: Phase
@@ -110,8 +110,11 @@ class Calls:
 
     def _step(self, phase: Phase, count: int) -> ReplicatedStep:
         if (phase.name, count) not in self._compiled:
+            # Reduced in the step, because a reduction on the host would make the devices wait.
             self._compiled[phase.name, count] = self._replicator.replicate(
-                phase.step_fn, self.inputs, steps_per_call=count
+                lambda batch: collectives.all_mean(phase.step_fn(batch)),
+                self.inputs,
+                steps_per_call=count,
             )
         return self._compiled[phase.name, count]
 

@@ -14,6 +14,7 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.learners.calls import Call, Calls
+from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.learner import Evaluation, Learner
 from rl_replicator.learners.progress import NoReports, Reports
 from rl_replicator.replicator import Replicator
@@ -21,8 +22,6 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
-# Saving may take at most this share of the time.
-_SAVING_SHARE = 0.05
 
 
 class Diverged(errors.UsageError):
@@ -53,7 +52,6 @@ class Training:
         self._replicator = replicator
         self._learner = learner
         self._run = run
-        self._checkpoint_seconds = checkpoint_seconds
         self._checkpointer = Checkpointer(run.checkpoints)
         self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None}
         is_resumed = self._checkpointer.latest() is not None
@@ -86,7 +84,7 @@ class Training:
             else NoReports()
         )
         self._started = time.monotonic() - self._progress["seconds"]
-        self._saved_at, self._saving_seconds = time.monotonic(), 0.0
+        self._clock = CheckpointClock(replicator, checkpoint_seconds)
         self._last_tick = 0.0
 
     @property
@@ -185,7 +183,7 @@ class Training:
                 futures.wait([call.future for call in pending])
                 raise
             self._batches = call.batch + call.count
-            if self._is_save_due():
+            if self._clock.is_due():
                 end = next_batch
         self._reports.flush(self.step)
 
@@ -203,7 +201,7 @@ class Training:
             self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
 
     def _absorb(self, call: Call, outputs: Any) -> None:
-        metrics = self._replicator.reduce("mean", outputs)
+        metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
         if not isinstance(metrics, Mapping) or any(
             getattr(value, "shape", None) != (call.count,) for value in metrics.values()
         ):
@@ -212,7 +210,7 @@ class Training:
                 f"{_shapes(metrics)}; return a dictionary of means over the batch"
             )
         prefix = f"{call.phase.name}_" if call.phase.name else ""
-        metrics = {f"{prefix}{name}": np.asarray(value) for name, value in metrics.items()}
+        metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
         steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(call.count)]
         self._check_finite(metrics, steps)
         self._reports.add(steps[-1], metrics)
@@ -234,12 +232,6 @@ class Training:
             f"({saved})"
         )
 
-    def _is_save_due(self) -> bool:
-        """The same in all processes, whatever their clocks say."""
-        pause = max(self._checkpoint_seconds, self._saving_seconds / _SAVING_SHARE)
-        due = time.monotonic() - self._saved_at > pause
-        return bool(self._replicator.reduce("max", np.int32(due)))
-
     def _save(self) -> None:
         for optimizer in self._optimizers:
             optimizer.report_skipped()
@@ -251,8 +243,7 @@ class Training:
             self._progress["batches"] = self._calls.batches
             self._progress["seconds"] = self.seconds
             self._checkpointer.save(self.step, self._parts)
-        self._saved_at = time.monotonic()
-        self._saving_seconds = self._saved_at - start
+        self._clock.note_save(time.monotonic() - start)
 
 
 def _compile(replicator: Replicator, evaluation: Evaluation | None) -> Callable[[], Any] | None:
@@ -285,7 +276,8 @@ def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -
 
 def _shapes(metrics: Any) -> str:
     if isinstance(metrics, Mapping):
-        return str({name: getattr(value, "shape", (1,))[1:] for name, value in metrics.items()})
+        shapes = {name: tuple(getattr(x, "shape", (1,)))[1:] for name, x in metrics.items()}
+        return str(shapes)
     return type(metrics).__name__
 
 

@@ -23,6 +23,9 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import errors
+from rl_replicator.learners.training import Training
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.rl_replicator.learners import tiny_learners
 
 faulthandler.dump_traceback_later(150)  # What it hangs in, if it hangs.
 GLOBAL_BATCH = 12
@@ -320,6 +323,37 @@ def different_variables_are_refused(replicator):
     assert replicator.gather(step()).tolist() == [[3.0, 4.0]] * replicator.num_replicas
 
 
+def exchanges_leave_nothing_behind(replicator):
+    """Of all sizes: a short message is one collective, a longer one is two."""
+    replicator.reduce("sum", tf.zeros([300]))
+    before = num_threads()
+    for i in range(300):
+        values = np.full([1 + i], i, np.int32)
+        total = replicator.reduce("sum", values)
+        np.testing.assert_array_equal(total, values * replicator.num_replicas)
+    assert num_threads() < before + 50, (before, num_threads())
+
+
+def training_rarely_waits_for_other_processes(replicator):
+    learner = tiny_learners.Regression(replicator, tiny_learners.Config(steps=300, every=300))
+    folder = pathlib.Path(sys.argv[1]).with_name("run")
+    training = Training(replicator, learner, RunDirectory(folder), 1, checkpoint_seconds=0.5)
+    exchange, exchanges = replicator._group.exchange, []
+    replicator._group.exchange = lambda *args: exchanges.append(args) or exchange(*args)
+    before, begun = num_threads(), time.monotonic()
+    assert training.run() is None
+    seconds = time.monotonic() - begun
+    replicator._group.exchange = exchange
+    assert num_threads() < before + 50, (before, num_threads())
+    # Until it knows how long a call takes, it asks after 1, 2, 4, 8, ... calls.
+    assert len(exchanges) < 20 + 2 * seconds, (len(exchanges), seconds)
+    assert bool(exchanges) == (replicator.num_processes > 1)
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
 def cost_of_a_step(replicator):
     """For an empty step: in a loop, in a loop without the agreement of the processes, by itself."""
     inputs = replicator.make_inputs(ones)
@@ -387,7 +421,18 @@ def a_frozen_worker(replicator):
     if replicator.process_index == 1:
         DETAILS["at"] = time.time()
         leave("a_frozen_worker", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    exchange = threading.Thread(target=exchange_with_nobody, args=(replicator,))
+    exchange.start()
     expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
+    exchange.join(5)
+    assert DETAILS["exchange"] == "WorkerLost"
+
+
+def exchange_with_nobody(replicator):
+    try:
+        replicator.reduce("mean", tf.zeros([]))
+    except Exception as error:
+        DETAILS["exchange"] = type(error).__name__
 
 
 def a_worker_that_ends_early(replicator):
@@ -414,7 +459,7 @@ def an_error_in_the_step_of_one(replicator):
         time.sleep(8)  # It does not have to end for the others to hear of it.
         return
     begun = time.monotonic()
-    match = r"the step failed in worker 1 \(127.0.0.1:\d+\): .*not finite.*; see there"
+    match = r"^the step failed in worker 1 \(127.0.0.1:\d+\): .*not finite.*; see its output$"
     with pytest.raises(errors.StepFailed, match=match):
         step()
     DETAILS["seconds"] = time.monotonic() - begun
@@ -423,6 +468,8 @@ def an_error_in_the_step_of_one(replicator):
 def a_call_that_one_does_not_make(replicator):
     if replicator.process_index == 1:
         time.sleep(TIMEOUTS["call_timeout"] + 1)
+        with pytest.raises(errors.StepFailed, match="worker 0 .* has waited 4 s .* and gave up"):
+            replicator.reduce("mean", tf.zeros([]))
         # SIGTERM works as in any Python program.
         leave("a_call_that_one_does_not_make", lambda: os.kill(os.getpid(), signal.SIGTERM))
         time.sleep(60)

@@ -28,7 +28,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
 ROOT = pathlib.Path(__file__).parents[2]
 # What groups of one, two and three go through. The last of the larger ones is their end.
 BEHAVIOURS = {
-    1: ("places", "equals_one_replica", "order_gather_and_reduce"),
+    1: (
+        "places",
+        "equals_one_replica",
+        "order_gather_and_reduce",
+        "exchanges_leave_nothing_behind",
+        "training_rarely_waits_for_other_processes",
+    ),
     2: (
         "places",
         "equals_one_replica",
@@ -46,6 +52,8 @@ BEHAVIOURS = {
         "a_variable_from_outside_is_refused",
         "different_collectives_are_refused",
         "different_variables_are_refused",
+        "exchanges_leave_nothing_behind",
+        "training_rarely_waits_for_other_processes",
         "cost_of_a_step",
         "a_frozen_worker",
     ),

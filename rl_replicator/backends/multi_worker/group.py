@@ -1,4 +1,4 @@
-"""The processes of a synchronous job: joined, watched, and able to tell each other things.
+"""The processes of a synchronous job: joined, watched, and able to exchange messages.
 
 Everything travels through TensorFlow's own server and collectives, over the one port that the
 cluster names for each process.
@@ -6,24 +6,24 @@ cluster names for each process.
 
 import atexit
 import contextlib
+import dataclasses
 import re
 import threading
-import zlib
+import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.backends.multi_worker import collective_server, health
+from rl_replicator.backends.multi_worker import channel, collective_server, health
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
-# The strategy numbers its groups of collectives from 1.
+# TensorFlow's strategy numbers its groups of collectives from 1.
 _CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
 # More than a step has collectives.
 _KEYS_OF_A_STEP = 1 << 16
-# Collectives break at once when a peer dies; who it was is known a moment later.
+# Collectives break at once when a peer dies; which peer it was is known a moment later.
 _PATIENCE = 3.0
 _BREAKAGES = (
     tf.errors.AbortedError,
@@ -35,7 +35,25 @@ _BREAKAGES = (
     tf.errors.UnknownError,
 )
 _DIFFERENT_STEPS = "the processes take different steps"
-_FAILED = "the step failed in "
+# What a process tells the others when it aborts, so that it can be told from TensorFlow's words.
+_TOLD = re.compile(r"<<(.*?)>>", re.DOTALL)
+
+
+@dataclasses.dataclass(eq=False)
+class _Wait:
+    """A call that waits for the other processes.
+
+    Attributes:
+      kind: of the call.
+      timeout: seconds that it may take.
+      deadline: when they have passed, in seconds of `time.monotonic`.
+      is_over: whether the collectives were aborted because they have passed.
+    """
+
+    kind: str
+    timeout: float
+    deadline: float
+    is_over: bool = False
 
 
 class Group:
@@ -50,18 +68,18 @@ class Group:
         peer_timeout: float,
         call_timeout: float,
     ):
-        """Waits for all the others.
+        """Waits for all other processes.
 
         Args:
           cluster: a chief, if there is one, comes before the workers.
           start_timeout: seconds for all processes to start.
-          peer_timeout: seconds after which a process that does not answer is given up.
-          call_timeout: seconds for all to come to an `exchange`.
+          peer_timeout: seconds after which a process that does not answer counts as lost.
+          call_timeout: seconds for all processes to come to an `exchange`.
 
         Raises:
           ConfigError: TensorFlow's devices are in use, the port is not free, a second entry, or
             the processes were given different clusters.
-          WorkerLost: names those that did not start.
+          WorkerLost: names the processes that did not start.
         """
         tasks = [task for task in cluster.tasks if task[0] != "evaluator"]
         _check(cluster, tasks)
@@ -69,19 +87,24 @@ class Group:
         self.index = tasks.index((cluster.task_type, cluster.task_index))
         self.names = [f"worker {i} ({cluster.address(*task)})" for i, task in enumerate(tasks)]
         self._tasks = [f"/job:{kind}/replica:0/task:{number}" for kind, number in tasks]
-        self._device = f"{self._tasks[self.index]}/device:CPU:0"
         self._call_timeout = call_timeout
-        self._numbers = {_CALLS: 0, _STEPS: 0, _STATUSES: 0}
         self._on_loss: list[Callable[[], None]] = []
-        self._busy = 0
+        self._num_waiting = 0
+        self._waits: set[_Wait] = set()
         self._lock = threading.Lock()
         self.strategy = collective_server.join(cluster, tasks)
         Group._entered = True
+        device = f"{self._tasks[self.index]}/device:CPU:0"
+        self._calls, self._steps, self._statuses = (
+            channel.Channel(key, self.names, self.index, device)
+            for key in (_CALLS, _STEPS, _STATUSES)
+        )
         self._monitor = health.Monitor(
             {i: cluster.address(*task) for i, task in enumerate(tasks) if i != self.index},
             lambda index: collective_server.probe(self._tasks[index]),
             peer_timeout,
             self._end_collectives,
+            self._check_deadlines,
         )
         self._monitor.wait_for_all(start_timeout)
         atexit.register(self._monitor.stop)
@@ -89,24 +112,24 @@ class Group:
         self._connect(start_timeout)
 
     def call_on_loss(self, function: Callable[[], None]) -> None:
-        """Has `function` called, in some thread, when a process is lost."""
+        """Registers a function to be called, in some thread, when a process is lost."""
         self._on_loss.append(function)
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """Around everything that waits for other processes: a loss ends it.
+        """Context for whatever waits for other processes: the loss of one ends it.
 
         Outside of it a loss changes nothing: at the end of a program some process is the first to
         leave, and those that do not wait for it any more should not hear of it.
 
         Raises:
-          WorkerLost: one is lost, or was before.
+          WorkerLost: a process is lost, or was before.
         """
         with self._lock:
             loss = self._monitor.loss()
             if loss is not None:
                 raise loss
-            self._busy += 1
+            self._num_waiting += 1
         try:
             yield
         except tf.errors.OpError as error:
@@ -116,116 +139,122 @@ class Group:
             raise failure from None
         finally:
             with self._lock:
-                self._busy -= 1
+                self._num_waiting -= 1
 
     def exchange(self, kind: str, payload: bytes) -> list[bytes]:
         """Gives every process the payload of each. All call it alike, in the same order.
 
+        A call takes a round trip between processes and waits for the slowest, so it has no place
+        in a loop over steps: reduce in the step instead.
+
         Args:
-          kind: of the call, for those that do not.
+          kind: describes the call, to find processes that make different ones.
           payload: any bytes.
+
+        Returns:
+          The payloads, in the order of the processes.
 
         Raises:
           ConfigError: another process makes a call of another kind.
-          StepFailed: another makes none within `call_timeout`.
-          WorkerLost: another is gone or frozen.
+          StepFailed: another process does not call it within `call_timeout`. No later call works.
+          WorkerLost: another process is gone or frozen.
         """
-        return self._exchange(_CALLS, kind, payload, self._call_timeout)
+        return self._exchange(self._calls, kind, payload, self._call_timeout)
 
     def exchange_in_step(self, kind: str, payload: bytes) -> list[bytes]:
-        """The same for the thread that takes steps, which may be another than the caller's."""
-        return self._exchange(_STEPS, kind, payload, self._call_timeout)
+        """Like `exchange`, for the thread that takes steps, which may be another."""
+        return self._exchange(self._steps, kind, payload, self._call_timeout)
 
     def number_collectives(self, step: int) -> None:
-        """Before a step is traced: lets its collectives have the same keys in all processes.
+        """Gives the collectives of the step that is traced next the same keys in all processes.
 
-        TensorFlow numbers a process's collectives one by one, so that a step that failed to trace
-        in one process only would have put it out of line with the others for ever.
+        TensorFlow numbers the collectives of a process one by one. A step that failed to trace in
+        one process only would put that process out of line with the others for good.
         """
         collective_server.number_collectives(self.strategy, step * _KEYS_OF_A_STEP)
 
     def all_statuses(self, status: tf.Tensor, step: int) -> tf.Tensor:
-        """Traced: an int32 scalar of every process, [size].
+        """Gathers the statuses of all processes inside a compiled step.
 
         Args:
-          status: of this process.
-          step: which of its steps this process takes; the others must take the same.
+          status: int32 scalar, of this process.
+          step: number of the step that this process takes; the others must take the same.
+
+        Returns:
+          [size] int32.
         """
-        with tf.device(self._device):
+        with tf.device("/cpu:0"):
             # One key for all calls: none begins before the one before it is over.
-            found = self._gather(tf.stack([status, step]), _STATUSES, 2, timeout=0.0)
-            statuses, steps = tf.unstack(tf.reshape(found, [self.size, 2]), axis=1)
+            found = self._statuses.gather_tensor(tf.stack([status, step]))
+            statuses, steps = tf.unstack(found, axis=1)
             same = tf.debugging.assert_equal(steps, step, _DIFFERENT_STEPS)
             with tf.control_dependencies([same]):
                 return tf.identity(statuses)
 
     def failure(self, error: Exception) -> Exception:
-        """What to raise for an error of TensorFlow's, once it is clear whether a peer was lost."""
+        """The error to raise for one of TensorFlow's, which may come from the loss of a peer."""
         if _DIFFERENT_STEPS in str(error):
             return errors.ConfigError(
                 "expected all processes to take the same steps in the same order, but they take "
                 "different ones; build and call the same steps in every process"
             )
-        elsewhere = re.search(rf"{_FAILED}worker.*?; see there", str(error))
-        if elsewhere:
-            return errors.StepFailed(elsewhere.group())
+        told = _TOLD.search(str(error))
+        if told:
+            return errors.StepFailed(told.group(1))
         return self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0) or error
 
     def step_failure(self, error: Exception) -> Exception:
-        """The same for an error that came out of a step; lets the others' steps fail with it."""
+        """Like `failure`, for an error of a step, which ends the step in all processes."""
         failure = self.failure(error)
         if failure is error:
-            # They wait for what this process will not send any more.
-            collective_server.abort(
-                f"{_FAILED}{self.names[self.index]}: {_cause(error)}; see there"
+            # The others wait for what this process will not send any more.
+            self._abort(
+                f"the step failed in {self.names[self.index]}: {_cause(error)}; see its output"
             )
         return failure
 
-    def _exchange(self, group: int, kind: str, payload: bytes, timeout: float) -> list[bytes]:
-        header = np.array([zlib.crc32(kind.encode()) & 0x7FFFFFFF, len(payload)], np.int32)
+    def _exchange(
+        self, messages: channel.Channel, kind: str, payload: bytes, timeout: float
+    ) -> list[bytes]:
+        with self._waiting(kind, timeout):
+            return [payload] if self.size == 1 else messages.gather(kind, payload)
+
+    @contextlib.contextmanager
+    def _waiting(self, kind: str, timeout: float) -> Iterator[None]:
+        """Like `using`, with a deadline: the monitor's thread ends what misses it."""
+        wait = _Wait(kind, timeout, time.monotonic() + timeout)
         with self.using():
+            with self._lock:
+                self._waits.add(wait)
             try:
-                headers = self._gathered(header, group, timeout).reshape(self.size, 2)
-                self._check_kinds(kind, headers[:, 0])
-                width = max(1, -(-int(headers[:, 1].max()) // 4))  # In numbers of four bytes.
-                padded = np.frombuffer(payload.ljust(4 * width, b"\0"), np.int32)
-                rows = self._gathered(padded, group, timeout).reshape(self.size, width)
-            except tf.errors.DeadlineExceededError:
+                yield
+            except tf.errors.OpError:
+                if not wait.is_over:
+                    raise
                 raise self._monitor.loss() or errors.StepFailed(
                     f"expected all {self.size} processes to call {kind} within {timeout:g} s, but "
                     "not all did; call it in every process alike, or give a longer call_timeout"
                 ) from None
-        return [row.tobytes()[:size] for row, (_, size) in zip(rows, headers, strict=True)]
+            finally:
+                with self._lock:
+                    self._waits.discard(wait)
 
-    def _check_kinds(self, kind: str, codes: np.ndarray) -> None:
-        for index in np.flatnonzero(codes != codes[self.index]):
-            raise errors.ConfigError(
-                "expected all processes to make the same calls in the same order, but "
-                f"{self.names[self.index]} calls {kind} and {self.names[index]} something else; "
-                "make the same calls in every process"
+    def _check_deadlines(self) -> None:
+        """Called by the monitor every now and then."""
+        now = time.monotonic()
+        with self._lock:
+            late = [wait for wait in self._waits if now > wait.deadline]
+            for wait in late:
+                wait.is_over = True
+        for wait in late:
+            self._abort(
+                f"{self.names[self.index]} has waited {wait.timeout:g} s for all processes to call "
+                f"{wait.kind}, and gave up; call it in every process alike"
             )
-
-    def _gathered(self, values: np.ndarray, group: int, timeout: float) -> np.ndarray:
-        self._numbers[group] += 1
-        with tf.init_scope(), tf.device(self._device):
-            # A new tensor each time: TensorFlow caches small constants, and with them their device.
-            tensor = tf.identity(tf.constant(values))
-            return self._gather(tensor, group, self._numbers[group], timeout).numpy()
-
-    def _gather(self, tensor: tf.Tensor, group: int, key: int, timeout: float) -> tf.Tensor:
-        return tf.raw_ops.CollectiveGatherV2(
-            input=tensor,
-            group_size=self.size,
-            group_key=group,
-            instance_key=key,
-            ordering_token=[],
-            communication_hint="ring",
-            timeout_seconds=timeout,
-        )
 
     def _compare_clusters(self, timeout: float) -> None:
         mine = " ".join(self.names)
-        every = self._exchange(_CALLS, "MultiWorkerReplicator", mine.encode(), timeout)
+        every = self._exchange(self._calls, "MultiWorkerReplicator", mine.encode(), timeout)
         for index, theirs in enumerate(every):
             if theirs.decode() != mine:
                 raise errors.ConfigError(
@@ -234,32 +263,35 @@ class Group:
                 )
 
     def _connect(self, timeout: float) -> None:
-        """Has all processes meet once in the collectives of steps.
+        """Lets all processes meet once in the collectives of steps.
 
         An abort reaches those that wait for data of this process, not those that wait to meet it.
         """
-        with self.using():
-            for group in (_STATUSES, _STEPS):
-                self._gathered(np.zeros([2], np.int32), group, timeout)
+        for messages in (self._statuses, self._steps):
+            self._exchange(messages, "MultiWorkerReplicator", b"", timeout)
 
-            @tf.function(autograph=False)
-            def meet():
-                context = tf.distribute.get_replica_context()
-                context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
+        @tf.function(autograph=False)
+        def meet():
+            context = tf.distribute.get_replica_context()
+            context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
 
+        with self._waiting("MultiWorkerReplicator", timeout):
             self.strategy.run(meet)
 
     def _end_collectives(self, loss: errors.WorkerLost) -> None:
         with self._lock:
-            if not self._busy:
+            if not self._num_waiting:
                 return
             collective_server.abort(str(loss))
         for function in self._on_loss:
             function()
 
+    def _abort(self, reason: str) -> None:
+        collective_server.abort(f"<<{reason}>>")
+
 
 def _cause(error: Exception) -> str:
-    """The line that says what was wrong, out of those that say where."""
+    """The line of an error of TensorFlow's that says what was wrong, and not where."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((x for x in reversed(lines) if x and x[:2] != "[["), type(error).__name__)
 

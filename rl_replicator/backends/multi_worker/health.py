@@ -35,6 +35,7 @@ class Monitor:
         probe: Callable[[int], Answer],
         peer_timeout: float,
         on_loss: Callable[[errors.WorkerLost], None],
+        on_sweep: Callable[[], None] = lambda: None,
     ):
         """Asks nobody yet.
 
@@ -43,11 +44,13 @@ class Monitor:
           probe: asks one peer and returns soon, whatever the peer does.
           peer_timeout: seconds without an answer after which a peer counts as frozen.
           on_loss: called once, in the monitor's thread, when a peer is lost.
+          on_sweep: called in that thread several times a second, until a peer is lost.
         """
         self._peers = peers
         self._probe = probe
         self._peer_timeout = peer_timeout
         self._on_loss = on_loss
+        self._on_sweep = on_sweep
         self._refusals = dict.fromkeys(peers, 0)
         self._silent_since: dict[int, float] = {}
         self._stopped = threading.Event()
@@ -90,6 +93,7 @@ class Monitor:
         while not self._stopped.wait(_INTERVAL):
             lost = self._sweep()
             if not lost:
+                self._on_sweep()
                 continue
             # Those who died together are named together.
             self._stopped.wait(_INTERVAL)

@@ -108,8 +108,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 
 def test_checkpoints_by_the_clock(tmp_path):
     _, training = make(Regression, tmp_path, seconds=1e-6)
-    training._saving_seconds = 0.0
-    training._progress["seconds"] = 0.0
+    training._clock.note_save(0.0)
     training.run()
     # Besides those after the three evaluations.
     assert int(Checkpointer(tmp_path / "checkpoints").latest().path.name[:6]) > 3

@@ -1,0 +1,99 @@
+"""Messages between the processes of a group, as collectives of TensorFlow.
+
+No collective here has a timeout of its own: TensorFlow would keep a thread for each of them until
+the timeout has passed, even if the collective ends at once. Whoever calls must abort what hangs.
+"""
+
+import threading
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator import errors
+
+# Every message begins with a block of this many numbers of four bytes: the checksum of its kind,
+# its length, and its first bytes.
+_BLOCK = 256
+_HEADER = 2
+_BYTES_IN_BLOCK = 4 * (_BLOCK - _HEADER)
+
+
+class Channel:
+    """Gathers a message from every process; one gathering after the other.
+
+    TensorFlow remembers every key of a collective for good, together with its shape. So the key
+    of a gathering is its width, and there are only as many widths as powers of two.
+    """
+
+    def __init__(self, group_key: int, names: list[str], index: int, device: str):
+        """Communicates nothing yet.
+
+        Args:
+          group_key: TensorFlow's key for this channel, the same in all processes.
+          names: of the processes, in the order of their indices.
+          index: of this process.
+          device: of this process, by its full name.
+        """
+        self._group_key = group_key
+        self._names = names
+        self._index = index
+        self._device = device
+        self._lock = threading.Lock()
+
+    def gather(self, kind: str, payload: bytes) -> list[bytes]:
+        """Returns the payloads of all processes, in the order of their indices.
+
+        Args:
+          kind: describes the call; equal in all processes of a correct program.
+          payload: fewer than 2**31 bytes.
+
+        Raises:
+          ConfigError: another process makes a call of another kind.
+          OpError: the collectives were aborted.
+        """
+        with self._lock:
+            header = np.array([zlib.crc32(kind.encode()) & 0x7FFFFFFF, len(payload)], np.int32)
+            first = payload[:_BYTES_IN_BLOCK].ljust(_BYTES_IN_BLOCK, b"\0")
+            blocks = self._gathered(np.concatenate([header, np.frombuffer(first, np.int32)]))
+            self._check_kinds(kind, blocks[:, 0])
+            lengths = blocks[:, 1]
+            messages = [block[_HEADER:].tobytes() for block in blocks]
+            missing = int(lengths.max()) - _BYTES_IN_BLOCK
+            if missing > 0:
+                width = max(2 * _BLOCK, 1 << (-(-missing // 4) - 1).bit_length())
+                rest = payload[_BYTES_IN_BLOCK:].ljust(4 * width, b"\0")
+                rows = self._gathered(np.frombuffer(rest, np.int32))
+                messages = [m + row.tobytes() for m, row in zip(messages, rows, strict=True)]
+        return [m[:length] for m, length in zip(messages, lengths, strict=True)]
+
+    def gather_tensor(self, values: tf.Tensor) -> tf.Tensor:
+        """Stacks a small int32 vector of all processes, [processes, width]. May be traced.
+
+        Args:
+          values: [width] int32, with a static width that no message has: below 256.
+        """
+        size, width = len(self._names), values.shape[0]
+        with tf.device(self._device):
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=values,
+                group_size=size,
+                group_key=self._group_key,
+                instance_key=width,
+                ordering_token=[],
+                communication_hint="ring",
+            )
+            return tf.reshape(gathered, [size, width])
+
+    def _gathered(self, values: np.ndarray) -> np.ndarray:
+        with tf.init_scope(), tf.device(self._device):
+            # A new tensor each time: TensorFlow caches small constants together with their device.
+            return self.gather_tensor(tf.identity(tf.constant(values))).numpy()
+
+    def _check_kinds(self, kind: str, codes: np.ndarray) -> None:
+        for index in np.flatnonzero(codes != codes[self._index]):
+            raise errors.ConfigError(
+                "expected all processes to make the same calls in the same order, but "
+                f"{self._names[self._index]} calls {kind} and {self._names[index]} something else; "
+                "make the same calls in every process"
+            )
