@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class AddressBook:
@@ -12,11 +12,21 @@ class AddressBook:
     def __init__(self, entries: Mapping[str, str] | None = None):
         self._entries: dict[str, str] = dict(entries or {})
         self._changed = threading.Condition()
+        self._watchers: dict[str, list[Callable[[str], bool]]] = {}
 
     def publish(self, key: str, address: str) -> None:
         with self._changed:
             self._entries[key] = address
             self._changed.notify_all()
+            watchers = self._watchers.pop(key, [])
+        lasting = [watcher for watcher in watchers if watcher(address)]
+        with self._changed:
+            self._watchers.setdefault(key, []).extend(lasting)
+
+    def watch(self, key: str, watcher: Callable[[str], bool]) -> None:
+        """Calls `watcher(address)` whenever `key` is published, until it returns False."""
+        with self._changed:
+            self._watchers.setdefault(key, []).append(watcher)
 
     def forget(self, key: str) -> None:
         with self._changed:

@@ -35,14 +35,14 @@ class ProgramInfo:
 
     Attributes:
       program_id: Unique per launch.
-      token: Secret that every remote call must show.
+      secret: Shared by all nodes; signs their calls and answers, and never travels.
       launch_type: How the program was launched.
       host: IP address that servers bind to and are reached at.
       owners: Address key -> "label/index" of the node that owns it, for messages.
     """
 
     program_id: str
-    token: bytes
+    secret: bytes
     launch_type: lp_context.LaunchType
     host: str
     owners: Mapping[str, str]

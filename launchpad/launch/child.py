@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from launchpad import address_book as lp_address_book
+from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import node_thread, serialization
@@ -21,8 +22,14 @@ from launchpad.nodes.python import local_multi_processing
 
 # A process whose launcher is gone ends within this many seconds.
 _ORPHAN_SECS = 3.0
+# A node's process shows that it is not frozen this often, in seconds.
+HEARTBEAT_SECS = 2.0
+# SIGTERM to a whole program reaches its nodes before its launcher tells them to stop: a node that
+# gets one waits this long for the launcher, in seconds.
+_LAUNCHER_SECS = 3.0
 # A finished node gets this long for its interpreter to end once the program stops, in seconds.
 _LINGER_SECS = 2.0
+_BY_SIGTERM = "the process was ended by SIGTERM"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Child:
         lp_runtime.set_process_runtime(self.runtime)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         threading.Thread(target=self._receive, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def run(self) -> int:
         """Runs the node, told of all failures, to its end; returns the exit status."""
@@ -106,7 +114,25 @@ class Child:
         if self.runtime.was_interrupted:
             raise SystemExit(0)
         if not self.runtime.stop_event.is_set():
-            self.runtime.stop()  # Sent by somebody else, who wants the program to end in order.
+            threading.Thread(target=self._obey_stranger, name="sigterm", daemon=True).start()
+
+    def _obey_stranger(self) -> None:
+        """Dies of a SIGTERM that somebody else sent to this node alone.
+
+        The launcher sees a process that died, and does what the node's restart policy says.
+        """
+        if not self.runtime.stop_event.wait(_LAUNCHER_SECS):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Only the main thread can take a handler back, and it may be busy for ever.
+            self._channel.send(
+                "failed", errors.ExceptionRecord(errors.PROCESS_DIED, _BY_SIGTERM, "")
+            )
+            os._exit(128 + signal.SIGTERM)
+
+    def _beat(self) -> None:
+        while self._channel.send("heartbeat"):
+            time.sleep(HEARTBEAT_SECS)
 
     def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:

@@ -22,7 +22,7 @@ from launchpad.launch.ray import launch as ray
 from launchpad.nodes import base
 from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 from launchpad.nodes.python import local_multi_processing
-from launchpad.rpc import wire
+from launchpad.rpc import credentials
 
 _LOOPBACK = "127.0.0.1"
 
@@ -157,7 +157,7 @@ def _describe(
         raise ValueError(f"program {program.name!r} has no nodes")
     info = lp_runtime.ProgramInfo(
         program_id=uuid.uuid4().hex,
-        token=secrets.token_bytes(wire.TOKEN_BYTES),
+        secret=secrets.token_bytes(credentials.SECRET_BYTES),
         launch_type=launch_type,
         host=_LOOPBACK,
         owners={a.key: m.name for m in members for a in m.node.addresses},

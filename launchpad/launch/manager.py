@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,8 @@ from launchpad.nodes import base, dereference
 # The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
 _POLL_SECS = 0.2
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A script that has not looked at its program for this long after its end has a loop of its own.
+_NOTICE_SECS = 5.0
 
 
 class ProgramManager:
@@ -32,7 +35,7 @@ class ProgramManager:
         """Wraps a started supervisor; a test launch is stopped, not awaited, at exit."""
         self.is_test = is_test
         self._supervisor = supervisor
-        self._old_handlers: dict[int, Any] = {}
+        self._end_was_seen = False
 
     @property
     def signal_number(self) -> int | None:
@@ -42,6 +45,7 @@ class ProgramManager:
     @property
     def is_done(self) -> bool:
         """True once every node has ended."""
+        self._end_was_seen |= self._supervisor.done.is_set()
         return self._supervisor.done.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -72,7 +76,7 @@ class ProgramManager:
             self.stop()
             self._supervisor.done.wait()
             raise
-        self._restore_signals()
+        self._end_was_seen = True
         if self._supervisor.failure is not None:
             raise self._supervisor.failure
         if self._supervisor.was_killed and self.signal_number == signal.SIGINT:
@@ -130,20 +134,47 @@ class ProgramManager:
         """Makes SIGINT and SIGTERM stop the program; does nothing off the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
+        _taking_signals[:] = [m for m in _taking_signals if not m._supervisor.done.is_set()]
+        _taking_signals.append(self)
         for number in _HANDLED_SIGNALS:
-            self._old_handlers[number] = signal.signal(number, self._on_signal)
+            if signal.getsignal(number) != _on_signal:
+                _old_handlers[number] = signal.signal(number, _on_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _stop_by_signal(self, number: int) -> None:
         self._supervisor.post_signal(number)
 
-    def _restore_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        while self._old_handlers:
-            number, handler = self._old_handlers.popitem()
-            # Somebody may have put a handler of their own over ours.
-            if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, handler)
+
+# Programs that signals stop, and what handled signals before the first of them.
+_taking_signals: list[ProgramManager] = []
+_old_handlers: dict[int, Any] = {}
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Stops all programs of this process; a second signal kills their nodes."""
+    running = [m for m in _taking_signals if not m._supervisor.done.is_set()]
+    for manager in running:
+        manager._stop_by_signal(number)
+    if running:
+        ends = [m._supervisor.done for m in running]
+        threading.Thread(target=_deliver_again, args=(number, ends), daemon=True).start()
+        return
+    # Nothing is left to stop: the script's own way of handling the signal holds again.
+    _taking_signals.clear()
+    while _old_handlers:
+        known, handler = _old_handlers.popitem()
+        if signal.getsignal(known) == _on_signal:  # Nobody has put another one over ours.
+            signal.signal(known, handler)
+    os.kill(os.getpid(), number)
+
+
+def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
+    """Ends a script that does not look at the end of its programs, such as a loop of its own."""
+    stopped = list(_taking_signals)
+    for end in ends:
+        end.wait()
+    time.sleep(_NOTICE_SECS)
+    if not any(manager._end_was_seen for manager in stopped):
+        os.kill(os.getpid(), number)
 
 
 _unfinished: list[ProgramManager] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
+import time
 from typing import Any
 
 from launchpad import errors
@@ -32,6 +33,8 @@ class RemoteWorker(abc.ABC):
         self._lock = threading.Lock()
         self._record: errors.ExceptionRecord | None = None
         self._has_finished = False
+        self._heard_at: float | None = None
+        self._has_ended = False
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -42,6 +45,11 @@ class RemoteWorker(abc.ABC):
         """Kills the process and what it started itself."""
 
     @property
+    def silent_secs(self) -> float:
+        """Seconds since the node's last sign of life; 0 before it is attached."""
+        return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
+
+    @property
     def is_attached(self) -> bool:
         return self._channel is not None
 
@@ -49,6 +57,7 @@ class RemoteWorker(abc.ABC):
         """Begins to talk with the node."""
         with self._lock:
             self._channel = channel
+            self._heard_at = time.monotonic()
             for message in self._early_messages:
                 channel.send(*message)
         self._reader = self._thread(self._read, "control")
@@ -65,16 +74,30 @@ class RemoteWorker(abc.ABC):
     def send_address(self, key: str, address: str) -> None:
         self._send("address", key, address)
 
+    def end_frozen(self, secs: float) -> None:
+        """Kills a process that has shown no sign of life for `secs` seconds."""
+        self.kill()
+        # Without waiting for its end: that of a process of a lost machine is never told.
+        self.report_end(
+            errors.ExceptionRecord(
+                errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", ""
+            )
+        )
+
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
 
     def report_end(self, death: errors.ExceptionRecord | None) -> None:
-        """Tells the supervisor that the process is gone.
+        """Tells the supervisor that the process is gone. Only the first call counts.
 
         Args:
           death: Why, as seen from outside; None for a normal end. What the node itself told wins.
         """
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
         if self._reader is not None:
             self._reader.join(_LAST_MESSAGES_SECS)
         if self._record is None and not self._has_finished:
@@ -97,6 +120,7 @@ class RemoteWorker(abc.ABC):
         assert self._channel is not None
         while (message := self._channel.receive()) is not None:
             kind, *details = message
+            self._heard_at = time.monotonic()
             if kind == "state":
                 self._has_finished |= details[0] == lp_runtime.FINISHED
                 self._supervisor.post_state(self, details[0])

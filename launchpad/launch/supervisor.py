@@ -216,8 +216,10 @@ class Supervisor:
         member = self._member_of(worker)
         if member is None:
             return
-        # Once servers are closed, calls of others fail as a matter of course.
-        if not self._is_released:
+        # Calls of others fail as a matter of course once servers are closed, and in constructors
+        # that a stop has found at work.
+        is_expected = self._stop_at is not None and record.is_collateral
+        if not self._is_released and not (is_expected and not self._failures):
             self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
         else:
             logger.debug("%s failed while stopping: %s", member.name, record.message)
@@ -281,6 +283,16 @@ class Supervisor:
             for partner in team:
                 self._start(partner)
 
+    def _end_frozen(self) -> None:
+        for member in self._members:
+            policy, worker = member.restart_policy, member.worker
+            if policy is None or policy.frozen_after_secs is None:
+                continue
+            if worker is not None and not member.is_gone and not member.is_replaced:
+                silent = worker.silent_secs
+                if silent > policy.frozen_after_secs:
+                    worker.end_frozen(silent)
+
     def _restart_clients(self, key: str) -> None:
         """Restarts the processes that use a store which moved: its clients can't follow it."""
         for member in self._members:
@@ -337,6 +349,7 @@ class Supervisor:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
             # A program of servers alone waits for lp.stop().
             self._start_again(now)
+            self._end_frozen()
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return

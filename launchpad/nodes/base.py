@@ -32,6 +32,9 @@ class RestartPolicy:
       initial_backoff_secs: Pause before the first restart.
       max_backoff_secs: Longest pause.
       reset_after_secs: A node that lived this long starts counting anew.
+      frozen_after_secs: A process that shows no sign of life for this long is killed, and counts as
+        one that died; None to wait for ever. It takes a process that is stopped, or that holds
+        Python's interpreter lock: one that waits or computes shows signs all the time.
     """
 
     max_restarts: int = 10
@@ -40,6 +43,7 @@ class RestartPolicy:
     initial_backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     reset_after_secs: float = 300.0
+    frozen_after_secs: float | None = 60.0
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or self.initial_backoff_secs < 0 or self.max_backoff_secs < 0:

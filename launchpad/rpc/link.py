@@ -1,85 +1,109 @@
-"""A connection to a server, through gRPC or within the process."""
+"""A connection to a server."""
 
 from __future__ import annotations
 
-from concurrent import futures
 from typing import Any
 
 import grpc
 
+from launchpad.rpc import credentials, wire
 from launchpad.rpc import server as rpc_server
-from launchpad.rpc import wire
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A host whose network falls silent closes no connection. These find out within ten seconds.
+    ("grpc.keepalive_time_ms", 4000),
+    ("grpc.keepalive_timeout_ms", 6000),
+    ("grpc.http2.ping_timeout_ms", 6000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Links with equal options would share one connection, and one that is closed would not end.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
 
 
-class Link:
-    """One connection to a server: through gRPC, or directly where it lives in this process.
+class UnverifiedAnswerError(Exception):
+    """The answer does not come from a process that knows the program's secret."""
 
-    The direct way still pickles, so that callers never share objects with the server.
+
+class Link:
+    """One connection to a server, which signs requests and verifies answers.
+
+    Attributes:
+      address: "host:port".
+      was_ready: Whether the server has accepted a connection.
     """
 
-    def __init__(self, address: str, compression: Any):
+    def __init__(self, address: str, secret: bytes, identity: bytes, compression: Any):
         """Prepares; connects at the first call.
 
         Args:
           address: "host:port".
+          secret: Of the program.
+          identity: Of the server that is meant; empty for any server of the program.
           compression: gRPC's setting.
         """
         self.address = address
-        self._compression = compression
-        self._server = rpc_server.local_server(address)
-        self._channel: grpc.Channel | None = None
-        if self._server is None:
-            self._channel = grpc.insecure_channel(
-                address, options=list(_OPTIONS), compression=compression
-            )
-            self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
+        self.was_ready = False
+        self._secret = secret
+        self._identity = identity
+        self._channel = grpc.insecure_channel(
+            address, options=list(_OPTIONS), compression=compression
+        )
+        self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
 
-    @property
-    def is_local(self) -> bool:
-        return self._server is not None
+    def start(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> Any:
+        """Sends a request; returns gRPC's call, which is a future.
 
-    def call(self, request: bytes, timeout: float | None) -> bytes:
-        if self._server is None:
-            return self._method(request, timeout=timeout)
-        if request[: wire.TOKEN_BYTES] != self._server.token:
-            raise LocalRpcError(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-        if timeout is None:
-            answer = self._server.call_in_process(request)
-        else:
-            future = self._server.submit_in_process(request)
-            try:
-                answer = future.result(timeout)
-            except futures.TimeoutError:
-                if not future.done():
-                    raise LocalRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "timed out") from None
-                raise
-        if answer is None:
-            raise LocalRpcError(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+        Raises:
+          ValueError: the link is closed.
+        """
+        metadata = credentials.sign_request(self._secret, self._identity, ticket)
+        return self._method.future(request, timeout=timeout, metadata=metadata)
+
+    def call(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> bytes:
+        """Sends a request and returns the verified answer.
+
+        Raises:
+          grpc.RpcError: the call failed.
+          ValueError: the link is closed.
+          UnverifiedAnswerError: another process than the one that is meant has answered.
+        """
+        metadata = credentials.sign_request(self._secret, self._identity, ticket)
+        answer, call = self._method.with_call(request, timeout=timeout, metadata=metadata)
+        return self.verified(answer, call, ticket)
+
+    def verified(self, answer: bytes, call: Any, ticket: credentials.Ticket) -> bytes:
+        """Returns the answer of a call that has ended.
+
+        Raises:
+          UnverifiedAnswerError: another process than the one that is meant has answered.
+        """
+        try:
+            pickled = wire.pickled_part(answer, 1)
+        except ValueError:
+            pickled = memoryview(b"")
+        metadata = call.trailing_metadata()
+        if not credentials.is_answer_of(self._secret, ticket, pickled, metadata):
+            raise UnverifiedAnswerError
         return answer
 
-    def start(self, request: bytes, timeout: float | None) -> Any:
-        return self._method.future(request, timeout=timeout)
+    def is_ready(self, timeout: float) -> bool:
+        """Returns whether the server accepts connections; waits up to `timeout` seconds."""
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout)
+        except grpc.FutureTimeoutError:
+            return False
+        finally:
+            ready.cancel()
+        self.was_ready = True
+        return True
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
-
-class LocalRpcError(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, details: str):
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
+        """Ends the connection and cancels all calls on it."""
+        self._channel.close()

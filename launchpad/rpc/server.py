@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import hmac
+import functools
 import logging
-import threading
 from collections.abc import Callable
-from concurrent import futures
 from typing import Any
 
 import grpc
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.rpc import threads, wire
+from launchpad.rpc import answers, credentials, threads, wire
 
 logger = logging.getLogger("launchpad")
 
 CALL_PATH = "/launchpad.Courier/Call"
-PING = b"\0ping"  # Not a Python name, so no method can have it.
-_PING_NAME = PING.decode()
+METHODS = "\0methods"  # Lists the methods; not a Python name, so no method can have it.
 
 # Handlers may block, for example in a long poll: this many at once.
 DEFAULT_THREAD_POOL_SIZE = 128
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # Else two servers can share a port in silence.
+    # Clients ask every four seconds whether the connection lives, during calls and between them.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
-
-# Servers of this process by address: clients beside them call them without gRPC.
-_local_servers: dict[str, Server] = {}
-
-
-def local_server(address: str) -> Server | None:
-    """Returns the server at `address` if it lives in this process."""
-    return _local_servers.get(address)
 
 
 class Server:
@@ -47,33 +40,35 @@ class Server:
 
     def __init__(
         self,
-        token: bytes,
+        secret: bytes,
         host: str = "127.0.0.1",
         port: int = 0,
         thread_pool_size: int = DEFAULT_THREAD_POOL_SIZE,
         runtime: lp_runtime.NodeRuntime | None = None,
+        identity: bytes = b"",
     ):
         """Binds the port.
 
         Args:
-          token: Secret of the program; calls without it are refused before they are unpickled.
+          secret: Of the program; a call that is not signed with it is refused before it is read.
           host: IP address to bind.
           port: Port to bind; 0 for any free one. One that is taken is replaced by a free one.
           thread_pool_size: Number of calls that are handled at once.
           runtime: Current runtime while a method runs.
+          identity: Of the node that is served: calls that are meant for another one are refused.
         """
-        self.token = token
+        self._secret = secret
+        self._identity = identity
         self._runtime = runtime
         self._methods: dict[str, Callable[..., Any]] = {}
         self._forward: Callable[[bytes], bytes] | None = None
+        self._answers = answers.Answers()
         self._pool = threads.DaemonExecutor(thread_pool_size, "courier")
-        self._slots = threading.Semaphore(thread_pool_size)
         self._server = grpc.server(
-            self._pool, handlers=(_Router(self._handle),), options=list(_OPTIONS)
+            self._pool, handlers=(_Router(self._handler),), options=list(_OPTIONS)
         )
         self._port = _bind(self._server, host, port)
         self.address = f"{host}:{self._port}"
-        self._is_open = False
 
     @property
     def port(self) -> int:
@@ -88,15 +83,11 @@ class Server:
         self._forward = forward
 
     def start(self) -> None:
+        """Begins to serve."""
         self._server.start()
-        self._is_open = True
-        _local_servers[self.address] = self
 
     def stop(self, grace_secs: float = 0.5) -> None:
         """Refuses new calls at once, and ends running ones after `grace_secs`."""
-        self._is_open = False
-        if _local_servers.get(self.address) is self:
-            del _local_servers[self.address]
         self._server.stop(grace_secs).wait(grace_secs + 1.0)
         self._pool.shutdown()
 
@@ -109,49 +100,60 @@ class Server:
         """Returns when the server has stopped."""
         self._server.wait_for_termination()
 
-    def call_in_process(self, request: bytes) -> bytes | None:
-        """Answers a call of a client in this process, in its own thread; None if stopped."""
-        if not self._is_open:
-            return None
-        with self._slots:
-            return self._answer(request, Exception)
+    def _handler(self, metadata: Any) -> grpc.RpcMethodHandler:
+        """Returns what handles a call with these metadata. Nothing of its body was read yet."""
+        ticket = credentials.verify_request(self._secret, self._identity, metadata)
+        if ticket is None:
+            return grpc.stream_unary_rpc_method_handler(_refuse)
+        return grpc.unary_unary_rpc_method_handler(functools.partial(self._handle, ticket))
 
-    def submit_in_process(self, request: bytes) -> futures.Future[bytes | None]:
-        """Like `call_in_process`, in a thread of the server."""
-        return self._pool.submit(self.call_in_process, request)
+    def _handle(
+        self, ticket: credentials.Ticket, request: bytes, context: grpc.ServicerContext
+    ) -> bytes:
+        try:
+            answer = self._answers.get(ticket, lambda: self._answer(request))
+        except answers.AnsweredError:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "this call has its answer")
+            return b""  # Never reached: abort() raises.
+        pickled = wire.pickled_part(answer, 1)
+        context.set_trailing_metadata(credentials.sign_answer(self._secret, ticket, pickled))
+        return answer
 
-    def _handle(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if not hmac.compare_digest(request[: wire.TOKEN_BYTES], self.token):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token: this is another program")
-        # SystemExit too goes to the caller: a call must not end a thread of the server.
-        return self._answer(request, BaseException)
-
-    def _answer(self, request: bytes, caught: type[BaseException]) -> bytes:
+    def _answer(self, request: bytes) -> bytes:
+        """Runs the method of a request; returns its result or its exception, encoded."""
         previous = lp_runtime.set_thread_runtime(self._runtime)
         try:
-            name = wire.method_of(request, wire.TOKEN_BYTES)
+            name = wire.method_of(request)
             function = self._methods.get(name)
             if function is not None:
-                args, kwargs = wire.decode(request, wire.TOKEN_BYTES)
+                args, kwargs = wire.decode(request, 0)
                 return wire.encode(wire.OK, b"", function(*args, **kwargs))
-            if name == _PING_NAME:
+            if name == METHODS:
                 return wire.encode(wire.OK, b"", sorted(self._methods))
             if self._forward is not None:
                 return self._forward(request)
             served = ", ".join(sorted(self._methods)) or "nothing"
             raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
-        except caught as error:
+        except BaseException as error:  # SystemExit too: a call must not end a server's thread.
             return wire.encode(wire.RAISED, b"", errors.ExceptionRecord.of(error))
         finally:
             lp_runtime.set_thread_runtime(previous)
 
 
 class _Router(grpc.GenericRpcHandler):
-    def __init__(self, handle: Callable[[bytes, grpc.ServicerContext], bytes]):
-        self._handler = grpc.unary_unary_rpc_method_handler(handle)
+    def __init__(self, find_handler: Callable[[Any], grpc.RpcMethodHandler]):
+        self._find_handler = find_handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handler if handler_call_details.method == CALL_PATH else None
+        if handler_call_details.method != CALL_PATH:
+            return None
+        return self._find_handler(handler_call_details.invocation_metadata)
+
+
+def _refuse(body: Any, context: grpc.ServicerContext) -> None:
+    """Ends a call without reading its body, however large it is."""
+    del body
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call is not signed by this program")
 
 
 def _bind(server: grpc.Server, host: str, port: int) -> int:

@@ -1,11 +1,14 @@
-"""How calls and results look on the wire.
+"""The format of requests and answers.
 
 A message is a small header, a pickle (protocol 5), and the large buffers of the pickled arrays,
 which are copied once, into the message, and used where they arrive. Arrays arrive writable.
 
-    header   token (32 bytes) or status (1 byte), sizes, method name
+    header   status (answers only, 1 byte), sizes, method name
     pickle   the arguments or the result, without the large buffers
     buffers  each at a multiple of 16 bytes, where the processor wants arrays to begin
+
+Who sent a message is established before it is unpickled, from the call's metadata
+(`launchpad.rpc.credentials`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from typing import Any
 
 import cloudpickle
 
-TOKEN_BYTES = 32
 # Below this many bytes an array travels inside the pickle: a buffer of its own costs more.
 _LARGE_BUFFER_BYTES = 16 * 1024
 
@@ -32,7 +34,13 @@ _SIZE = struct.Struct("<Q")
 
 
 def encode(prefix: bytes, method: bytes, value: Any) -> bytes:
-    """Returns the message of `value`, after `prefix` (a token or a status)."""
+    """Returns the message of a value.
+
+    Args:
+      prefix: Empty for a request; OK or RAISED for an answer.
+      method: Name of the method; empty for an answer.
+      value: What to pickle.
+    """
     buffers: list[memoryview] = []
     payload = _dumps(value, buffers)
     header = _HEADER.pack(len(method), len(buffers), len(payload))
@@ -69,15 +77,29 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
     return cloudpickle.dumps(value, protocol=5, buffer_callback=keep_inside)
 
 
-def method_of(message: bytes, prefix_bytes: int) -> str:
-    """Returns the method name of a message whose prefix has been checked already."""
-    method_size, num_buffers, _ = _HEADER.unpack_from(message, prefix_bytes)
-    offset = prefix_bytes + _HEADER.size + num_buffers * _SIZE.size
+def method_of(message: bytes) -> str:
+    """Returns the method name of a request."""
+    method_size, num_buffers, _ = _HEADER.unpack_from(message)
+    offset = _HEADER.size + num_buffers * _SIZE.size
     return message[offset : offset + method_size].decode()
 
 
+def pickled_part(message: bytes, prefix_bytes: int) -> memoryview:
+    """Returns the message up to the end of its pickle: all that can run code when it is decoded.
+
+    Raises:
+      ValueError: the message is too short for its header.
+    """
+    try:
+        method_size, num_buffers, payload_size = _HEADER.unpack_from(message, prefix_bytes)
+    except struct.error as error:
+        raise ValueError(f"a message of {len(message)} bytes has no header") from error
+    end = prefix_bytes + _HEADER.size + num_buffers * _SIZE.size + method_size + payload_size
+    return memoryview(message)[:end]
+
+
 def decode(message: bytes, prefix_bytes: int) -> Any:
-    """Returns the value of a message whose prefix has been checked already."""
+    """Returns the value of a message whose sender has been verified."""
     method_size, num_buffers, payload_size = _HEADER.unpack_from(message, prefix_bytes)
     sizes_at = prefix_bytes + _HEADER.size
     payload_at = sizes_at + num_buffers * _SIZE.size + method_size

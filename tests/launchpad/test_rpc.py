@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import pickle
 import socket
 import threading
 import time
 
+import grpc
 import numpy as np
+import psutil
 import pytest
 
 import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
+from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
+from launchpad.rpc import credentials, wire
 from launchpad.rpc import server as rpc_server
-from launchpad.rpc import wire
 from tests.launchpad import programs
 
 
-@pytest.fixture(params=["in_process", "grpc"])
-def service(request, monkeypatch):
-    """A client of programs.Service, by both ways that a call can take."""
-    if request.param == "grpc":
-        monkeypatch.setattr(rpc_server, "local_server", lambda address: None)
+@pytest.fixture
+def service():
+    """A client of programs.Service."""
     program = lp.Program("test")
     handle = program.add_node(
         lp.CourierNode(programs.Service, courier_kwargs={"thread_pool_size": 8}), label="service"
@@ -86,9 +88,9 @@ def test_private_names_are_not_calls(service):
 
 
 def test_a_deadline_ends_a_call(service):
-    hasty = lp.CourierClient(service._target, call_timeout=0.3)
+    hasty = lp.CourierClient(service.address, call_timeout=0.3)
     started = time.monotonic()
-    with pytest.raises(lp.CourierDeadlineError, match=r"block\(\) on service/0"):
+    with pytest.raises(lp.CourierDeadlineError, match=r"block\(\) on 127"):
         hasty.block(20)
     assert time.monotonic() - started < 2
     assert isinstance(lp.CourierDeadlineError(""), TimeoutError)
@@ -116,51 +118,299 @@ def test_many_threads_share_a_client(service):
         assert list(pool.map(service.same, range(200))) == list(range(200))
 
 
-def _serve(token: bytes) -> rpc_server.Server:
-    server = rpc_server.Server(token)
+_SECRET = b"r" * credentials.SECRET_BYTES
+
+
+def _serve(**kwargs) -> rpc_server.Server:
+    server = rpc_server.Server(_SECRET, **kwargs)
     server.bind("same", lambda value: value)
     server.start()
     return server
 
 
-def _runtime(token: bytes) -> lp_runtime.NodeRuntime:
-    info = lp_runtime.ProgramInfo("id", token, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {})
+@pytest.fixture
+def runtime():
+    """A node's runtime in this thread, whose program has the secret of `_serve`."""
+    info = lp_runtime.ProgramInfo(
+        "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
+    )
     ignore = lp_runtime.Callbacks(*[lambda *args: None] * 4)
-    return lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
+    made = lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
+    lp_runtime.set_thread_runtime(made)
+    yield made
+    lp_runtime.set_thread_runtime(None)
 
 
-@pytest.mark.parametrize("token", [b"w" * 32, b"", b"r" * 31])
-def test_nothing_is_unpickled_without_the_right_token(token):
-    import grpc
+def _send(address, body, *, secret=_SECRET, identity=b"", number=1, client=b"c" * 16):
+    """Sends a request as a client with these credentials would; returns the answer and its call."""
+    ticket = credentials.Ticket(client, number, 0)
+    metadata = credentials.sign_request(secret, identity, ticket)
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        return channel.unary_unary(rpc_server.CALL_PATH).with_call(
+            body, timeout=20, metadata=metadata
+        )
 
-    server = _serve(b"r" * 32)
+
+@pytest.mark.parametrize(
+    "wrong", [{"secret": b"w" * 32}, {"secret": b""}, {"identity": b"another node"}]
+)
+def test_a_call_without_the_right_signature_is_refused_unread(wrong):
+    server = _serve(identity=b"this node")
     try:
-        message = wire.encode(token, b"same", ((_Exploding(),), {}))
-        with grpc.insecure_channel(server.address) as channel:
-            call = channel.unary_unary(rpc_server.CALL_PATH)
+        body = wire.encode(b"", b"same", ((_Exploding(),), {}))
+        for size in (0, 200_000_000):  # A large body is not even received.
+            before = psutil.Process().memory_info().rss
             with pytest.raises(grpc.RpcError) as caught:
-                call(message, timeout=5)
+                _send(server.address, body + bytes(size), **wrong)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert not _Exploding.unpickled
-            # With the right one it would have been.
-            call(wire.encode(b"r" * 32, b"same", ((_Exploding(),), {})), timeout=5)
-            assert _Exploding.unpickled
+        # What this process prepared to send counts as well, and the copy that gRPC makes of it.
+        assert psutil.Process().memory_info().rss - before < 450_000_000
+        _send(server.address, body, identity=b"this node")  # With the right one it is read.
+        assert _Exploding.unpickled
     finally:
         _Exploding.unpickled = False
         server.stop()
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-def test_a_client_of_another_program_is_refused(monkeypatch, is_local):
-    if not is_local:
-        monkeypatch.setattr(rpc_server, "local_server", lambda address: None)
-    server = _serve(b"r" * 32)
-    lp_runtime.set_thread_runtime(_runtime(b"w" * 32))
+class _Impostor(grpc.GenericRpcHandler):
+    """Has taken the port of a node, answers with code to run, and keeps what it was sent."""
+
+    def __init__(self):
+        self.seen = []
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=(self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def service(self, details):
+        self.seen.append(repr(details.invocation_metadata).encode())
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request, context):
+        self.seen.append(request)
+        return wire.encode(wire.OK, b"", _Exploding())
+
+    def stop(self):
+        self._server.stop(0).wait()
+
+
+def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
+    impostor, server = _Impostor(), _serve()
     try:
-        with pytest.raises(lp.CourierAuthenticationError, match="token"):
+        with pytest.raises(lp.CourierAuthenticationError, match="does not know"):
+            lp.CourierClient(impostor.address).same(1)
+        with pytest.raises(lp.CourierAuthenticationError, match="does not know"):
+            lp.CourierClient(impostor.address).futures.same(1).result(20)
+        # A client of a node goes on to where the node is now.
+        address = lp.Address()
+        runtime.publish(address.key, impostor.address)
+        client = lp.CourierClient(address)
+        threading.Timer(0.5, runtime.publish, (address.key, server.address)).start()
+        assert client.same(2) == 2
+        assert not _Exploding.unpickled
+        assert len(impostor.seen) >= 6  # It was asked, and told neither secret nor signature of it.
+        assert not any(_SECRET in each for each in impostor.seen)
+    finally:
+        impostor.stop()
+        server.stop()
+
+
+def test_a_client_of_another_program_is_refused(runtime):
+    server = rpc_server.Server(b"w" * 32)
+    server.start()
+    try:
+        with pytest.raises(lp.CourierAuthenticationError, match="not signed"):
             lp.CourierClient(server.address).same(1)
     finally:
-        lp_runtime.set_thread_runtime(None)
+        server.stop()
+
+
+def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = credentials.of_user()
+    assert len(first) == 32 and credentials.of_user() == first
+    (file,) = (tmp_path / "rl-replicator").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv(credentials.SECRET_VARIABLE, "ab" * 32)
+    assert credentials.of_user() == b"\xab" * 32
+    monkeypatch.setenv(credentials.SECRET_VARIABLE, "secret")
+    with pytest.raises(ValueError, match="expected LAUNCHPAD_SECRET with 64 hexadecimal digits"):
+        credentials.of_user()
+
+
+def test_a_repeated_call_runs_once():
+    """A client that lost its connection sends the same call again, on a new one."""
+    runs = []
+
+    def slow(value):
+        runs.append(value)
+        time.sleep(0.5)
+        return [value, len(runs)]
+
+    server = _serve()
+    server.bind("slow", slow)
+    body = wire.encode(b"", b"slow", ((7,), {}))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            both = [pool.submit(_send, server.address, body, number=1) for _ in range(3)]
+            answers = [each.result()[0] for each in both]
+        answers.append(_send(server.address, body, number=1)[0])  # It has ended, and is remembered.
+        assert [wire.decode(answer, 1) for answer in answers] == [[7, 1]] * 4
+        assert wire.decode(_send(server.address, body, number=2)[0], 1) == [7, 2]
+        assert wire.decode(_send(server.address, body, client=b"d" * 16)[0], 1) == [7, 3]
+    finally:
+        server.stop()
+
+
+def test_answers_are_forgotten_once_they_are_confirmed():
+    kept = answers_lib.Answers()
+    runs = []
+
+    def run():
+        runs.append(None)
+        return b"x" * (2 if len(runs) < 4 else answers_lib.MAX_BYTES + 1)
+
+    for number, num_answered in ((1, 0), (2, 0), (1, 0), (3, 2)):
+        kept.get(credentials.Ticket(b"c" * 16, number, num_answered), run)
+    assert len(runs) == 3 and list(kept._clients[b"c" * 16].calls) == [3]
+    with pytest.raises(answers_lib.AnsweredError):
+        kept.get(credentials.Ticket(b"c" * 16, 1, 0), run)
+    kept.get(credentials.Ticket(b"c" * 16, 4, 3), run)  # Too large to keep.
+    assert not kept._clients[b"c" * 16].calls
+
+
+class _Proxy:
+    """Passes bytes on between clients and a server; can cut, or fall silent like a lost host."""
+
+    def __init__(self, target: str):
+        host, _, port = target.partition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        self.is_silent = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+            except OSError:
+                return
+            self._sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not self.is_silent:
+                    sink.sendall(data)
+
+    def cut(self):
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._sockets.clear()
+
+    def close(self):
+        self._listener.close()
+        self.cut()
+
+
+@pytest.fixture
+def proxied():
+    """(server, proxy before it, number of runs of its method `count`)."""
+    runs = []
+
+    def count(secs):
+        runs.append(secs)
+        time.sleep(secs)
+        return len(runs)
+
+    server = _serve()
+    server.bind("count", count)
+    proxy = _Proxy(server.address)
+    yield server, proxy, runs
+    proxy.close()
+    server.stop()
+
+
+def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
+    _, proxy, runs = proxied
+    client = lp.CourierClient(proxy.address)
+    assert client.count(0) == 1
+    for call in (client.count, lambda secs: client.futures.count(secs).result(30)):
+        before = len(runs)
+        threading.Timer(0.3, proxy.cut).start()
+        assert call(1.0) == before + 1
+        assert len(runs) == before + 1
+    hasty = lp.CourierClient(proxy.address, retry_secs=0)
+    threading.Timer(0.3, proxy.cut).start()
+    with pytest.raises(lp.CourierUnavailableError):
+        hasty.count(1.0)
+    assert len(runs) == 4
+
+
+def test_a_silent_host_is_noticed(runtime, proxied):
+    """Its connections stay open, and nothing comes."""
+    _, proxy, _ = proxied
+    client = lp.CourierClient(proxy.address, retry_secs=0)
+    assert client.count(0) == 1
+    proxy.is_silent = True
+    started = time.monotonic()
+    with pytest.raises(lp.CourierUnavailableError):
+        client.count(0)
+    assert time.monotonic() - started < 30  # Keepalive: 4 s, and 6 s for the answer.
+
+
+def test_a_new_address_ends_the_wait_for_a_silent_host(runtime, proxied):
+    server, proxy, _ = proxied
+    address = lp.Address()
+    runtime.publish(address.key, proxy.address)
+    client = lp.CourierClient(address)
+    assert client.count(0) == 1
+    proxy.is_silent = True
+    started = time.monotonic()
+    threading.Timer(0.3, runtime.publish, (address.key, server.address)).start()
+    assert client.count(0) == 2
+    assert time.monotonic() - started < 4
+
+
+def test_deadlines_hold_before_the_address_is_known(runtime):
+    for client in (
+        lp.CourierClient(lp.Address("late"), call_timeout=0.5),
+        lp.CourierClient(lp.Address("late"), wait_for_ready=False),
+    ):
+        for call in (client.same, lambda value, c=client: c.futures.same(value).result(20)):
+            started = time.monotonic()
+            with pytest.raises((lp.CourierDeadlineError, lp.CourierUnavailableError)):
+                call(1)
+            assert time.monotonic() - started < 3
+
+
+def test_futures_need_no_threads(runtime):
+    release = threading.Event()
+    runs = []
+    server = _serve(thread_pool_size=2)
+    server.bind("block", lambda number: (runs.append(number), release.wait(30)) and number)
+    client = lp.CourierClient(server.address)
+    try:
+        client.same(0)
+        before = threading.active_count()
+        waiting = [client.futures.block(number) for number in range(300)]
+        assert threading.active_count() <= before + 2 + 4  # The pool, and a few of gRPC's.
+        time.sleep(0.3)
+        assert len(runs) == 2  # As many as the pool has threads.
+        assert all(each.cancel() for each in waiting[2:])
+        release.set()
+        assert [each.result(20) for each in waiting[:2]] == [0, 1]
+        assert client.same(1) == 1
+        assert len(runs) < 10  # Cancelled calls do not run.
+    finally:
+        release.set()
         server.stop()
 
 
@@ -169,58 +419,48 @@ def test_a_taken_port_is_replaced_by_a_free_one():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = rpc_server.Server(b"r" * 32, port=port)
+        server = rpc_server.Server(_SECRET, port=port)
         assert server.port not in (0, port)
         server.stop()
 
 
-def test_a_call_waits_for_a_server_that_comes_back_elsewhere(monkeypatch):
-    monkeypatch.setattr(rpc_server, "local_server", lambda address: None)
-    runtime = _runtime(b"r" * 32)
+def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     address = lp.Address()
-    lp_runtime.set_thread_runtime(runtime)
-    try:
-        client = lp.CourierClient(address)
-        hasty = lp.CourierClient(address, retry_secs=0)
-        first = _serve(b"r" * 32)
-        runtime.publish(address.key, first.address)
-        assert client.same(1) == 1 and hasty.same(1) == 1
-        first.stop()
-        with pytest.raises(lp.CourierUnavailableError):
-            hasty.same(2)
-        servers = []
+    client = lp.CourierClient(address)
+    hasty = lp.CourierClient(address, retry_secs=0)
+    first = _serve()
+    runtime.publish(address.key, first.address)
+    assert client.same(1) == 1 and hasty.same(1) == 1
+    first.stop()
+    with pytest.raises(lp.CourierUnavailableError):
+        hasty.same(2)
+    servers = []
 
-        def come_back() -> None:
-            servers.append(_serve(b"r" * 32))
-            runtime.publish(address.key, servers[0].address)
+    def come_back() -> None:
+        servers.append(_serve())
+        runtime.publish(address.key, servers[0].address)
 
-        threading.Timer(0.5, come_back).start()
-        assert client.same(3) == 3
-        assert client.futures.same(4).result(timeout=10) == 4
-        servers[0].stop()
-    finally:
-        lp_runtime.set_thread_runtime(None)
+    threading.Timer(0.5, come_back).start()
+    early = client.futures.same(4)
+    assert client.same(3) == 3
+    assert early.result(timeout=10) == 4
+    servers[0].stop()
 
 
-def test_waiting_says_what_it_waits_for(monkeypatch, caplog):
+def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     monkeypatch.setattr(lp_runtime, "WAIT_MESSAGE_SECS", 0.2)
-    runtime = _runtime(b"r" * 32)
-    lp_runtime.set_thread_runtime(runtime)
-    try:
-        client = lp.CourierClient("127.0.0.1:9", call_timeout=1)
-        with pytest.raises(lp.CourierDeadlineError, match="not reached"):
-            client.same(1)
-        assert "stranger/0: waiting for the server of 127.0.0.1:9" in caplog.text
-        with pytest.raises(TimeoutError, match="no address"):
-            lp.Address("late").resolve(timeout=0.5)
-        assert "waiting for the address" in caplog.text
-    finally:
-        lp_runtime.set_thread_runtime(None)
+    client = lp.CourierClient("127.0.0.1:9", call_timeout=1)
+    with pytest.raises(lp.CourierDeadlineError, match="not reached"):
+        client.same(1)
+    assert "stranger/0: waiting for the server of 127.0.0.1:9" in caplog.text
+    with pytest.raises(TimeoutError, match="no address"):
+        lp.Address("late").resolve(timeout=0.5)
+    assert "waiting for the address" in caplog.text
 
 
 def test_a_finished_handler_pool_leaves_no_threads():
     before = threading.active_count()
-    server = _serve(b"r" * 32)
+    server = _serve()
     server.stop()
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:

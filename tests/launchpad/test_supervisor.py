@@ -15,6 +15,8 @@ from launchpad.launch import supervisor as lp_supervisor
 class _Worker:
     """Writes down what it is told; the test tells the supervisor what it does."""
 
+    silent_secs = 0.0
+
     def __init__(self, name: str, log: list[str]):
         self._name = name
         self._log = log

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import IO
 
 from launchpad import errors
@@ -17,7 +18,7 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import child, engine, remote_worker
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
-from launchpad.launch.local_multi_processing import placement
+from launchpad.launch.local_multi_processing import guard, placement
 
 # Output of a process that has ended is awaited this long, in seconds.
 _OUTPUT_SECS = 1.0
@@ -33,15 +34,17 @@ class ProcessEngine:
         self._launch = launch
         self._nodes = engine.dump_nodes(launch)
         self._environments = placement.environments(launch.members)
+        self._guard = guard.Guard()
 
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> ProcessWorker:
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
-        return ProcessWorker(member, supervisor, spec, self._environments[member.name])
+        environment = self._environments[member.name]
+        return ProcessWorker(member, supervisor, spec, environment, self._guard)
 
     def close(self) -> None:
-        pass
+        self._guard.close()
 
 
 class ProcessWorker(remote_worker.RemoteWorker):
@@ -53,10 +56,12 @@ class ProcessWorker(remote_worker.RemoteWorker):
         supervisor: lp_supervisor.Supervisor,
         spec: child.NodeSpec,
         environment: dict[str, str],
+        watchman: guard.Guard,
     ):
         super().__init__(member, supervisor)
         self._spec = spec
         self._environment = environment
+        self._guard = watchman
         self._process: subprocess.Popen[bytes] | None = None
         self._pumps: list[threading.Thread] = []
 
@@ -94,6 +99,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
         finally:
             theirs.close()
             os.close(memory)
+        self._guard.watch(self._process.pid)
         self.attach(lp_channel.Channel(ours))
         for stream, target in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
             self._pumps.append(self._thread(self._pump, target, stream, target))
@@ -104,11 +110,6 @@ class ProcessWorker(remote_worker.RemoteWorker):
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # What it started itself goes too.
-
-    def close(self) -> None:
-        for pump in self._pumps:
-            pump.join(_OUTPUT_SECS)
-        super().close()
 
     def _command(self, channel: int, memory: int) -> list[str]:
         return [
@@ -124,7 +125,16 @@ class ProcessWorker(remote_worker.RemoteWorker):
 
     def _await_end(self) -> None:
         assert self._process is not None
+        pid = self._process.pid
+        # Not reaped yet: until then nobody else's group can have this number.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # What it started must not outlive it.
         code = self._process.wait()
+        self._guard.forget(pid)
+        deadline = time.monotonic() + _OUTPUT_SECS
+        for pump in self._pumps:
+            pump.join(max(0.0, deadline - time.monotonic()))
         death = errors.ExceptionRecord(errors.PROCESS_DIED, _describe(code), "") if code else None
         self.report_end(death)
 

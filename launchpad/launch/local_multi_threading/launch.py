@@ -75,6 +75,14 @@ class ThreadWorker:
     def close(self) -> None:
         self.runtime.close()
 
+    @property
+    def silent_secs(self) -> float:
+        """Always 0: a thread that is stuck cannot be killed, so nobody needs to know."""
+        return 0.0
+
+    def end_frozen(self, secs: float) -> None:
+        del secs  # Never called.
+
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()
         record = node_thread.failure_of(error, self.runtime) if error is not None else None

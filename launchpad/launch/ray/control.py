@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import secrets
 import socket
 import struct
 import threading
@@ -12,10 +13,11 @@ import uuid
 from collections.abc import Callable
 
 from launchpad.launch import channel as lp_channel
-from launchpad.rpc import wire
 
-# What a node says first: the program's token, its own key, its process id.
-_HELLO = struct.Struct(f"<{wire.TOKEN_BYTES}s16sI")
+# What a node sends first: a random challenge, its own key, its process id, and the signature of
+# these. The launcher answers with its signature of the challenge. The secret itself never travels.
+_HELLO = struct.Struct("<16s16sI")
+_SIGNATURE_BYTES = 32
 _HELLO_SECS = 10.0
 
 # A peer whose machine is gone is noticed after about 5 + 3 * 2 seconds.
@@ -31,10 +33,10 @@ OnCall = Callable[[lp_channel.Channel, int], object]
 
 
 class Switchboard:
-    """Where the nodes call the launcher. Nothing is unpickled from a caller without the token."""
+    """Where the nodes call the launcher. Nothing is unpickled from a caller without the secret."""
 
-    def __init__(self, host: str, token: bytes):
-        self._token = token
+    def __init__(self, host: str, secret: bytes):
+        self._secret = secret
         self._expected: dict[bytes, OnCall] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, 0))
@@ -64,28 +66,28 @@ class Switchboard:
     def _greet(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(_HELLO_SECS)
-            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-            connection.settimeout(None)
+            hello = connection.recv(_HELLO.size + _SIGNATURE_BYTES, socket.MSG_WAITALL)
+            said, signature = hello[: _HELLO.size], hello[_HELLO.size :]
+            if hmac.compare_digest(signature, _sign(self._secret, b"node", said)):
+                challenge, key, pid = _HELLO.unpack(said)
+                with self._lock:
+                    on_call = self._expected.pop(key, None)
+                if on_call is not None:
+                    connection.sendall(_sign(self._secret, b"launcher", challenge))
+                    connection.settimeout(None)
+                    _keep_alive(connection)
+                    on_call(lp_channel.Channel(connection), pid)
+                    return
         except OSError:
-            hello = b""
-        if len(hello) == _HELLO.size and hmac.compare_digest(
-            hello[: len(self._token)], self._token
-        ):
-            _, key, pid = _HELLO.unpack(hello)
-            with self._lock:
-                on_call = self._expected.pop(key, None)
-            if on_call is not None:
-                _keep_alive(connection)
-                on_call(lp_channel.Channel(connection), pid)
-                return
+            pass
         connection.close()
 
 
-def call(address: tuple[str, int], token: bytes, key: bytes) -> lp_channel.Channel:
+def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Channel:
     """Calls the launcher from a node.
 
     Raises:
-      ConnectionError: it can't be reached.
+      ConnectionError: it can't be reached, or another process answers at its address.
     """
     try:
         connection = socket.create_connection(address, _HELLO_SECS)
@@ -94,10 +96,25 @@ def call(address: tuple[str, int], token: bytes, key: bytes) -> lp_channel.Chann
             f"the launcher at {address[0]}:{address[1]} can't be reached from "
             f"{socket.gethostname()}: {error}; nodes need a way to every port of its machine"
         ) from error
+    challenge = secrets.token_bytes(16)
+    hello = _HELLO.pack(challenge, key, os.getpid())
+    try:
+        connection.sendall(hello + _sign(secret, b"node", hello))
+        answer = connection.recv(_SIGNATURE_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        answer = b""
+    if not hmac.compare_digest(answer, _sign(secret, b"launcher", challenge)):
+        connection.close()
+        raise ConnectionError(
+            f"the process at {address[0]}:{address[1]} is not the launcher of this program"
+        )
     connection.settimeout(None)
-    connection.sendall(_HELLO.pack(token, key, os.getpid()))
     _keep_alive(connection)
     return lp_channel.Channel(connection)
+
+
+def _sign(secret: bytes, role: bytes, content: bytes) -> bytes:
+    return hmac.digest(secret, role + content, "sha256")
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -29,7 +29,7 @@ class RayEngine:
             self._machines = placement.place(
                 launch.members, placement.machines(), can_grow=not self._is_own
             )
-            self._switchboard = control.Switchboard(self._cluster.host, launch.info.token)
+            self._switchboard = control.Switchboard(self._cluster.host, launch.info.secret)
         except BaseException:
             lp_cluster.release(self._cluster)
             raise

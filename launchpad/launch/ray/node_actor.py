@@ -71,7 +71,7 @@ class NodeActor:
         """
         atexit._clear()  # Ray's handlers would cut the connection by which this call returns.
         surroundings.enter()
-        channel = control.call(launcher, spec.info.token, key)
+        channel = control.call(launcher, spec.info.secret, key)
         if not surroundings.is_local:
             import ray  # The launcher's process imports this module before Ray.
 

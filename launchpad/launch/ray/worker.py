@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import Any
 
 import ray
@@ -16,6 +18,13 @@ from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import control, node_actor
 
 _WAIT_MESSAGE_SECS = 10.0
+# What Ray raises, beside RayActorError, for a process that it has lost or killed.
+_LOST_PROCESS = (
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.LocalRayletDiedError,
+)
 
 
 class RayWorker(remote_worker.RemoteWorker):
@@ -94,6 +103,12 @@ class RayWorker(remote_worker.RemoteWorker):
         with contextlib.suppress(Exception):  # Gone already, or Ray is.
             ray.kill(self._actor, no_restart=True)
 
+    def end_frozen(self, secs: float) -> None:
+        if self._surroundings.is_local and self.pid is not None:
+            with contextlib.suppress(OSError):  # Ray asks the process itself, which is frozen.
+                os.kill(self.pid, signal.SIGKILL)
+        super().end_frozen(secs)
+
     def _on_call(self, channel: lp_channel.Channel, pid: int) -> None:
         self.pid = pid
         self.attach(channel)
@@ -124,6 +139,10 @@ class RayWorker(remote_worker.RemoteWorker):
 
 def _death(error: Exception) -> errors.ExceptionRecord:
     """Returns what is known of a process that did not end in order."""
+    if isinstance(error, _LOST_PROCESS):
+        # Such as a node that Ray kills because its machine is short of memory.
+        detail = " ".join(str(error).split())
+        return errors.ExceptionRecord(errors.PROCESS_DIED, f"Ray says: {detail}", "")
     if not isinstance(error, ray.exceptions.RayActorError):
         return errors.ExceptionRecord.of(error)
     if "because its node has died" in str(error):

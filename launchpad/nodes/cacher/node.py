@@ -87,7 +87,7 @@ class Cacher:
 
     def _fetch(self, request: bytes, entry: _Entry) -> bytes:
         started = time.monotonic()
-        answer = self._client.forward(request)
+        answer = rpc_client.forward(self._client, request)
         if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.
             entry.answer, entry.fetched_at = answer, started
         return answer

@@ -161,14 +161,14 @@ def _row(batch: Any, index: int, size: int) -> Any:
 def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.Server:
     """Returns a server of the public methods of `instance`, not started yet.
 
-    Its token is that of the running program, or zeros outside one.
+    Its calls are signed with the running program's secret, or with the user's outside one.
     """
     from launchpad import runtime as lp_runtime
-    from launchpad.rpc import wire
+    from launchpad.rpc import credentials
 
     runtime = lp_runtime.current()
-    token = runtime.info.token if runtime else bytes(wire.TOKEN_BYTES)
-    server = rpc_server.Server(token, runtime=runtime, **courier_kwargs)
+    secret = runtime.info.secret if runtime else credentials.of_user()
+    server = rpc_server.Server(secret, runtime=runtime, **courier_kwargs)
     for name, method in rpc_server.public_methods(instance).items():
         server.bind(name, method)
     return server

@@ -80,17 +80,20 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
 
     def execute(self) -> None:
         runtime = lp_runtime.require_current()
-        instance = self.construct_instance()
         server = make_server(runtime, self._address, self._courier_kwargs)
-        for name, method in rpc_server.public_methods(instance).items():
-            server.bind(name, method)
-        takes_server = getattr(instance, "set_courier_server", None)
+        takes_server = None
         try:
+            # The port is bound, so that nodes can look up each other's address while they are
+            # constructed. Calls wait until the server starts.
+            runtime.publish(self._address.key, server.address)
+            instance = self.construct_instance()
+            for name, method in rpc_server.public_methods(instance).items():
+                server.bind(name, method)
+            takes_server = getattr(instance, "set_courier_server", None)
             if takes_server is not None:
                 takes_server(server)
             else:
                 server.start()
-            runtime.publish(self._address.key, server.address)
             try:
                 self.run_instance(instance)
             except SystemExit as request:
@@ -113,4 +116,10 @@ def make_server(
     before = runtime.book.get(address.key)
     if before is not None:
         kwargs.setdefault("port", lp_address.get_port_from_address(before))
-    return rpc_server.Server(runtime.info.token, host=runtime.info.host, runtime=runtime, **kwargs)
+    return rpc_server.Server(
+        runtime.info.secret,
+        host=runtime.info.host,
+        runtime=runtime,
+        identity=address.key.encode(),
+        **kwargs,
+    )

@@ -1,0 +1,300 @@
+"""The connection of a client: finds the server, keeps a link to it, and repeats what broke."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from launchpad import address as lp_address
+from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.rpc import credentials, wire
+from launchpad.rpc import link as rpc_link
+
+logger = logging.getLogger("launchpad")
+
+# Between two attempts to reach a server that does not answer, in seconds.
+_PAUSE_SECS = 0.1
+# One wait for an address that is not published yet, in seconds.
+_ADDRESS_SECS = 0.2
+
+
+class Connection:
+    """Sends the calls of one client to wherever its server is now. Thread-safe.
+
+    Attributes:
+      timeout: Deadline of each call in seconds, or None.
+      retry_secs: How long a call waits for a server that went away, in seconds.
+      wait_for_ready: False if a call fails at once when the server is not there.
+      runtime: Of the code that made the client, or None outside a program.
+      was_reached: Whether the server has ever answered.
+      link: To the server; None before the first call and after its loss.
+    """
+
+    def __init__(
+        self,
+        target: str | lp_address.Address,
+        timeout: float | None,
+        retry_secs: float,
+        wait_for_ready: bool,
+        compression: Any,
+    ):
+        """Prepares; connects at the first call. For the arguments see `CourierClient`."""
+        self.timeout = timeout
+        self.retry_secs = retry_secs
+        self.wait_for_ready = wait_for_ready
+        self.was_reached = False
+        self.link: rpc_link.Link | None = None
+        self._target = target
+        self._compression = compression
+        self.runtime = lp_runtime.current() if isinstance(target, str) else target.runtime()
+        self._secret: bytes | None = self.runtime.info.secret if self.runtime else None
+        self._lock = threading.Lock()
+        self._client_id = secrets.token_bytes(credentials.CLIENT_ID_BYTES)
+        self._num_calls = 0
+        # Numbers of the calls without an answer, the oldest first.
+        self._open_calls: dict[int, None] = {}
+        self._follow_address()
+
+    @property
+    def address(self) -> str:
+        """The server's "host:port"; waits until it is known."""
+        return self._target if isinstance(self._target, str) else self._target.resolve()
+
+    @property
+    def owner(self) -> str:
+        """Names the server in messages: its node's "label/index", or its address."""
+        if isinstance(self._target, str):
+            return self._target
+        owners = self.runtime.info.owners if self.runtime else {}
+        return owners.get(self._target.key, self._target.name or "server")
+
+    @property
+    def has_fixed_address(self) -> bool:
+        """Whether the client was given "host:port", which cannot change."""
+        return isinstance(self._target, str)
+
+    @contextlib.contextmanager
+    def as_client(self) -> Iterator[None]:
+        """Makes the client's runtime the current one of this thread."""
+        before = lp_runtime.set_thread_runtime(self.runtime)
+        try:
+            yield
+        finally:
+            lp_runtime.set_thread_runtime(before)
+
+    def send(self, request: bytes) -> bytes:
+        """Sends an encoded request until it is answered; returns the answer, still encoded.
+
+        Raises:
+          CourierDeadlineError: the deadline has passed.
+          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`.
+          CourierAuthenticationError: the server belongs to another program.
+        """
+        call = Call(self, request)
+        try:
+            while True:
+                link = self.link or self.find_link(call.remaining())
+                # Without a second attempt, the first one must find the server there.
+                if link is not None and (
+                    self.retry_secs > 0 or link.was_ready or link.is_ready(_ADDRESS_SECS)
+                ):
+                    try:
+                        answer = link.call(request, call.ticket(), call.remaining())
+                        self.was_reached = True
+                        return answer
+                    except (grpc.RpcError, ValueError, rpc_link.UnverifiedAnswerError) as error:
+                        call.failed(link, error)
+                call.check()
+                time.sleep(_PAUSE_SECS)
+        finally:
+            call.close()
+
+    def find_link(self, timeout: float | None) -> rpc_link.Link | None:
+        """Returns the link to the server's current address.
+
+        Args:
+          timeout: Seconds to wait for the address; None for as long as one attempt takes.
+
+        Returns:
+          The link, connected or not; None if the address is not known yet.
+
+        Raises:
+          ProgramStoppedError: the program is stopping and the address is not known.
+        """
+        address = self._known_address(timeout)
+        if address is None:
+            return None
+        with self._lock:
+            if self.link is None:
+                identity = b"" if isinstance(self._target, str) else self._target.key.encode()
+                if self._secret is None:
+                    self._secret = credentials.of_user()
+                self.link = rpc_link.Link(address, self._secret, identity, self._compression)
+            return self.link
+
+    def drop(self, link: rpc_link.Link) -> None:
+        """Forgets a link whose server is gone, and ends all calls on it."""
+        with self._lock:
+            if self.link is link:
+                self.link = None
+        link.close()
+
+    def open_call(self) -> int:
+        """Returns the number of a new call."""
+        with self._lock:
+            self._num_calls += 1
+            self._open_calls[self._num_calls] = None
+            return self._num_calls
+
+    def close_call(self, number: int) -> None:
+        """Lets later tickets confirm the answer of a call. May be called again."""
+        with self._lock:
+            self._open_calls.pop(number, None)
+
+    def ticket(self, number: int) -> credentials.Ticket:
+        """Returns what identifies a call, with what has been answered so far."""
+        with self._lock:
+            oldest = next(iter(self._open_calls), number)
+        return credentials.Ticket(self._client_id, number, min(oldest, number) - 1)
+
+    def _known_address(self, timeout: float | None) -> str | None:
+        if isinstance(self._target, str):
+            return self._target
+        wait = _ADDRESS_SECS if self.wait_for_ready else 0.0
+        try:
+            return self._target.resolve(wait if timeout is None else min(wait, timeout))
+        except TimeoutError:
+            return None
+
+    def _follow_address(self) -> None:
+        """Ends the link when the server's node publishes another address.
+
+        A host that fell silent closes no connection: without this, calls that wait for its answer
+        would wait until the connection's own checks fail.
+        """
+        if isinstance(self._target, str) or self.runtime is None:
+            return
+        this = weakref.ref(self)
+
+        def moved(address: str) -> bool:
+            connection = this()
+            if connection is None:
+                return False
+            link = connection.link
+            if link is not None and link.address != address:
+                connection.drop(link)
+            return True
+
+        self.runtime.book.watch(self._target.key, moved)
+
+
+class Call:
+    """One call, however often it is sent: its ticket, its deadline, and when it is given up.
+
+    Attributes:
+      request: The encoded request.
+    """
+
+    def __init__(self, connection: Connection, request: bytes):
+        """Opens the call; `close` must follow."""
+        self.request = request
+        self._connection = connection
+        self._started = self._told = time.monotonic()
+        self._lost_at: float | None = None
+        self._number = connection.open_call()
+
+    def ticket(self) -> credentials.Ticket:
+        """Returns what identifies the call."""
+        return self._connection.ticket(self._number)
+
+    def close(self) -> None:
+        """Notes that nobody waits for the answer any more."""
+        self._connection.close_call(self._number)
+
+    def remaining(self) -> float | None:
+        """Returns the seconds until the deadline, or None without one."""
+        timeout = self._connection.timeout
+        if timeout is None:
+            return None
+        return max(0.001, timeout - (time.monotonic() - self._started))
+
+    def failed(self, link: rpc_link.Link, error: Exception) -> None:
+        """Returns if the call may be sent again, and raises its error if not.
+
+        Args:
+          link: On which it failed.
+          error: gRPC's, ValueError of a closed link, or UnverifiedAnswerError.
+        """
+        connection = self._connection
+        code = error.code() if isinstance(error, grpc.RpcError) else None
+        if isinstance(error, rpc_link.UnverifiedAnswerError):
+            code = grpc.StatusCode.UNAUTHENTICATED
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            if connection.has_fixed_address:
+                raise self._translated(error) from None
+            # The node's port went to another process; the node will publish its new address.
+            connection.drop(link)
+        elif code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, None):
+            raise self._translated(error) from None  # None and CANCELLED: the link was closed.
+        self._lost_at = self._lost_at or time.monotonic()
+        is_hopeless = self._lost_secs() >= connection.retry_secs
+        if is_hopeless and (connection.was_reached or link.was_ready):
+            raise self._translated(error) from None
+
+    def check(self) -> None:
+        """Logs every 10 s what the call waits for.
+
+        Raises:
+          CourierUnavailableError: waiting for the server has become pointless.
+          CourierDeadlineError: the deadline has passed.
+        """
+        connection, now = self._connection, time.monotonic()
+        name = connection.runtime.name if connection.runtime else "client"
+        owner = connection.owner
+        if connection.runtime is not None and connection.runtime.stop_event.is_set():
+            raise errors.CourierUnavailableError(
+                f"{name}: the server of {owner} is gone and the program is stopping"
+            )
+        if not connection.wait_for_ready or (
+            connection.was_reached and self._lost_secs() >= connection.retry_secs
+        ):
+            raise errors.CourierUnavailableError(f"{name}: the server of {owner} can't be reached")
+        if connection.timeout is not None and now - self._started >= connection.timeout:
+            raise errors.CourierDeadlineError(
+                f"{name}: the server of {owner} was not reached in {connection.timeout:g} s"
+            )
+        if now - self._told > lp_runtime.WAIT_MESSAGE_SECS:
+            self._told = now
+            logger.warning(
+                "%s: waiting for the server of %s (%.0f s)", name, owner, now - self._started
+            )
+
+    def _lost_secs(self) -> float:
+        return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
+
+    def _translated(self, error: Any) -> Exception:
+        connection = self._connection
+        where = f"call of {wire.method_of(self.request)}() on {connection.owner}"
+        if isinstance(error, rpc_link.UnverifiedAnswerError):
+            return errors.CourierAuthenticationError(
+                f"{where} was answered by a process that does not know this program's secret"
+            )
+        if not isinstance(error, grpc.RpcError):
+            return errors.CourierUnavailableError(f"{where} lost its connection")
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.CourierDeadlineError(f"{where} took longer than {connection.timeout:g} s")
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            return errors.CourierAuthenticationError(f"{where} was refused: {details}")
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return errors.CourierUnavailableError(f"{where} lost its server: {details}")
+        return errors.CourierError(f"{where} failed: {code.name}: {details}")

@@ -1,0 +1,159 @@
+"""Mutual authentication of remote calls: who may call, and whose answer is believed.
+
+All nodes of a program share a secret, which never travels. Every request carries a signature in
+its metadata, which the server checks before it reads the request's body. Every answer carries one
+as well, which the client checks before it unpickles anything. A process that takes over the port
+of a dead node has no secret, so it learns none and its answers are not believed; the identity of
+the server is part of the signature, so that another node of the same program is not taken for the
+one that was called.
+
+This protects against processes that can open connections to a node. It hides nothing from
+whoever can read the network between two hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECRET_BYTES = 32
+CLIENT_ID_BYTES = 16
+
+# Both names end in -bin, as gRPC demands of binary metadata.
+_REQUEST_KEY = "launchpad-request-bin"
+_ANSWER_KEY = "launchpad-answer-bin"
+
+# Hexadecimal secret of processes that share no program, for several hosts.
+SECRET_VARIABLE = "LAUNCHPAD_SECRET"
+
+# Client, sequence number of the call, and the last of the numbers up to which all are answered.
+_TICKET = struct.Struct(f"<{CLIENT_ID_BYTES}sQQ")
+_SIGNATURE_BYTES = hashlib.sha256().digest_size
+_HEAD_BYTES = _TICKET.size + _SIGNATURE_BYTES
+
+
+class Ticket(NamedTuple):
+    """Identifies one call, however often it is sent.
+
+    Attributes:
+      client_id: Random bytes of the client.
+      number: Sequence number of the call, from 1.
+      num_answered: All calls of this client up to this number have their answer.
+    """
+
+    client_id: bytes
+    number: int
+    num_answered: int
+
+
+def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[str, bytes], ...]:
+    """Returns the metadata of a request.
+
+    Args:
+      secret: Of the program.
+      identity: Of the server that is meant; empty for any server of the program.
+      ticket: Of the call.
+    """
+    packed = _TICKET.pack(*ticket)
+    return ((_REQUEST_KEY, packed + _sign(secret, b"request", identity, packed) + identity),)
+
+
+def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> Ticket | None:
+    """Returns the ticket of a request, or None if its signature is not the program's.
+
+    Args:
+      secret: Of the program.
+      identity: Of this server: a request that is meant for another one is refused. Empty if the
+        server is not that of a node.
+      metadata: Pairs of the request.
+    """
+    value = _value(metadata, _REQUEST_KEY)
+    if len(value) < _HEAD_BYTES:
+        return None
+    packed, signature, meant = (
+        value[: _TICKET.size],
+        value[_TICKET.size : _HEAD_BYTES],
+        value[_HEAD_BYTES:],
+    )
+    if identity and meant not in (identity, b""):
+        return None
+    if not hmac.compare_digest(signature, _sign(secret, b"request", meant, packed)):
+        return None
+    return Ticket(*_TICKET.unpack(packed))
+
+
+def sign_answer(secret: bytes, ticket: Ticket, pickled: Any) -> tuple[tuple[str, bytes], ...]:
+    """Returns the trailing metadata of an answer, whose part that is unpickled is `pickled`."""
+    return ((_ANSWER_KEY, _sign(secret, b"answer", _call(ticket), pickled)),)
+
+
+def is_answer_of(secret: bytes, ticket: Ticket, pickled: Any, metadata: Iterable[Any]) -> bool:
+    """Returns whether a process that knows the secret gave this answer to this call."""
+    expected = _sign(secret, b"answer", _call(ticket), pickled)
+    return hmac.compare_digest(_value(metadata, _ANSWER_KEY), expected)
+
+
+def of_user() -> bytes:
+    """Returns the secret of processes outside a program: servers and clients made by hand.
+
+    It is LAUNCHPAD_SECRET, or the contents of a file that only this user can read, made at first
+    use; so two such processes of one user on one machine understand each other.
+
+    Raises:
+      ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits.
+    """
+    text = os.environ.get(SECRET_VARIABLE)
+    if text is not None:
+        try:
+            secret = bytes.fromhex(text)
+        except ValueError:
+            secret = b""
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(
+                f"expected {SECRET_VARIABLE} with {2 * SECRET_BYTES} hexadecimal digits, got "
+                f"{len(text)} characters; make one with: python -c 'import secrets; "
+                f"print(secrets.token_hex({SECRET_BYTES}))'"
+            )
+        return secret
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    file = state / "rl-replicator" / "launchpad-secret"
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(secrets.token_bytes(SECRET_BYTES))
+        try:
+            os.link(new, file)  # Unlike a rename, it never replaces the file of another process.
+        except FileExistsError:
+            pass
+        finally:
+            new.unlink()
+    return file.read_bytes()
+
+
+def _call(ticket: Ticket) -> bytes:
+    """The part of a ticket that is the same however often its call is sent."""
+    return _TICKET.pack(ticket.client_id, ticket.number, 0)
+
+
+def _sign(secret: bytes, kind: bytes, about: bytes, content: Any) -> bytes:
+    # One-shot HMACs take a microsecond; the length keeps `about` and `content` apart.
+    head = struct.pack("<I", len(about)) + about
+    if len(content) <= 4096:
+        return hmac.digest(secret, kind + head + content, "sha256")
+    state = hmac.new(secret, kind + head, "sha256")
+    state.update(content)
+    return state.digest()
+
+
+def _value(metadata: Iterable[Any], key: str) -> bytes:
+    for name, value in metadata or ():
+        if name == key:
+            return value
+    return b""

@@ -1,0 +1,176 @@
+"""Calls that return futures: none takes a thread of its own, however many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any, Protocol
+
+import grpc
+
+from launchpad.rpc import credentials
+from launchpad.rpc import link as rpc_link
+
+# How long one round waits for the server's address, and for its connection, in seconds.
+_ROUND_SECS = 0.2
+
+
+class Call(Protocol):
+    """One call that may be sent several times; see `connection.Call`."""
+
+    request: bytes
+
+    def ticket(self) -> credentials.Ticket: ...
+
+    def remaining(self) -> float | None: ...
+
+    def failed(self, link: rpc_link.Link, error: Exception) -> None: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclasses.dataclass
+class _Entry:
+    call: Call
+    result: futures.Future[Any]
+    was_sent: bool = False
+
+
+class PendingCalls:
+    """Sends calls without waiting for them.
+
+    Calls whose server cannot be reached wait together for one thread, which sends them again when
+    it can, and fails those whose deadline has passed.
+    """
+
+    def __init__(
+        self,
+        find_link: Callable[[float | None], rpc_link.Link | None],
+        unpack: Callable[[bytes], Any],
+        as_client: Callable[[], contextlib.AbstractContextManager[None]],
+    ):
+        """Starts no thread.
+
+        Args:
+          find_link: (seconds) -> the link to the server; None if its address is not known by then.
+          unpack: Turns an encoded answer into the result of the call, or raises its exception.
+          as_client: Context in which the other two run, in whatever thread.
+        """
+        self._find_link = find_link
+        self._unpack = unpack
+        self._as_client = as_client
+        self._waiting: list[_Entry] = []
+        self._lock = threading.Lock()
+        self._has_thread = False
+
+    def submit(self, call: Call, link: rpc_link.Link | None) -> futures.Future[Any]:
+        """Sends a call on `link`, or once there is one; returns the future of its result.
+
+        A future that is cancelled cancels the call: a handler that has not begun never runs.
+        """
+        entry = _Entry(call, futures.Future())
+        if link is None:
+            self._wait(entry)
+        else:
+            self._send(entry, link)
+        return entry.result
+
+    def _send(self, entry: _Entry, link: rpc_link.Link) -> None:
+        entry.was_sent = True
+        ticket = entry.call.ticket()
+        try:
+            rpc = link.start(entry.call.request, ticket, entry.call.remaining())
+        except ValueError:  # The link was closed meanwhile.
+            self._wait(entry)
+            return
+        entry.result.add_done_callback(lambda done: rpc.cancel() if done.cancelled() else None)
+        rpc.add_done_callback(lambda rpc: self._finish(entry, link, ticket, rpc))
+
+    def _finish(
+        self, entry: _Entry, link: rpc_link.Link, ticket: credentials.Ticket, rpc: Any
+    ) -> None:
+        if entry.result.cancelled():
+            entry.call.close()
+            return
+        with self._as_client():  # This may be any thread: gRPC's, or that of the caller.
+            try:
+                if rpc.code() != grpc.StatusCode.OK:
+                    raise rpc
+                answer = link.verified(rpc.result(), rpc, ticket)
+            except (grpc.RpcError, rpc_link.UnverifiedAnswerError) as error:
+                try:
+                    entry.call.failed(link, error)
+                except Exception as reason:
+                    self._settle(entry, reason)
+                else:
+                    self._wait(entry)
+            else:
+                self._settle(entry, answer)
+
+    def _settle(self, entry: _Entry, outcome: bytes | Exception) -> None:
+        entry.call.close()
+        with contextlib.suppress(futures.InvalidStateError):  # Cancelled by its owner meanwhile.
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                value = self._unpack(outcome)
+            except BaseException as error:  # The future carries it to whoever waits.
+                entry.result.set_exception(error)
+            else:
+                entry.result.set_result(value)
+
+    def _wait(self, entry: _Entry) -> None:
+        with self._lock:
+            self._waiting.append(entry)
+            if self._has_thread:
+                return
+            self._has_thread = True
+        threading.Thread(target=self._resend, name="courier-resend", daemon=True).start()
+
+    def _resend(self) -> None:
+        """Sends what waits, until nothing does."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._has_thread = False
+                    return
+            try:
+                with self._as_client():
+                    link = self._find_link(_ROUND_SECS)
+                failure = None
+            except Exception as error:  # Such as a program that is stopping.
+                link, failure = None, error
+            is_ready = link is not None and link.is_ready(_ROUND_SECS)
+            with self._lock:
+                batch, self._waiting = self._waiting, []
+            for entry in batch:
+                self._go_on(entry, link, is_ready, failure)
+            if link is None or not is_ready:
+                time.sleep(_ROUND_SECS)
+
+    def _go_on(
+        self,
+        entry: _Entry,
+        link: rpc_link.Link | None,
+        is_ready: bool,
+        failure: Exception | None,
+    ) -> None:
+        if entry.result.cancelled():
+            entry.call.close()
+        elif failure is not None:
+            self._settle(entry, failure)
+        elif link is not None and (is_ready or not entry.was_sent):
+            self._send(entry, link)
+        else:
+            try:
+                entry.call.check()
+            except Exception as reason:
+                self._settle(entry, reason)
+            else:
+                self._wait(entry)

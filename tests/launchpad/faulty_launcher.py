@@ -1,0 +1,39 @@
+"""Programs that tests damage: `python faulty_launcher.py SCENARIO FILE`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import launchpad as lp
+
+
+def parent(path: str) -> None:
+    """A node that starts a process of its own, which inherits its output."""
+    child = subprocess.Popen(["sleep", "1000"])
+    pathlib.Path(path).write_text(f"{os.getpid()} {child.pid}")
+    lp.wait_for_stop()
+
+
+def main() -> None:
+    scenario, path = sys.argv[1:]
+    if scenario == "children":
+        program = lp.Program("children")
+        program.add_node(lp.PyNode(parent, path), label="parent")
+        lp.launch(program, "local_mp").wait()
+        return
+    for name in ("first", "second"):
+        program = lp.Program(name)
+        program.add_node(lp.PyNode(lp.wait_for_stop), label=name)
+        manager = lp.launch(program, "local_mt")
+        manager.wait_until_ready()
+    pathlib.Path(path).write_text("ready")
+    while True:  # A script with a loop of its own.
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Nodes and launchers that die, freeze, or are told to end by strangers."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import launchpad as lp
+from launchpad import errors
+from launchpad.launch.local_multi_processing import launch as processes
+
+_SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
+
+
+def _wait_until(condition, secs=60.0):
+    deadline = time.monotonic() + secs
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class _Parent:
+    """Starts a process that inherits its output, and tells who both are."""
+
+    def __init__(self, path):
+        self._child = subprocess.Popen(["sleep", "1000"])
+        with pathlib.Path(path).open("a") as file:
+            file.write(f"{os.getpid()} {self._child.pid}\n")
+
+    def run(self):
+        lp.wait_for_stop()
+
+
+@pytest.fixture
+def family(tmp_path):
+    """(manager of a program with one restartable node, function that lists its incarnations)."""
+    path = tmp_path / "pids"
+    path.touch()
+    program = lp.Program("family")
+    program.add_node(lp.PyClassNode(_Parent, str(path)), label="parent")
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1, frozen_after_secs=6.0)
+    manager = lp.launch(program, "test_mp", restart_policies={"parent": policy})
+
+    def incarnations(count):
+        rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+        return rows if len(rows) >= count and len(rows[-1]) == 2 else None
+
+    yield manager, incarnations
+    manager.stop_and_wait()
+    for _, child in incarnations(1):
+        _wait_until(lambda pid=child: not _is_alive(pid), 10)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_node_comes_back_and_its_children_go(family, number):
+    """Killed, told to end by a stranger, and frozen; the program goes on each time."""
+    manager, incarnations = family
+    ((node, child),) = _wait_until(lambda: incarnations(1))
+    assert manager.wait_until_ready(60)
+    os.kill(node, number)
+    first, second = _wait_until(lambda: incarnations(2))
+    assert first == (node, child) and _is_alive(second[0]) and _is_alive(second[1])
+    _wait_until(lambda: not _is_alive(node) and not _is_alive(child), 10)
+    assert not manager.wait(timeout=0.5) and manager.signal_number is None
+
+
+def test_inherited_output_does_not_hold_up_the_supervisor(family, monkeypatch):
+    manager, incarnations = family
+    ((node, _),) = _wait_until(lambda: incarnations(1))
+    monkeypatch.setattr(processes, "_OUTPUT_SECS", 30.0)
+    os.kill(node, signal.SIGKILL)
+    started = time.monotonic()
+    manager._supervisor.post_awaited()
+    _wait_until(lambda: incarnations(2), 25)
+    assert time.monotonic() - started < 25
+
+
+@pytest.mark.processes
+def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
+    path = tmp_path / "pids"
+    launcher = subprocess.Popen([sys.executable, str(_SCRIPT), "children", str(path)])
+    try:
+        _wait_until(lambda: path.exists() and len(path.read_text().split()) == 2)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    for pid in map(int, path.read_text().split()):
+        _wait_until(lambda pid=pid: not _is_alive(pid), 10)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_programs_and_the_script_with_its_own_loop(tmp_path, number):
+    path = tmp_path / "ready"
+    script = subprocess.Popen(
+        [sys.executable, str(_SCRIPT), "two", str(path)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _wait_until(path.exists)
+        script.send_signal(number)
+        _, err = script.communicate(timeout=60)
+    finally:
+        script.kill()
+        script.wait()
+    assert err.count("stopping") == 2  # Both programs, in order.
+    assert script.returncode in (-number, 128 + number)
+
+
+class _Mutual:
+    """Looks another node's address up while it is constructed."""
+
+    def __init__(self, other):
+        self._other = other.address
+
+    def where(self):
+        return self._other
+
+
+def test_nodes_find_each_other_while_they_are_constructed(engine):
+    program = lp.Program("mutual")
+    first, second = (lp.CourierNode(_Mutual, None) for _ in range(2))
+    handles = [program.add_node(node, label="mutual") for node in (first, second)]
+    first.configure(handles[1])
+    second.configure(handles[0])
+    manager = lp.launch(program, engine if engine != lp.LaunchType.RAY else "test_mt")
+    clients = [manager.resolve(handle) for handle in handles]
+    assert [client.where() for client in clients] == [clients[1].address, clients[0].address]
+    manager.stop_and_wait()
+
+
+class _Slow:
+    """Takes long to construct, and calls a server that a stop takes away."""
+
+    def __init__(self, server):
+        while True:
+            server.nothing()
+            time.sleep(0.05)
+
+
+class _Server:
+    def nothing(self):
+        return None
+
+
+def test_a_stop_during_the_start_is_no_failure():
+    program = lp.Program("slow")
+    server = program.add_node(lp.CourierNode(_Server), label="server")
+    program.add_node(lp.CourierNode(_Slow, server), label="slow")
+    manager = lp.launch(program, "test_mt")
+    assert manager.resolve(server).nothing() is None
+    time.sleep(0.3)
+    manager.stop_and_wait()  # Raises NodeFailedError for a failure.
+    assert manager.is_done
+
+
+def test_what_ray_raises_for_a_lost_process_counts_as_its_death():
+    ray = pytest.importorskip("ray")
+    from launchpad.launch.ray import worker
+
+    lost = (
+        ray.exceptions.OutOfMemoryError("too much memory"),
+        ray.exceptions.WorkerCrashedError(),
+        ray.exceptions.LocalRayletDiedError(),
+    )
+    for error in lost:
+        assert worker._death(error).type_name == errors.PROCESS_DIED
+    assert worker._death(ValueError("own")).type_name == "ValueError"
