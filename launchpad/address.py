@@ -31,6 +31,7 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
             self._address = f"127.0.0.1:{probe.getsockname()[1]}"
 
     def build(self) -> str:
+        """Returns the "host:port" chosen at construction."""
         return self._address
 
 

@@ -15,6 +15,7 @@ class AddressBook:
         self._watchers: dict[str, list[Callable[[str], bool]]] = {}
 
     def publish(self, key: str, address: str) -> None:
+        """Records where `key` is now; wakes those who wait for it and calls its watchers."""
         with self._changed:
             self._entries[key] = address
             self._changed.notify_all()
@@ -29,14 +30,17 @@ class AddressBook:
             self._watchers.setdefault(key, []).append(watcher)
 
     def forget(self, key: str) -> None:
+        """Removes the address of `key`, if there is one."""
         with self._changed:
             self._entries.pop(key, None)
 
     def get(self, key: str) -> str | None:
+        """Returns the address of `key`, or None if it is not published."""
         with self._changed:
             return self._entries.get(key)
 
     def snapshot(self) -> dict[str, str]:
+        """Returns a copy of all entries."""
         with self._changed:
             return dict(self._entries)
 

@@ -1,56 +1,22 @@
-"""Launch types, and what a node can ask about the launch it belongs to."""
+"""What a node can ask about the launch that it belongs to (upstream's module of that name)."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable
-from typing import Any
+from launchpad import runtime
+from launchpad.launch_type import (
+    LaunchContext,
+    LaunchType,
+    is_local_launch,
+    is_local_launch_or_test,
+)
 
-
-class LaunchType(enum.Enum):
-    """How a program is run: `lp.launch(program, launch_type=...)` or `--lp_launch_type`."""
-
-    LOCAL_MULTI_THREADING = "local_mt"  # Every node is a thread of this process.
-    LOCAL_MULTI_PROCESSING = "local_mp"  # Every node is a process of this machine.
-    TEST_MULTI_THREADING = "test_mt"  # Threads; signals and interpreter exit are left alone.
-    TEST_MULTI_PROCESSING = "test_mp"  # Processes; likewise.
-    LOCAL_DOCKER = "local_docker"  # Upstream's name; refused by `launch`.
-    VERTEX_AI = "vertex_ai"  # Upstream's name; refused by `launch`.
-    RAY = "ray"  # Every node is placed by Ray.
-
-
-_LOCAL = (LaunchType.LOCAL_MULTI_THREADING, LaunchType.LOCAL_MULTI_PROCESSING)
-_TEST = (LaunchType.TEST_MULTI_THREADING, LaunchType.TEST_MULTI_PROCESSING)
-
-
-def is_local_launch(launch_type: LaunchType | str) -> bool:
-    """True for threads and processes of this machine, without the test types."""
-    return LaunchType(launch_type) in _LOCAL
-
-
-def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
-    """True for threads and processes of this machine, with the test types."""
-    return LaunchType(launch_type) in _LOCAL + _TEST
-
-
-class LaunchContext:
-    """What a node's code may ask about its launch; filled in when the node starts.
-
-    Attributes:
-      launch_type: How the program was launched.
-      launch_config: The group's entry in `local_resources`, or None.
-      program_stopper: Callable that stops the program.
-    """
-
-    def __init__(
-        self,
-        launch_type: LaunchType,
-        launch_config: Any,
-        program_stopper: Callable[..., None],
-    ):
-        self.launch_type = launch_type
-        self.launch_config = launch_config
-        self.program_stopper = program_stopper
+__all__ = [
+    "LaunchContext",
+    "LaunchType",
+    "get_context",
+    "is_local_launch",
+    "is_local_launch_or_test",
+]
 
 
 def get_context() -> LaunchContext:
@@ -59,6 +25,4 @@ def get_context() -> LaunchContext:
     Raises:
       RuntimeError: outside a running program.
     """
-    from launchpad import runtime  # A node's runtime builds its context; avoids the cycle.
-
     return runtime.require_current().launch_context

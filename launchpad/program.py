@@ -29,6 +29,7 @@ class Program:
 
     @property
     def name(self) -> str:
+        """Name of the program, for messages."""
         return self._name
 
     @property
@@ -78,6 +79,7 @@ class Program:
         return node.create_handle()
 
     def get_all_nodes(self) -> list[base.Node]:
+        """Returns the nodes of all groups, in the order in which they were added."""
         return list(itertools.chain.from_iterable(self._groups.values()))
 
 

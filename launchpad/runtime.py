@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchpad import address_book as lp_address_book
-from launchpad import context as lp_context
 from launchpad import errors
+from launchpad.launch_type import LaunchContext, LaunchType
 
 logger = logging.getLogger("launchpad")
 
@@ -43,7 +43,7 @@ class ProgramInfo:
 
     program_id: str
     secret: bytes
-    launch_type: lp_context.LaunchType
+    launch_type: LaunchType
     host: str
     owners: Mapping[str, str]
 
@@ -97,7 +97,7 @@ class NodeRuntime:
         self.stop_event = threading.Event()
         self.release_event = threading.Event()
         self.owned_keys: frozenset[str] = frozenset()
-        self.launch_context = lp_context.LaunchContext(info.launch_type, launch_config, self.stop)
+        self.launch_context = LaunchContext(info.launch_type, launch_config, self.stop)
         self._callbacks = callbacks
         self._state = STARTING
         self.was_interrupted = False
@@ -110,6 +110,7 @@ class NodeRuntime:
 
     @property
     def name(self) -> str:
+        """ "label/index" of the node."""
         return f"{self.label}/{self.index}"
 
     def set_state(self, state: str) -> None:
@@ -143,6 +144,7 @@ class NodeRuntime:
         handler()
 
     def remove_stop_handler(self, handler: Callable[[], Any]) -> None:
+        """Takes back what `add_stop_handler` has added."""
         with self._lock:
             if handler in self._handlers:
                 self._handlers.remove(handler)
@@ -306,9 +308,11 @@ def set_process_runtime(runtime: NodeRuntime | None) -> None:
 
 
 def add_launcher_runtime(runtime: NodeRuntime) -> None:
+    """Makes `runtime` the current one of code outside any node."""
     _launcher_runtimes.append(runtime)
 
 
 def remove_launcher_runtime(runtime: NodeRuntime) -> None:
+    """Takes back what `add_launcher_runtime` has done."""
     if runtime in _launcher_runtimes:
         _launcher_runtimes.remove(runtime)

@@ -45,6 +45,7 @@ class Channel:
         return pickle.loads(data) if data else None
 
     def close(self) -> None:
+        """Closes this end; the peer receives None."""
         self._connection.close()
 
     def _read(self, size: int) -> bytes | None:

@@ -13,17 +13,33 @@ from launchpad.nodes.python import local_multi_processing
 class Worker(Protocol):
     """One running incarnation of a node. The methods return at once and never raise."""
 
-    def start(self) -> None: ...
-    def notify_stop(self) -> None: ...
-    def notify_ready(self) -> None: ...
-    def release(self) -> None: ...
-    def kill(self) -> None: ...
-    def send_address(self, key: str, address: str) -> None: ...
-    def close(self) -> None: ...
-    def end_frozen(self, secs: float) -> None: ...
+    def start(self) -> None:
+        """Starts the node."""
+
+    def notify_stop(self) -> None:
+        """Asks the node to leave its `run()`."""
+
+    def notify_ready(self) -> None:
+        """Tells the node that all nodes have been constructed."""
+
+    def release(self) -> None:
+        """Tells the node that nobody needs its server any more."""
+
+    def kill(self) -> None:
+        """Ends the node without asking."""
+
+    def send_address(self, key: str, address: str) -> None:
+        """Tells the node where the owner of `key` serves: "host:port"."""
+
+    def close(self) -> None:
+        """Frees what the launcher holds for the node, which has ended."""
+
+    def end_frozen(self, secs: float) -> None:
+        """Kills a node that has shown no sign of life for `secs` seconds."""
 
     @property
-    def silent_secs(self) -> float: ...
+    def silent_secs(self) -> float:
+        """Seconds since the last sign of life of the node."""
 
 
 @dataclasses.dataclass
@@ -61,8 +77,10 @@ class Member:
 
     @property
     def name(self) -> str:
+        """ "label/index" of the node."""
         return f"{self.label}/{self.index}"
 
     @property
     def is_gone(self) -> bool:
+        """True if the node has ended, or was given up."""
         return self.is_abandoned or self.state == lp_runtime.ENDED

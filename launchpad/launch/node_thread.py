@@ -36,6 +36,7 @@ class NodeThread(threading.Thread):
                 _set_async_exception(self.ident, ctypes.py_object(SystemExit))
 
     def run(self) -> None:
+        """Runs the node, and reports its end whatever it was."""
         lp_runtime.set_thread_runtime(self._runtime)
         has_begun = False
         error = None

@@ -51,6 +51,7 @@ class RemoteWorker(abc.ABC):
 
     @property
     def is_attached(self) -> bool:
+        """True once the process has called."""
         return self._channel is not None
 
     def attach(self, channel: lp_channel.Channel) -> None:
@@ -63,15 +64,19 @@ class RemoteWorker(abc.ABC):
         self._reader = self._thread(self._read, "control")
 
     def notify_stop(self) -> None:
+        """Asks the node to leave its `run()`."""
         self._send("stop")
 
     def notify_ready(self) -> None:
+        """Tells the node that all nodes have been constructed."""
         self._send("ready")
 
     def release(self) -> None:
+        """Tells the node that nobody needs its server any more."""
         self._send("release")
 
     def send_address(self, key: str, address: str) -> None:
+        """Tells the node where the owner of `key` serves: "host:port"."""
         self._send("address", key, address)
 
     def end_frozen(self, secs: float) -> None:
@@ -85,6 +90,7 @@ class RemoteWorker(abc.ABC):
         )
 
     def close(self) -> None:
+        """Closes the control channel."""
         if self._channel is not None:
             self._channel.close()
 

@@ -90,17 +90,21 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread, which starts the nodes."""
         self._thread.start()
 
     # -- events: callable from any thread, and from signal handlers -----------------------------
 
     def post_state(self, worker: lp_member.Worker, state: str) -> None:
+        """Reports what the node does now."""
         self._events.put((self._on_state, worker, state))
 
     def post_publish(self, key: str, address: str) -> None:
+        """Reports where the owner of `key` serves: "host:port"."""
         self._events.put((self._on_publish, key, address))
 
     def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        """Reports a failure that is to end the program."""
         self._events.put((self._on_failure, worker, record))
 
     def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
@@ -108,9 +112,11 @@ class Supervisor:
         self._events.put((self._on_ended, worker, record))
 
     def post_stop(self) -> None:
+        """Asks for the end of the program."""
         self._events.put((self._on_stop,))
 
     def post_signal(self, number: int) -> None:
+        """Reports a signal: the first stops the program, the second kills it."""
         self._events.put((self._on_signal, number))
 
     def post_awaited(self) -> None:
@@ -118,6 +124,7 @@ class Supervisor:
         self._events.put((self._on_awaited,))
 
     def post_kill(self) -> None:
+        """Asks for the end of all nodes at once."""
         self._events.put((self._on_kill,))
 
     def processes(self) -> dict[str, int]:

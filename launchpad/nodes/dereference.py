@@ -30,9 +30,11 @@ class Deferred(Dereferenceable[T]):
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the call."""
         return self._args, self._kwargs
 
     def dereference(self) -> T:
+        """Calls the function, with clients in place of the handles among its arguments."""
         args, kwargs = dereference_tree((self._args, self._kwargs))
         return self._constructor(*args, **kwargs)
 

@@ -24,15 +24,20 @@ class Call(Protocol):
 
     request: bytes
 
-    def ticket(self) -> credentials.Ticket: ...
+    def ticket(self) -> credentials.Ticket:
+        """Returns what identifies the call."""
 
-    def remaining(self) -> float | None: ...
+    def remaining(self) -> float | None:
+        """Returns the seconds until the deadline, or None without one."""
 
-    def failed(self, link: rpc_link.Link, error: Exception) -> None: ...
+    def failed(self, link: rpc_link.Link, error: Exception) -> None:
+        """Returns if the call may be sent again, and raises its error if not."""
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raises if waiting for the server has become pointless."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Notes that nobody waits for the answer any more."""
 
 
 @dataclasses.dataclass

@@ -72,6 +72,7 @@ class Server:
 
     @property
     def port(self) -> int:
+        """The bound port."""
         return self._port
 
     def bind(self, name: str, function: Callable[..., Any]) -> None:

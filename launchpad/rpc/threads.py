@@ -27,6 +27,7 @@ class DaemonExecutor(futures.Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Runs `fn` in a thread of the pool; returns the future of its result."""
         future: futures.Future[Any] = futures.Future()
         self._tasks.put((future, fn, args, kwargs))
         try:

@@ -39,11 +39,13 @@ class ProcessEngine:
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> ProcessWorker:
+        """Returns a new incarnation of a node, not started yet."""
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
         environment = self._environments[member.name]
         return ProcessWorker(member, supervisor, spec, environment, self._guard)
 
     def close(self) -> None:
+        """Ends the guard; all nodes have ended."""
         self._guard.close()
 
 
@@ -67,9 +69,11 @@ class ProcessWorker(remote_worker.RemoteWorker):
 
     @property
     def pid(self) -> int | None:
+        """Process id of the node; None before it is started."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
+        """Starts the interpreter and sends it the description of the node."""
         # Called by the supervisor's thread, which outlives the process: the kernel kills a child
         # when the thread that started it ends.
         ours, theirs = socket.socketpair()
@@ -106,6 +110,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
         self._thread(self._await_end, "wait")
 
     def kill(self) -> None:
+        """Kills the process and what it has started."""
         if self._process is None or self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

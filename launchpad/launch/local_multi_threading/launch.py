@@ -19,10 +19,11 @@ class ThreadEngine:
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> ThreadWorker:
+        """Returns a new incarnation of a node, not started yet."""
         return ThreadWorker(member, supervisor, self._launch)
 
     def close(self) -> None:
-        pass
+        """Does nothing: threads leave nothing behind."""
 
 
 class ThreadWorker:
@@ -52,27 +53,33 @@ class ThreadWorker:
         self._thread = node_thread.NodeThread(member.name, member.node, self.runtime, self._on_end)
 
     def start(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def notify_stop(self) -> None:
+        """Sets the stop event and runs the stop handlers, in a thread of their own."""
         # Stop handlers are the users' code, and may block.
         name = f"{self.runtime.name} stop"
         threading.Thread(target=self.runtime.notify_stop_in_thread, name=name, daemon=True).start()
 
     def notify_ready(self) -> None:
+        """Sets the ready event."""
         self.runtime.ready_event.set()
 
     def release(self) -> None:
+        """Lets the server of the node end."""
         self.runtime.release()
 
     def kill(self) -> None:
+        """Raises SystemExit in the thread: the most that can be done to one."""
         self.runtime.release()
         self._thread.interrupt()
 
     def send_address(self, key: str, address: str) -> None:
-        pass  # All threads share one book.
+        """Does nothing: all threads share one address book."""
 
     def close(self) -> None:
+        """Gives reserved ports back."""
         self.runtime.close()
 
     @property
@@ -81,7 +88,7 @@ class ThreadWorker:
         return 0.0
 
     def end_frozen(self, secs: float) -> None:
-        del secs  # Never called.
+        """Does nothing; never called, because `silent_secs` is 0."""
 
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()

@@ -51,6 +51,7 @@ class Switchboard:
         return key
 
     def close(self) -> None:
+        """Accepts no more calls."""
         with contextlib.suppress(OSError):  # Wakes accept() up.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

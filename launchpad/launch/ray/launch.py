@@ -37,6 +37,7 @@ class RayEngine:
     def make_worker(
         self, member: lp_member.Member, supervisor: lp_supervisor.Supervisor
     ) -> lp_member.Worker:
+        """Returns a new incarnation of a node, not started yet."""
         from launchpad.launch.ray import worker  # Imports Ray, whose settings are made by now.
 
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
@@ -50,6 +51,7 @@ class RayEngine:
         )
 
     def close(self) -> None:
+        """Leaves Ray, and ends it if it is the program's own."""
         self._switchboard.close()
         lp_cluster.release(self._cluster)
 

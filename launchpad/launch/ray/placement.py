@@ -24,6 +24,7 @@ class Machine:
     gpus: float
 
     def has(self, cpus: float, gpus: float) -> bool:
+        """Returns whether this much is free on the machine."""
         return cpus <= self.cpus and gpus <= self.gpus
 
     def __str__(self) -> str:

@@ -64,6 +64,7 @@ class RayWorker(remote_worker.RemoteWorker):
         self._was_called_off = False
 
     def start(self) -> None:
+        """Asks Ray for a process; it calls back once it runs."""
         board = self._switchboard
         try:
             actor_class = ray.remote(node_actor.NodeActor).options(**self._options())
@@ -94,16 +95,19 @@ class RayWorker(remote_worker.RemoteWorker):
         return options
 
     def notify_stop(self) -> None:
+        """Asks the node to leave its `run()`; calls off one that Ray has not started yet."""
         super().notify_stop()
         if not self.is_attached:  # It has not run a line of the node's code yet.
             self._was_called_off = True
             self.kill()
 
     def kill(self) -> None:
+        """Has Ray kill the process."""
         with contextlib.suppress(Exception):  # Gone already, or Ray is.
             ray.kill(self._actor, no_restart=True)
 
     def end_frozen(self, secs: float) -> None:
+        """Kills the process, which is too frozen to end when Ray asks it to."""
         if self._surroundings.is_local and self.pid is not None:
             with contextlib.suppress(OSError):  # Ray asks the process itself, which is frozen.
                 os.kill(self.pid, signal.SIGKILL)

@@ -122,9 +122,11 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
         self.allocate_address(self._address)
 
     def create_handle(self) -> courier.CourierHandle:
+        """Returns a handle whose clients call the cache as if it were the server."""
         return self._track_handle(courier.CourierHandle(self._address))
 
     def execute(self) -> None:
+        """Serves answers from memory until the program ends."""
         runtime = lp_runtime.require_current()
         client = dereference.maybe_dereference(self._handle)
         cacher = Cacher(client, self._refresh_interval_secs, self._stale_after_secs)

@@ -30,6 +30,7 @@ class CourierHandle(base.Handle[CourierClient]):
         self._kwargs = kwargs
 
     def dereference(self) -> CourierClient:
+        """Returns a client of the node."""
         return CourierClient(self._address, **self._kwargs)
 
 
@@ -67,6 +68,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
 
     @property
     def courier_address(self) -> lp_address.Address:
+        """Address of the server of this node."""
         return self._address
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
@@ -76,9 +78,11 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         self._collect_input_handles()
 
     def create_handle(self) -> CourierHandle:
+        """Returns a handle that becomes a client of this node."""
         return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
 
     def execute(self) -> None:
+        """Constructs the object, serves it, and calls its `run()`."""
         runtime = lp_runtime.require_current()
         server = make_server(runtime, self._address, self._courier_kwargs)
         takes_server = None

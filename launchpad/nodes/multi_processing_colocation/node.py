@@ -31,6 +31,7 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
 
     @property
     def nodes(self) -> list[python.PyNode]:
+        """The nodes that share a machine."""
         return self._nodes
 
     def add_node(self, node: python.PyNode) -> Any:
@@ -47,4 +48,5 @@ class MultiProcessingColocation(python.PyNode[Any, None]):
         return node.create_handle()
 
     def execute(self) -> None:
+        """Never called: engines launch the nodes themselves."""
         raise NotImplementedError("a MultiProcessingColocation is run by lp.launch() only")

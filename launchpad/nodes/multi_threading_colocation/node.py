@@ -34,6 +34,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
 
     @property
     def nodes(self) -> list[python.PyNode]:
+        """The nodes that share a process."""
         return self._nodes
 
     def add_node(self, node: python.PyNode) -> Any:

@@ -46,6 +46,7 @@ class PythonProcess:
 
     @property
     def absolute_interpreter_path(self) -> str:
+        """Path of the Python interpreter of the nodes."""
         return self.interpreter or sys.executable
 
     def environment(self) -> dict[str, str]:

@@ -34,6 +34,7 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
         self._input_handles = base.extract_handles((args, kwargs))
 
     def create_handle(self) -> Any:
+        """Raises NotImplementedError: a function offers nothing to call."""
         return self._track_handle(_NoHandle())
 
     @property
@@ -42,6 +43,7 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
         return self.execute
 
     def execute(self) -> ReturnType:
+        """Calls the function, with clients in place of the handles among its arguments."""
         args, kwargs = dereference.dereference_tree((self._func_args, self._func_kwargs))
         _set_state(lp_runtime.RUNNING)
         return self._function(*args, **kwargs)
@@ -84,6 +86,7 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
         return True
 
     def execute(self) -> None:
+        """Constructs the object and calls its `run()`."""
         instance = self.construct_instance()
         if not self.run_instance(instance):
             logger.warning("%s has no run(), or it is disabled", type(instance).__name__)

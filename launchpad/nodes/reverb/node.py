@@ -34,6 +34,7 @@ class ReverbHandle(base.Handle["reverb.Client"]):
         return self._address.key
 
     def dereference(self) -> reverb.Client:
+        """Returns a Reverb client of the server."""
         import reverb  # Only nodes that use the tables pay for it, and for TensorFlow.
 
         return reverb.Client(self._address.resolve())
@@ -73,12 +74,15 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
 
     @property
     def reverb_address(self) -> lp_address.Address:
+        """Address of the server of this node."""
         return self._address
 
     def create_handle(self) -> ReverbHandle:
+        """Returns a handle that becomes a Reverb client."""
         return self._track_handle(ReverbHandle(self._address))
 
     def execute(self) -> None:
+        """Makes the tables and serves them until the program ends."""
         runtime = lp_runtime.require_current()
         server = self._start_server(runtime)
         try:
