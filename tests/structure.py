@@ -1,0 +1,228 @@
+"""The project's modules, and who imports whom: `python -m tests.structure` prints the figures.
+
+A module imports another if it says so in an import statement anywhere (in a function or under
+`TYPE_CHECKING` too), or if it holds the other's name in a string, which importlib or `sys.modules`
+could be given.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agents", "environments", "launchpad", "rl_replicator")
+_ENTRY_POINTS = {"__init__", "__main__"}
+# Public methods of foreign base classes, which document them.
+_FOREIGN = {
+    "Environment": {"reset", "step", "observation_spec", "action_spec", "reward_spec", "close"},
+    "Thread": {"run"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """One file of a package.
+
+    Attributes:
+      name: dotted; a package's `__init__` has the package's name.
+      path: of the file.
+      tree: its syntax.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        """The child of the root package that it belongs to: a package, or itself."""
+        return ".".join(self.name.split(".")[:2])
+
+
+@functools.cache
+def modules() -> dict[str, Module]:
+    """Returns all modules by name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            name = name.removesuffix(".__init__")
+            found[name] = Module(name, path, ast.parse(path.read_text()))
+    return found
+
+
+def imported(module: Module) -> set[str]:
+    """Returns the project's modules that a module imports, in any way."""
+    found = set(_statements(module)) | set(_strings(module))
+    return {_longest(name) for name in found if _longest(name)} - {module.name}
+
+
+def foreign(module: Module) -> set[str]:
+    """Returns the top-level names of what its import statements name."""
+    return {name.partition(".")[0] for name in _statements(module)}
+
+
+def _statements(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _strings(module: Module) -> Iterator[str]:
+    """Names in strings: whole ones, and those that an f-string makes of a table's entries."""
+    constants = [
+        node.value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    prefixes = {
+        node.values[0].value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.JoinedStr)
+        and isinstance(node.values[0], ast.Constant)
+        and re.fullmatch(rf"({'|'.join(PACKAGES)})\.([\w.]+\.)?", node.values[0].value)
+    }
+    for text in constants:
+        # A package's own name in a string is a logger's or a program's name, say.
+        named = re.fullmatch(rf"({'|'.join(PACKAGES)})([.:][\w.:]+)?", text)
+        if named and text != module.name.partition(".")[0]:
+            yield text.replace(":", ".")
+        for prefix in prefixes:
+            if re.fullmatch(r"\w[\w.]*", text) and f"{prefix}{text}" in modules():
+                yield f"{prefix}{text}"
+
+
+def _longest(name: str) -> str | None:
+    """Returns the module that a dotted name lies in; None outside the project."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def arrows(rooms: bool) -> dict[str, set[str]]:
+    """Returns who imports whom.
+
+    Args:
+      rooms: between rooms, where the `__init__` of a root package is none; else between modules.
+    """
+    found: dict[str, set[str]] = {}
+    for module in modules().values():
+        source = module.room if rooms else module.name
+        if rooms and source in PACKAGES:
+            continue
+        targets = {modules()[name].room if rooms else name for name in imported(module)}
+        targets -= {source, *(PACKAGES if rooms else ())}
+        found.setdefault(source, set()).update(targets)
+    return found
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Returns the groups of nodes of which each reaches all others."""
+    reached = {node: _reach(graph, node) for node in graph}
+    groups = {tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in graph}
+    return sorted([*group] for group in groups if len(group) > 1)
+
+
+def _reach(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
+    reached, pending = set(), [start]
+    while pending:
+        for node in graph.get(pending.pop(), ()):
+            if node not in reached:
+                reached.add(node)
+                pending.append(node)
+    return reached
+
+
+def loose_modules(package: str) -> list[str]:
+    """Returns the modules that lie directly in a package's root."""
+    return sorted(p.stem for p in (ROOT / package).glob("*.py") if p.stem not in _ENTRY_POINTS)
+
+
+def public_definitions() -> Iterator[tuple[str, bool]]:
+    """Yields every public module, class, function and method, and whether it is documented.
+
+    A method that overrides one of a base class is documented there.
+    """
+    documented: dict[str, set[str]] = {name: set(names) for name, names in _FOREIGN.items()}
+    bases: dict[str, list[str]] = {}
+    classes = [
+        node
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    for node in classes:
+        bases.setdefault(node.name, []).extend(_last_name(base) for base in node.bases)
+        documented.setdefault(node.name, set()).update(
+            n.name for n in node.body if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)
+        )
+    for module in modules().values():
+        yield module.name, ast.get_docstring(module.tree) is not None or not module.tree.body
+        for name, node, owner in _public(module.tree.body, None):
+            inherited = owner is not None and any(
+                node.name in documented.get(base, ()) for base in _reach(bases, owner)
+            )
+            yield f"{module.name}.{name}", inherited or ast.get_docstring(node) is not None
+
+
+def _public(body: list[ast.stmt], owner: str | None) -> Iterator[tuple[str, ast.stmt, str | None]]:
+    for node in body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        decorators = {_last_name(d) for d in node.decorator_list}
+        if node.name.startswith("_") or decorators & {"setter", "overload"}:
+            continue
+        yield (f"{owner}.{node.name}" if owner else node.name), node, owner
+        if isinstance(node, ast.ClassDef):
+            yield from _public(node.body, node.name)
+
+
+def _last_name(node: ast.expr) -> str:
+    """Returns the last part of `a.b`, `a.b(...)` or `a.b[...]`."""
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def report() -> Iterator[str]:
+    """Yields the figures, one line each."""
+    between_rooms, between_modules = arrows(rooms=True), arrows(rooms=False)
+    lines = [len(m.path.read_text().splitlines()) for m in modules().values()]
+    functions = [
+        node.end_lineno - node.lineno + 1
+        for m in modules().values()
+        for node in ast.walk(m.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    definitions = [documented for _, documented in public_definitions()]
+    yield f"files                      {len(modules())}"
+    yield f"rooms                      {len(between_rooms)}"
+    yield f"arrows between rooms       {sum(map(len, between_rooms.values()))}"
+    yield f"circles of rooms           {len(circles(between_rooms))}"
+    yield f"circles of modules         {len(circles(between_modules))}"
+    for package in PACKAGES:
+        yield f"loose in {package:17} {len(loose_modules(package))}"
+    for what, values in (("file", lines), ("function", functions)):
+        middle, high = statistics.median(values), statistics.quantiles(values, n=20)[-1]
+        yield f"lines a {what:18} median {middle:.0f}, p95 {high:.0f}, most {max(values)}"
+    yield f"documented                 {statistics.mean(definitions):.1%} of {len(definitions)}"
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))
+    for group in circles(arrows(rooms=True)) + circles(arrows(rooms=False)):
+        print("circle:", *group)
+    for name, documented in public_definitions():
+        if not documented:
+            print("without docstring:", name)
