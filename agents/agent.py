@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import dm_env
 import numpy as np
+import numpy.typing as npt
 import reverb
 from acme import core, specs
 from acme.adders import base as adders
@@ -16,7 +17,7 @@ from agents.replay.memory_estimate import ReplaySize
 class VariableSource(Protocol):
     """Where actors get weights: one of the two places where actor and learner meet."""
 
-    def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+    def get_variables(self, names: Sequence[str]) -> Mapping[str, npt.NDArray[Any]]:
         """The variables of the named networks, by path."""
         ...
 

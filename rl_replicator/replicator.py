@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from rl_replicator import errors
@@ -15,6 +16,8 @@ from rl_replicator.collectives import call_log
 from rl_replicator.optimizers import wrapping
 from rl_replicator.step import background, compiled, evaluation, variable_registry
 from rl_replicator.step import inputs as inputs_lib
+
+Array = npt.NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Replicator(abc.ABC):
     @property
     def num_replicas(self) -> int:
         """All replicas, of all processes."""
-        return self._strategy.num_replicas_in_sync
+        return int(self._strategy.num_replicas_in_sync)
 
     @property
     def num_local_replicas(self) -> int:
@@ -314,7 +317,7 @@ class Replicator(abc.ABC):
         return error
 
 
-_HOST_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+_HOST_REDUCTIONS: dict[str, Callable[[Array], Array]] = {
     "mean": lambda x: x.mean(axis=0, dtype=np.float32 if x.dtype.kind in "iub" else None),
     "sum": lambda x: x.sum(axis=0, dtype=x.dtype),
     "min": lambda x: x.min(axis=0),
@@ -322,12 +325,13 @@ _HOST_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _stack(leaves: Sequence[Any]) -> np.ndarray | None:
+def _stack(leaves: Sequence[Any]) -> Array | None:
     if leaves[0] is None:
         return None
     # NumPy alone cannot read a bfloat16 scalar tensor.
-    return np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
+    stacked: Array = np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
+    return stacked
 
 
-def _map_arrays(function: Callable[[np.ndarray], np.ndarray], nest: Any) -> Any:
+def _map_arrays(function: Callable[[Array], Array], nest: Any) -> Any:
     return tf.nest.map_structure(lambda x: None if x is None else function(x), nest)

@@ -63,3 +63,12 @@ def test_lock_is_portable_and_complete():
     for name, version in re.findall(r'"([\w-]+)==([\w.]+)"', pyproject):
         assert re.search(rf"^{name}=={re.escape(version)} ", text, re.MULTILINE | re.IGNORECASE)
     assert {"setuptools", "wheel", "packaging", "pytest", "ruff", "mypy"} <= names
+
+
+def test_pre_commit_runs_what_make_check_runs():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    entries = re.findall(r"entry: \.venv/bin/(.*)", hooks)
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = re.findall(r"\$\(BIN\)/(.*)", recipe[1])
+    # --force-exclude only heeds the configuration for the files that pre-commit names.
+    assert [entry.replace(" --force-exclude", "") for entry in entries] == commands

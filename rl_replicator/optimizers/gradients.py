@@ -96,10 +96,13 @@ def narrow(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[An
     Returns:
       A list of the same structure and shapes.
     """
-    return [
-        _map(lambda x, w=parameter: tf.cast(x, w.dtype) if w.dtype in _HALVES else x, update)
-        for update, parameter in zip(updates, parameters, strict=True)
-    ]
+
+    def restored(update: Any, parameter: tf.Variable) -> Any:
+        if parameter.dtype not in _HALVES:
+            return update
+        return _map(lambda x: tf.cast(x, parameter.dtype), update)
+
+    return [restored(u, w) for u, w in zip(updates, parameters, strict=True)]
 
 
 def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
