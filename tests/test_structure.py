@@ -29,13 +29,11 @@ KNOWN_CIRCLES = {
             "environments.pixels",
             "environments.suite",
         ],
-        ["launchpad.context", "launchpad.runtime"],
         ["launchpad.launch", "launchpad.nodes", "launchpad.program"],
         ["rl_replicator.replicator", "rl_replicator.step"],
     ],
     "modules": [
         ["agents.runs.command", "agents.runs.restored", "agents.runs.training"],
-        ["launchpad.context", "launchpad.runtime"],
         ["rl_replicator.backends.mesh.replicator", "rl_replicator.backends.mesh.step"],
         [
             "rl_replicator.backends.parameter_server.replicator",
