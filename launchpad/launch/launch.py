@@ -50,6 +50,8 @@ def launch(
     test_case: Any = None,
     terminal: str | None = None,
     *,
+    serialize_py_nodes: bool | None = None,
+    controller_xm_requirements: Any = None,
     termination_notice_secs: float | None = None,
     restart_policies: Mapping[str, base.RestartPolicy] | None = None,
     address: str | None = None,
@@ -66,6 +68,8 @@ def launch(
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
       terminal: Accepted for upstream's sake; output always goes to this terminal.
+      serialize_py_nodes: True to check that all nodes pickle, also where threads run them.
+      controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
         once, a negative number never; None for the flag `--lp_termination_notice_secs`.
       restart_policies: Label -> what to do when a node of that group fails, for nodes without a
@@ -80,11 +84,13 @@ def launch(
       TypeError: a node does not pickle, or resources are not a PythonProcess.
       ConnectionError: there is no such cluster.
     """
-    del xm_resources, terminal
+    del xm_resources, controller_xm_requirements, terminal
     program = _first(programs)
     launch_type = _launch_type(launch_type)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
     _apply(restart_policies or {}, program, launch_)
+    if serialize_py_nodes:
+        engine.dump_nodes(launch_)
     engine_ = LAUNCHERS[launch_type](launch_)
     if termination_notice_secs is None:
         termination_notice_secs = lp_flags.termination_notice_secs()
@@ -133,9 +139,9 @@ def _describe(
     address: str | None,
 ) -> engine.Launch:
     unknown = sorted(set(resources) - set(program.groups))
-    if unknown:
-        raise ValueError(
-            f"local_resources names {unknown}, but the groups are {sorted(program.groups)}"
+    if unknown:  # Upstream's programs share one table of resources between several programs.
+        lp_runtime.logger.warning(
+            "local_resources names %s, but the groups are %s", unknown, sorted(program.groups)
         )
     for label, config in resources.items():
         if not isinstance(config, local_multi_processing.PythonProcess):

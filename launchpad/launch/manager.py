@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from launchpad import errors
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
 
@@ -48,22 +49,55 @@ class ProgramManager:
         self._end_was_seen |= self._supervisor.done.is_set()
         return self._supervisor.done.is_set()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the program.
+    def wait(
+        self,
+        timeout: float | None = None,
+        *,
+        labels_to_wait_for: Sequence[str] | None = None,
+        raise_error: bool = True,
+        return_on_first_completed: bool = False,
+    ) -> bool:
+        """Waits for the end of the program, or of some of its nodes.
 
         It ends when it was stopped and all nodes have ended, or when every node with something to
         do of its own has done it, in which case the servers are stopped here.
 
         Args:
           timeout: Seconds to wait; None for as long as it takes.
+          labels_to_wait_for: Waits for the nodes of these groups only; the others go on.
+          raise_error: False to return although a node has failed.
+          return_on_first_completed: Returns when the first node has ended.
 
         Returns:
-          True if the program has ended, False if it goes on.
+          True if what was waited for has ended, False if it goes on.
 
         Raises:
           NodeFailedError: a node failed; all nodes have ended.
+          ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
+        try:
+            if labels_to_wait_for is not None or return_on_first_completed:
+                return self._wait_for_nodes(timeout, labels_to_wait_for, return_on_first_completed)
+            return self._wait(timeout)
+        except errors.NodeFailedError:
+            if raise_error:
+                raise
+            return True
+
+    def _wait_for_nodes(
+        self, timeout: float | None, labels: Sequence[str] | None, is_first_enough: bool
+    ) -> bool:
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        enough = any if is_first_enough else all
+        while not enough(self._supervisor.ended(labels)):
+            if time.monotonic() >= deadline:
+                return False
+            if self._supervisor.done.wait(_POLL_SECS):
+                break
+        return self._wait(None) if self._supervisor.done.is_set() else True
+
+    def _wait(self, timeout: float | None) -> bool:
         self._supervisor.post_awaited()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:

@@ -132,6 +132,24 @@ class Supervisor:
         pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
         return {name: pid for name, pid in pids.items() if pid is not None}
 
+    def ended(self, labels: Sequence[str] | None) -> list[bool]:
+        """Returns for each node of these groups whether it has nothing left to do.
+
+        Args:
+          labels: Of the groups; None for all.
+
+        Raises:
+          ValueError: there is no such group.
+        """
+        known = {m.label for m in self._members}
+        if labels is not None and not known.issuperset(labels):
+            raise ValueError(f"expected groups out of {sorted(known)}, got {list(labels)}")
+        return [
+            m.is_gone or m.state in lp_runtime.PASSIVE
+            for m in self._members
+            if labels is None or m.label in labels
+        ]
+
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -69,12 +69,16 @@ def wait_until_ready(timeout_secs: float | None = None) -> bool:
 def register_stop_handler(handler: Callable[[], Any]) -> None:
     """Calls `handler()` in a thread of its own when the program stops.
 
-    Raises:
-      RuntimeError: outside a running program.
+    Outside a program, where nothing stops, it does nothing: loops that look after a stop run in
+    plain scripts too.
     """
-    lp_runtime.require_current().add_stop_handler(handler)
+    runtime = lp_runtime.current()
+    if runtime is not None:
+        runtime.add_stop_handler(handler)
 
 
 def unregister_stop_handler(handler: Callable[[], Any]) -> None:
     """Undoes `register_stop_handler(handler)`; does nothing if it is not registered."""
-    lp_runtime.require_current().remove_stop_handler(handler)
+    runtime = lp_runtime.current()
+    if runtime is not None:
+        runtime.remove_stop_handler(handler)

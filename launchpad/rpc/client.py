@@ -42,6 +42,8 @@ class CourierClient:
         wait_for_ready: bool = True,
         chunk_tensors: bool = False,
         *,
+        load_balancing_policy: object = None,
+        propagate_deadline: bool = True,
         retry_secs: float = DEFAULT_RETRY_SECS,
     ):
         """Makes a client; connects only at the first call.
@@ -52,8 +54,11 @@ class CourierClient:
           call_timeout: Deadline of each call in seconds; None for 600, 0 for none.
           wait_for_ready: False to fail at once if the server is not there.
           chunk_tensors: Accepted for upstream's sake; messages have no size limit.
+          load_balancing_policy: Accepted for upstream's sake; a node has one server.
+          propagate_deadline: Accepted for upstream's sake; a call has the deadline of its client.
           retry_secs: How long a call waits for a server that went away, in seconds.
         """
+        del load_balancing_policy, propagate_deadline
         self._init_args = (server_address, compress, call_timeout, wait_for_ready, chunk_tensors)
         self._retry_secs = retry_secs
         if isinstance(call_timeout, datetime.timedelta):

@@ -92,10 +92,19 @@ class Server:
         self._server.stop(grace_secs).wait(grace_secs + 1.0)
         self._pool.shutdown()
 
+    def unbind(self, name: str) -> None:
+        """Serves method `name` no longer; does nothing if it is not served."""
+        self._methods.pop(name, None)
+
     # Upstream's names, for objects that take over their server in `set_courier_server()`.
     Bind = bind
+    BindHandler = bind
+    Unbind = unbind
     Start = start
     Stop = stop
+
+    def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
+        """Accepted for upstream's sake: the supervisor watches processes, not a health flag."""
 
     def Join(self) -> None:  # noqa: N802
         """Returns when the server has stopped."""

@@ -7,6 +7,7 @@ import datetime
 import functools
 import os
 import pickle
+import threading
 import time
 
 import cloudpickle
@@ -319,3 +320,37 @@ def test_flags_reach_processes(tmp_path, monkeypatch):
         flags.FLAGS["lp_termination_notice_secs"].unparse()
         if was_parsed:
             flags.FLAGS.mark_as_parsed()
+
+
+def test_waiting_for_some_of_the_nodes(caplog):
+    release = threading.Event()
+    program = lp.Program("some")
+    for label, function in (("short", int), ("long", release.wait)):
+        program.add_node(lp.PyNode(function), label=label)
+    resources = {"elsewhere": lp.PythonProcess()}
+    manager = lp.launch(program, "test_mt", local_resources=resources)
+    assert "local_resources names ['elsewhere']" in caplog.text
+    assert manager.wait(labels_to_wait_for=["short"], timeout=30)
+    assert manager.wait(return_on_first_completed=True, timeout=30)
+    assert not manager.wait(labels_to_wait_for=["long"], timeout=0.3)
+    with pytest.raises(ValueError, match=r"expected groups out of \['long', 'short'\], got"):
+        manager.wait(labels_to_wait_for=["missing"])
+    release.set()
+    assert manager.wait(timeout=30)
+
+
+def test_a_failure_can_be_left_unraised():
+    program = lp.Program("fails")
+    program.add_node(lp.PyNode(int, "no number"), label="fails")
+    manager = lp.launch(program, "test_mt")
+    assert manager.wait(raise_error=False, timeout=30)
+    with pytest.raises(lp.NodeFailedError, match="no number"):
+        manager.wait(timeout=30)
+
+
+def test_stop_handlers_are_allowed_outside_a_program():
+    def never():
+        raise AssertionError("nothing stops here")
+
+    lp.register_stop_handler(never)
+    lp.unregister_stop_handler(never)
