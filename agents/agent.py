@@ -15,10 +15,10 @@ from agents.replay.memory_estimate import ReplaySize
 
 
 class VariableSource(Protocol):
-    """Where actors get weights: one of the two places where actor and learner meet."""
+    """Serves weights to actors."""
 
     def get_variables(self, names: Sequence[str]) -> Mapping[str, npt.NDArray[Any]]:
-        """The variables of the named networks, by path."""
+        """Returns the variables of the named networks, by path."""
         ...
 
 
@@ -26,37 +26,37 @@ class Learner(VariableSource, Protocol):
     """Trains on the replay table."""
 
     @property
-    def published(self) -> Sequence[str]:
-        """Names of the networks that `get_variables` gives."""
+    def network_names(self) -> Sequence[str]:
+        """Names of the networks that `get_variables` serves."""
         ...
 
     def step(self) -> None:
-        """Runs one compiled call of some learner steps; blocks until the table has the rows."""
+        """Runs one compiled call of some learner steps; blocks until the table has enough items."""
         ...
 
     def cancel(self) -> None:
-        """Makes a `step` that waits for rows raise `rl_replicator.StepCancelled`."""
+        """Makes a `step` that waits for input raise `rl_replicator.StepCancelled`."""
         ...
 
     @property
     def num_steps(self) -> int:
-        """Learner steps done since the beginning of the run."""
+        """Learner steps done since the beginning of training."""
         ...
 
     def starved(self) -> bool:
-        """Whether a `step` at this moment would have to wait for rows."""
+        """Returns whether a `step` would have to wait for input now."""
         ...
 
     def refresh(self) -> None:
-        """Publishes the variables as they are: after a restore, or a call that was cancelled."""
+        """Reads the variables again, after a restore or a cancelled call."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last call."""
+        """Returns the metrics of the last call."""
         ...
 
     def trackables(self) -> dict[str, Any]:
-        """All variables that a checkpoint must hold, by name."""
+        """Returns everything that a checkpoint must hold, by name."""
         ...
 
     def close(self) -> None:
@@ -65,26 +65,36 @@ class Learner(VariableSource, Protocol):
 
 
 class Agent(Protocol):
-    """Five factories and a prediction: all that the program needs to know of an agent.
+    """Five factories and an estimate: everything that the program needs of an agent.
 
-    An agent is picklable, holds only its config and the environment's specs, and builds each part
-    in the node where the part lives.
+    An agent is picklable, holds only its config and the environment's specs, and makes each part in
+    the node that uses it. `agents.off_policy_agent.OffPolicyAgent` implements most of it.
     """
 
     def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
-        """How much memory the tables will take; None where that is not worth a word.
+        """Estimates the memory of the replay tables; None if negligible.
 
         Args:
-          environment: like those to act in; it is played.
+          environment: an environment of the same kind, which is played.
         """
         ...
 
     def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
-        """The replay tables, for the replay node."""
+        """Makes the replay tables, in the replay node.
+
+        Args:
+          num_replicas: of the learner.
+        """
         ...
 
     def make_adder(self, client: reverb.Client, on_wait: Callable[[float], None]) -> adders.Adder:
-        """The writing end of the table, for an actor."""
+        """Makes an actor's writer to the tables.
+
+        Args:
+          client: of the replay server.
+          on_wait: called with the seconds waited so far, twice a second, while the table accepts no
+            item; may raise to give up.
+        """
         ...
 
     def make_actor(
@@ -94,27 +104,37 @@ class Agent(Protocol):
         random: np.random.Generator,
         environment_steps: Callable[[], int],
     ) -> core.Actor:
-        """The policy that explores and records.
+        """Makes an actor, which explores and records.
 
         Args:
-          source: of the weights.
+          source: serves the weights.
           adder: from `make_adder`.
-          random: of the exploration.
-          environment_steps: how many the run has taken, about.
+          random: generator of the exploration; its state is part of a checkpoint.
+          environment_steps: returns the environment steps that all actors have taken, roughly.
         """
         ...
 
     def make_evaluator(self, source: VariableSource) -> core.Actor:
-        """The policy that is judged: deterministic, recording nothing."""
+        """Makes the actor that is evaluated: deterministic, recording nothing.
+
+        Args:
+          source: serves the weights.
+        """
         ...
 
     def make_learner(
         self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
     ) -> Learner:
-        """The learner of a run in which the agent chooses `total_agent_steps` actions."""
+        """Makes the learner.
+
+        Args:
+          replicator: runs its step.
+          replay_address: "host:port" of the replay server.
+          total_agent_steps: actions of the whole run, for schedules.
+        """
         ...
 
     @property
     def environment_spec(self) -> specs.EnvironmentSpec:
-        """The specs that the agent was made for."""
+        """The specs of the environment that the agent was made for."""
         ...

@@ -1,12 +1,10 @@
-"""The wiring: a run of an agent as a Launchpad program. There is no other.
+"""The only wiring: a run of an agent as a Launchpad program.
 
 environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> variables -> actor
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 
 import launchpad as lp
 import rl_replicator as rr
@@ -16,56 +14,27 @@ from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
 from agents.replay.checkpoint import make_server_checkpointer
-from agents.runs.evaluation import EvaluationSchedule
-from agents.runs.replicas import Replicas
-from agents.task import Task
+from agents.runs.plan import RunPlan
 
 # Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask
 # for new ones every 250 steps.
 _CACHE_MS = 200
 
 
-# Calls wait this long for a server that is being started again: on a busy machine a learner takes a
-# minute to import, build and restore what it needs.
+# How long calls wait for a server that is restarting: on a busy machine a learner takes a minute to
+# import, build and restore what it needs.
 _PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
 
 
-@dataclasses.dataclass(frozen=True)
-class RunPlan:
-    """What a program needs to know beside the agent.
-
-    Attributes:
-      task: the environment.
-      seed: of everything random in the run.
-      total_steps: environment steps of the run.
-      num_actors: actors that share them.
-      num_caches: between the learner and the actors, for its weights.
-      replicas: of the learner.
-      evaluation: when to evaluate.
-      checkpoint_seconds: time between two checkpoints.
-      run_dir: where metrics and checkpoints go; nodes that start find their state there.
-    """
-
-    task: Task
-    seed: int
-    total_steps: int
-    num_actors: int
-    num_caches: int
-    replicas: Replicas
-    evaluation: EvaluationSchedule
-    checkpoint_seconds: float
-    run_dir: Path
-
-
 def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHandle]:
-    """Describes the run: who there is, and who talks to whom.
+    """Describes a run: its nodes, and which node calls which.
 
     Args:
-      agent: factories, picklable.
-      plan: of the run.
+      agent: the agent, picklable.
+      plan: everything else about the run.
 
     Returns:
-      The program, and the handle of its counter for whoever watches the run.
+      The program, and the handle of its counter, which reports progress.
     """
     program = lp.Program("rl-replicator")
 
@@ -95,8 +64,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                     ActorNode,
                     index,
                     agent,
-                    plan.task,
-                    plan.seed,
+                    plan,
                     replay,
                     sources[index % len(sources)],
                     counter,
@@ -124,7 +92,7 @@ def _add_learner(
     replay: lp.ReverbHandle,
     counter: lp.CourierHandle,
 ) -> lp.CourierHandle:
-    """Adds the learner, one node or several; returns the handle of the one that has the weights."""
+    """Adds the learner's nodes; returns the handle of the one that serves the weights."""
     addresses = [lp.Address("worker") for _ in range(plan.replicas.num_processes)]
     handles = []
     with program.group("learner"):
@@ -135,12 +103,9 @@ def _add_learner(
                 functools.partial(_join, addresses, index)
                 if len(addresses) > 1
                 else functools.partial(rr.make, plan.replicas.name),
-                plan.seed,
-                plan.task.agent_steps(plan.total_steps),
+                plan,
                 replay,
                 counter,
-                plan.run_dir,
-                plan.checkpoint_seconds,
                 **_PATIENT,
             )
             node.allocate_address(address)
@@ -149,7 +114,7 @@ def _add_learner(
 
 
 def _join(addresses: Sequence[lp.Address], index: int) -> rr.Replicator:
-    """Makes this node's part of a replicator over several nodes; in the node."""
+    """Makes a node's part of a replicator over several nodes; called in that node."""
     addresses[index].resolve()  # Its own first: this is what tells it to the others.
     cluster = rr.Cluster.of_workers([address.resolve() for address in addresses], index)
     return rr.MultiWorkerReplicator(cluster)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
-from agents.d4pg.pixel_config import PixelD4PGConfig
+from agents.d4pg.config import PixelD4PGConfig
 from agents.environment_loop import interact
 from agents.task import Task
 from environments import PixelConfig

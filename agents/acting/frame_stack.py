@@ -1,4 +1,4 @@
-"""What an actor remembers of an episode, to act on."""
+"""From the environment's observations to those of the agent."""
 
 import collections
 from typing import Protocol
@@ -6,45 +6,47 @@ from typing import Protocol
 import numpy as np
 
 
-class Memory(Protocol):
-    """What an actor makes of the environment's observations, one after the other."""
+class ObservationHistory(Protocol):
+    """Makes the agent's observation from those of the episode so far."""
 
-    def begin(self) -> None:
-        """A new episode starts."""
+    def reset(self) -> None:
+        """Starts an episode."""
         ...
 
     def observe(self, observation: np.ndarray) -> np.ndarray:
-        """The environment's observation -> the agent's."""
+        """Takes the environment's observation and returns the agent's."""
         ...
 
 
-class Present:
-    """The observation is all there is to know."""
+class LatestObservation:
+    """The agent's observation is the environment's latest one."""
 
-    def begin(self) -> None:
-        """Nothing."""
+    def reset(self) -> None:
+        """Does nothing."""
 
     def observe(self, observation: np.ndarray) -> np.ndarray:
-        """As it is."""
+        """Returns `observation`."""
         return observation
 
 
 class FrameStack:
-    """The last frames in one array; at the start of an episode the first one several times."""
+    """Stacks the latest frames; the first one of an episode fills the stack."""
 
     def __init__(self, size: int):
-        """Args:
-        size: frames.
+        """Makes an empty stack.
+
+        Args:
+          size: frames in an observation of the agent.
         """
         self._frames: collections.deque[np.ndarray] = collections.deque(maxlen=size)
         self._size = size
 
-    def begin(self) -> None:
-        """Forgets the episode before."""
+    def reset(self) -> None:
+        """Starts an episode."""
         self._frames.clear()
 
     def observe(self, observation: np.ndarray) -> np.ndarray:
-        """[H, W, C] -> [H, W, C * size], the newest frame last."""
+        """Adds a frame [H, W, C]; returns [H, W, C * size], the newest frame last."""
         missing = self._size - len(self._frames)
         self._frames.extend([observation] * (missing if missing == self._size else 1))
         return np.concatenate(self._frames, axis=-1)

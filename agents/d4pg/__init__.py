@@ -1,1 +1,6 @@
-"""D4PG: Distributed Distributional Deterministic Policy Gradients (arXiv:1804.08617)."""
+"""D4PG: Distributed Distributional Deterministic Policy Gradients."""
+
+from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
+from agents.runs.command import AgentCommand
+
+command = AgentCommand("d4pg", D4PGConfig, PixelD4PGConfig, "agents.d4pg.agent:D4PG")

@@ -7,6 +7,8 @@ Shapes: B is the batch, Z the number of atoms, A the number of action dimensions
 
 import tensorflow as tf
 
+from agents.registry import find_part
+
 
 def _check_atoms(atoms: tf.Tensor) -> None:
     if atoms.shape.rank != 1:
@@ -80,7 +82,7 @@ def categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms):
 
 
 def kl_priorities(losses, target_probs):
-    """KL(target || critic) per example: the part of the loss that learning can still remove.
+    """Computes KL(target || critic) per example: the part of the loss that learning can remove.
 
     The cross-entropy holds the target's own entropy, which no critic can reduce; without it, a
     transition that is noisy but fully learned would keep a high priority.
@@ -96,26 +98,8 @@ def kl_priorities(losses, target_probs):
     return tf.stop_gradient(tf.maximum(losses - entropy, 0.0))
 
 
-def importance_weights(probabilities, table_size, exponent):
-    """Weights that undo the bias of prioritized sampling, before they are normalised.
-
-    Schaul et al. 2016, section 3.4 (arXiv:1511.05952): w_i = (N P(i))**-beta. The caller divides by
-    the largest weight of the global batch, so that weights only scale updates down.
-
-    Args:
-      probabilities: [B] float64, P(i) at the moment of sampling.
-      table_size: [B] int64, N, the number of items in the table then.
-      exponent: scalar beta in [0, 1]; 1 corrects fully.
-
-    Returns:
-      [B] float32 positive weights.
-    """
-    n_p = tf.cast(table_size, tf.float64) * tf.cast(probabilities, tf.float64)
-    return tf.cast(tf.pow(n_p, -tf.cast(exponent, tf.float64)), tf.float32)
-
-
 def action_gradient(dq_da, max_norm: float | None):
-    """The deterministic policy gradient's dQ/da, clipped per example where asked.
+    """Clips the deterministic policy gradient's dQ/da per example.
 
     Silver et al. 2014 (DPG): the policy follows dQ/da . da/dtheta. D4PG's released settings clip
     the norm of dQ/da to 1, so that one steep example does not outweigh the batch.
@@ -131,9 +115,9 @@ def action_gradient(dq_da, max_norm: float | None):
 
 
 def edge_mass(probs):
-    """Probability on the first and the last atom, averaged over the batch.
+    """Computes the probability on the first and the last atom, averaged over the batch.
 
-    Much of it says that the value range is too narrow: returns are being cut off at its edges.
+    A large mass means that the value range is too narrow and clips returns.
 
     Args:
       probs: [B, Z] float32.
@@ -142,3 +126,15 @@ def edge_mass(probs):
       Two scalars: the mass on the lowest and on the highest atom.
     """
     return tf.reduce_mean(probs[:, 0]), tf.reduce_mean(probs[:, -1])
+
+
+CRITIC_LOSSES = {"categorical": categorical_td_loss}
+
+
+def find_critic_loss(name: str):
+    """Returns the function that `--agent.critic-loss` names (see `categorical_td_loss`).
+
+    Raises:
+      ConfigError: if there is none.
+    """
+    return find_part(name, CRITIC_LOSSES, "agent.critic_loss")

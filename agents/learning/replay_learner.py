@@ -2,37 +2,56 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.variables import select
+from agents.learning.variables import copy_variables, names_with_variables, select
 from agents.replay.priorities import PriorityWriter
 from agents.replay.transitions import Sample
 
 
+class StepOutput(NamedTuple):
+    """What one learner step returns on each replica.
+
+    Attributes:
+      keys: [B] uint64 keys of the batch's items.
+      priorities: [B] float32 their new priorities; unused if the table samples uniformly.
+      metrics: scalars by name; they are averaged over steps and replicas.
+    """
+
+    keys: tf.Tensor
+    priorities: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+
+
 class StepModule(Protocol):
-    """What an agent writes: variables, and one step as for one machine."""
+    """What an agent writes: variables, and one step as if for one machine.
+
+    It is a `tf.Module`, so that a checkpoint finds its variables.
+
+    Attributes:
+      num_steps: learner steps done, an int64 scalar; `step_fn` increments it.
+      acting_networks: networks that actors need, by the names that actors give theirs.
+    """
 
     num_steps: tf.Variable
+    acting_networks: Mapping[str, snt.Module]
 
-    def step_fn(self, sample: Sample) -> Any:
-        """One step; returns `keys`, `priorities` and `metrics`."""
-        ...
-
-    def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Copies of the named networks' variables, by path."""
+    def step_fn(self, sample: Sample) -> StepOutput:
+        """Trains on one batch of this replica."""
         ...
 
 
 class ReplayLearner:
-    """Runs a module's step, replicated, on the rows of a replay table.
+    """Runs a module's step, replicated, on batches of a replay table.
 
-    After each call of some steps the rows' new priorities go back to the table and a copy of the
-    published weights is kept for the actors, so that nobody ever reads weights in the middle of an
-    update. (`agents.agent.Learner` is the contract.)
+    After each call of some steps it writes the new priorities back to the table and copies the
+    weights for the actors, so that no actor gets weights in the middle of an update. It implements
+    `agents.agent.Learner`.
     """
 
     def __init__(
@@ -40,9 +59,8 @@ class ReplayLearner:
         module: StepModule,
         replicator: rr.Replicator,
         input_fn: Callable[[Any], tf.data.Dataset],
-        replay_address: str,
+        priorities: PriorityWriter | None,
         steps_per_call: int,
-        published: Sequence[str],
     ):
         """Connects module, input and table, and compiles the step.
 
@@ -50,53 +68,52 @@ class ReplayLearner:
           module: made inside `replicator.scope()`.
           replicator: runs the step.
           input_fn: `InputContext` -> dataset of `Sample`s.
-          replay_address: "host:port" of the table's server, for the priorities.
+          priorities: writes the new priorities; None if the table samples uniformly.
           steps_per_call: learner steps in one compiled call.
-          published: names of the networks that actors ask for.
         """
         self._module = module
         self._replicator = replicator
-        self.published = tuple(published)
+        self.network_names = names_with_variables(module.acting_networks)
         self._inputs = replicator.make_inputs(input_fn, per_replica=True)
         self._step = replicator.replicate(module.step_fn, self._inputs, steps_per_call)
-        self._priorities = PriorityWriter(replay_address)
+        self._priorities = priorities
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
         self._metrics: Mapping[str, Any] = {}
         self._lock = threading.Lock()
-        self._weights = module.get_variables(self.published)
+        self._weights = self._copy_weights()
 
     def step(self) -> None:
-        """Runs one compiled call; blocks until the table has the rows.
+        """Runs one compiled call; blocks until the table has enough items.
 
         Raises:
-          rl_replicator.StepCancelled: if `cancel` was called while it waited for rows.
+          rl_replicator.StepCancelled: if `cancel` was called while it waited.
         """
         outputs = self._step()
-        self._priorities.write(
-            [(output.keys, output.priorities) for output in self._replicator.local_results(outputs)]
-        )
-        weights = self._module.get_variables(self.published)
+        if self._priorities is not None:
+            local = self._replicator.local_results(outputs)
+            self._priorities.write([(output.keys, output.priorities) for output in local])
+        weights = self._copy_weights()
         with self._lock:
             self._metrics = outputs.metrics
             self._weights = weights
         self._num_steps += self._steps_per_call
 
     def cancel(self) -> None:
-        """Makes a `step` that waits for rows raise `rl_replicator.StepCancelled`."""
+        """Makes a `step` that waits for input raise `rl_replicator.StepCancelled`."""
         self._step.cancel()
 
     @property
     def num_steps(self) -> int:
-        """Learner steps done since the beginning of the run."""
+        """Learner steps done since the beginning of training."""
         return self._num_steps
 
     def starved(self) -> bool:
-        """Whether a `step` at this moment would have to wait for its input."""
+        """Returns whether a `step` would have to wait for its input now."""
         return self._inputs.num_ready() == 0
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last call, averaged over its steps and over this process's replicas."""
+        """Returns the last call's metrics, averaged over its steps and this process's replicas."""
         with self._lock:
             metrics = self._metrics
         if not metrics:
@@ -106,30 +123,38 @@ class ReplayLearner:
             name: float(np.mean([np.mean(replica[name]) for replica in replicas]))
             for name in replicas[0]
         }
-        figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
+        if self._priorities is not None:
+            figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
         return figures
 
     def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The weights after the last call, by path.
+        """Returns the weights after the last call, by path.
+
+        Args:
+          names: of networks, among `network_names`.
 
         Raises:
-          KeyError: if a name is not published.
+          KeyError: if there is no such network.
         """
         with self._lock:
             weights = self._weights
         return select(weights, names)
 
     def trackables(self) -> dict[str, Any]:
-        """All variables that a checkpoint must hold."""
+        """Returns everything that a checkpoint must hold, by name."""
         return {"module": self._module}
 
     def refresh(self) -> None:
-        """Publishes the variables as they are: after a restore, or a call that was cancelled."""
+        """Reads the variables again, after a restore or a cancelled call."""
         self._num_steps = int(self._module.num_steps.numpy())
         with self._lock:
-            self._weights = self._module.get_variables(self.published)
+            self._weights = self._copy_weights()
 
     def close(self) -> None:
         """Writes the last priorities; ends the threads of priorities and input."""
-        self._priorities.close()
+        if self._priorities is not None:
+            self._priorities.close()
         self._inputs.close()
+
+    def _copy_weights(self) -> dict[str, np.ndarray]:
+        return copy_variables(self._module.acting_networks, self.network_names)

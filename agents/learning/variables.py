@@ -1,6 +1,6 @@
-"""Weights on their way from the learner to those who act: `{path: array}`, matched by name."""
+"""Weights on their way from learner to actors: `{path: array}`, matched by path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ def _named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
 
 
 def named_arrays(name: str, module: snt.Module) -> dict[str, np.ndarray]:
-    """Copies of a module's variables.
+    """Copies a module's variables.
 
     Args:
-      name: the first part of every path.
+      name: first part of every path.
       module: a built module.
 
     Returns:
@@ -32,13 +32,39 @@ def named_arrays(name: str, module: snt.Module) -> dict[str, np.ndarray]:
     return {path: variable.numpy() for path, variable in _named_variables(name, module).items()}
 
 
-def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) -> None:
-    """Assigns `arrays` to a module's variables, by path.
+def copy_variables(
+    networks: Mapping[str, snt.Module], names: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Copies the variables of some networks.
 
     Args:
-      name: the first part of every path.
+      networks: built modules by name.
+      names: the networks to copy.
+
+    Returns:
+      path -> array; a path begins with the name of its network.
+
+    Raises:
+      KeyError: if there is no network of a name.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
+        arrays.update(named_arrays(name, networks[name]))
+    return arrays
+
+
+def names_with_variables(networks: Mapping[str, snt.Module]) -> tuple[str, ...]:
+    """Returns the names of the networks that have variables (an identity encoder has none)."""
+    return tuple(name for name, network in networks.items() if network.variables)
+
+
+def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) -> None:
+    """Assigns arrays to a module's variables, by path.
+
+    Args:
+      name: first part of every path.
       module: a built module.
-      arrays: at least one for each of the module's variables.
+      arrays: path -> array; may have other paths too.
 
     Raises:
       ValueError: if a variable has no array or one of another shape.
@@ -56,14 +82,16 @@ def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) ->
 
 
 class WeightsPart:
-    """Weights inside a checkpoint, readable without the learner that they come from.
+    """Weights inside a checkpoint, readable without the learner that wrote them.
 
-    Restored, it stands where actors otherwise ask a learner.
+    Once restored, it is a `VariableSource` for actors.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray] | None = None):
-        """Args:
-        arrays: weights by path; None before a restore.
+        """Stores the weights.
+
+        Args:
+          arrays: weights by path; None before a restore.
         """
         self._arrays = dict(arrays or {})
 
@@ -77,15 +105,19 @@ class WeightsPart:
             self._arrays = dict(file)
 
     def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The variables of the named networks, by path."""
+        """Returns the variables of the named networks, by path."""
         return select(self._arrays, names)
 
 
 def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of `arrays` that belong to the named networks.
+    """Returns the arrays that belong to the named networks.
+
+    Args:
+      arrays: path -> array.
+      names: of networks.
 
     Raises:
-      KeyError: if there is none for a name.
+      KeyError: if a network has no array.
     """
     networks = {path.split("/", 1)[0] for path in arrays}
     if not set(names) <= networks:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
-# (filters, kernel, stride) of each layer. "small" halves the picture twice and then keeps places
-# apart as DrQ-v2 does: an eighth of its arithmetic at 64 x 64.
+from agents.registry import find_part
+
+# (filters, kernel, stride) of each layer. "small" halves the frame twice and then keeps its
+# resolution as DrQ-v2 does: an eighth of the arithmetic at 64 x 64.
 _PLAIN = {
     "small": ((32, 3, 2), (32, 3, 2), (32, 3, 1), (32, 3, 1)),
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
@@ -22,49 +24,60 @@ _IMPALA_FILTERS = (16, 32, 32)
 
 
 def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
-    """A module from uint8 frames [B, H, W, C] to float32 features [B, N].
+    """Makes a module from uint8 frames [B, H, W, C] to float32 features [B, N].
 
     Args:
       kind: "small"; "nature" (Mnih et al. 2015); "drq_v2" (Yarats et al. 2021, arXiv:2107.09645);
-        or "impala", the residual network of Espeholt et al. 2018 (arXiv:1802.01561).
-      dtype: in which convolutions compute.
-      name: of the module.
+        "impala", the residual network of Espeholt et al. 2018 (arXiv:1802.01561); or the import
+        path of a function that is called with (dtype, name) and returns such a module.
+      dtype: dtype of the convolutions.
+      name: name of the module.
 
     Raises:
-      ValueError: if there is no such kind.
+      ConfigError: if there is no such encoder.
     """
-    kinds = [*_PLAIN, "impala"]
-    if kind not in kinds:
-        raise ValueError(f"expected an encoder of {kinds}, got {kind!r}")
-    if kind == "impala":
-        return ConvEncoder(
-            [functools.partial(ResidualSection, filters) for filters in _IMPALA_FILTERS],
-            dtype,
-            name,
-        )
-    return ConvEncoder(
-        [functools.partial(Convolution, *layer) for layer in _PLAIN[kind]], dtype, name
-    )
+    return find_encoder(kind)(dtype, name)
+
+
+def find_encoder(kind: str) -> Callable[[tf.DType, str], snt.Module]:
+    """Returns the function that makes an encoder of a kind; see `make_encoder`.
+
+    Raises:
+      ConfigError: if there is no such encoder.
+    """
+    return find_part(kind, _ENCODERS, "agent.encoder")
 
 
 def smallest_frame(kind: str) -> int:
-    """Pixels in each direction that an encoder needs at least."""
+    """Returns the least height and width in pixels that an encoder accepts; 1 if unknown."""
     size = 1
     for _, kernel, stride in reversed(_PLAIN.get(kind, ())):
         size = (size - 1) * stride + kernel
     return size
 
 
+@snt.allow_empty_variables
+class IdentityEncoder(snt.Module):
+    """Returns its input, for observations that are features already: [B, N] float32."""
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> the same."""
+        return observation
+
+
 class ConvEncoder(snt.Module):
-    """Frames in [-0.5, 0.5] through blocks of convolutions; their last maps, flattened."""
+    """Blocks of convolutions on frames scaled to [-0.5, 0.5]; returns the last maps, flattened."""
 
     def __init__(
         self, make_blocks: Sequence[Callable[..., snt.Module]], dtype: tf.DType, name: str
     ):
-        """Args:
-        make_blocks: each is called with `name=`, and gives maps [B, H, W, C] from such maps.
-        dtype: in which the blocks compute.
-        name: of the module.
+        """Makes the blocks.
+
+        Args:
+          make_blocks: each is called with `name=` and returns a module from maps [B, H, W, C] to
+            such maps.
+          dtype: dtype in which the blocks compute.
+          name: name of the module.
         """
         super().__init__(name=name)
         self._blocks = [make(name=f"block_{i}") for i, make in enumerate(make_blocks)]
@@ -95,7 +108,7 @@ class Convolution(snt.Module):
 
     @snt.once
     def _create(self, channels: int) -> None:
-        # As in DrQ-v2: keeps the variance of what rectifiers let through.
+        # As in DrQ-v2: keeps the variance through ReLU.
         init = snt.initializers.Orthogonal(math.sqrt(2))
         shape = [self._kernel, self._kernel, channels, self._filters]
         self._w = tf.Variable(init(shape, tf.float32), name="w")
@@ -126,3 +139,18 @@ class ResidualSection(snt.Module):
                 y = convolution(tf.nn.relu(y))
             x += y
         return x
+
+
+def _make_plain(layers: Sequence[tuple[int, int, int]], dtype: tf.DType, name: str) -> ConvEncoder:
+    return ConvEncoder([functools.partial(Convolution, *layer) for layer in layers], dtype, name)
+
+
+def _make_impala(dtype: tf.DType, name: str) -> ConvEncoder:
+    sections = [functools.partial(ResidualSection, filters) for filters in _IMPALA_FILTERS]
+    return ConvEncoder(sections, dtype, name)
+
+
+_ENCODERS: dict[str, Callable[[tf.DType, str], snt.Module]] = {
+    **{kind: functools.partial(_make_plain, layers) for kind, layers in _PLAIN.items()},
+    "impala": _make_impala,
+}

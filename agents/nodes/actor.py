@@ -11,7 +11,7 @@ from agents.agent import Agent, VariableSource
 from agents.environment_loop import interact
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.waiting import StoppedError, Waiting
-from agents.task import Task
+from agents.runs.plan import RunPlan
 
 
 class ActorNode:
@@ -21,28 +21,26 @@ class ActorNode:
         self,
         index: int,
         agent: Agent,
-        task: Task,
-        seed: int,
+        plan: RunPlan,
         replay: reverb.Client,
         source: VariableSource,
         counter: Counter,
     ):
-        """Makes the environment and the acting policy, here in the node.
+        """Makes the environment and the policy, in the node.
 
         Args:
-          index: of this actor, from 0.
-          agent: factories.
-          task: to act in.
-          seed: of the run; each actor derives its own streams from it.
-          replay: client of the table.
-          source: of the weights.
-          counter: of the run.
+          index: number of this actor, from 0.
+          agent: the agent.
+          plan: its task and its seed, from which each actor derives its own seeds.
+          replay: client of the replay server.
+          source: serves the weights.
+          counter: hands out environment steps.
         """
         self._index = index
         self._counter = counter
-        environment_seed, noise_seed = np.random.SeedSequence([seed, index]).generate_state(2)
-        self._environment = task.make(seed=int(environment_seed))
-        self._action_repeat = task.action_repeat
+        environment_seed, noise_seed = np.random.SeedSequence([plan.seed, index]).generate_state(2)
+        self._environment = plan.task.make(seed=int(environment_seed))
+        self._action_repeat = plan.task.action_repeat
         self._run_steps = counter.progress().environment_steps
         self._noise = np.random.default_rng(int(noise_seed))
         self._set_random_state(counter.random_state(index))
@@ -53,10 +51,9 @@ class ActorNode:
         self._actor = agent.make_actor(source, self._adder, self._noise, lambda: self._run_steps)
 
     def run(self) -> None:
-        """Acts until there are no more steps to take or the program stops.
+        """Acts until all environment steps are taken or the program stops.
 
-        It begins when all nodes are there: nobody is to find the replay full, and its limiter at
-        work, before it can do its part.
+        It waits for all nodes first, so that none starts behind the rate limiter.
         """
         if not lp.wait_until_ready():
             return

@@ -1,6 +1,7 @@
-"""The learner node: trains while there are rows, serves weights, writes the checkpoints.
+"""The learner node: trains while the table has enough items, serves weights, writes checkpoints.
 
-A learner may be several of these nodes, one replicator together: all train, the first one speaks.
+Several of these nodes can form one replicator: all of them train, and the first one serves the
+weights, reports and writes checkpoints.
 """
 
 import logging
@@ -10,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from pathlib import Path
 
 import numpy as np
 import reverb
@@ -24,6 +24,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.waiting import StoppedError, Waiting
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
+from agents.runs.plan import RunPlan
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
@@ -48,42 +49,36 @@ _BYTES_PER_SECOND = 1.5e7
 
 
 class LearnerNode:
-    """Runs a learner until the actors have taken all steps of the run."""
+    """Trains until the actors have taken all environment steps."""
 
     def __init__(
         self,
         agent: Agent,
         make_replicator: Callable[[], rr.Replicator],
-        seed: int,
-        total_agent_steps: int,
+        plan: RunPlan,
         replay: reverb.Client,
         counter: Counter,
-        run_dir: Path,
-        checkpoint_seconds: float,
     ):
-        """Builds the learner, here in the node, and restores it where a checkpoint is there.
+        """Builds the learner, in the node, and restores it if there is a checkpoint.
 
         Args:
-          agent: factories.
-          make_replicator: called here in the node, before TensorFlow is used.
-          seed: of the run.
-          total_agent_steps: actions of the run.
-          replay: client of the table.
-          counter: of the run.
-          run_dir: where the checkpoints are.
-          checkpoint_seconds: time between two of them.
+          agent: the agent.
+          make_replicator: called in the node, before TensorFlow is used.
+          plan: the run's seed, length, directory and checkpoint interval.
+          replay: client of the replay server.
+          counter: collects figures and knows how far the run is.
         """
-        run = RunDirectory(run_dir)
+        run = RunDirectory(plan.run_dir)
         run.check_visible()
         replicator = make_replicator()
         self._is_chief = replicator.is_chief
         self._has_partners = replicator.num_processes > 1
-        tf.random.set_seed(seed)
+        tf.random.set_seed(plan.seed)
         self._replay = replay
         self._counter = counter
-        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_seconds = plan.checkpoint_seconds
         self._learner: Learner = agent.make_learner(
-            replicator, replay.server_address, total_agent_steps
+            replicator, replay.server_address, plan.task.agent_steps(plan.total_steps)
         )
         self._checkpointer = Checkpointer(run.checkpoints)
         if self._checkpointer.latest() is not None:
@@ -243,7 +238,7 @@ class LearnerNode:
             steps,
             {
                 "learner": TrackablePart(**self._learner.trackables()),
-                "weights": WeightsPart(self._learner.get_variables(self._learner.published)),
+                "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
                 "replay": self._replay_part(),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },

@@ -1,9 +1,9 @@
-"""The writing end of the table: steps in, n-step transitions out."""
+"""The writing end of the replay: it takes steps and writes n-step transitions."""
 
 import collections
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dm_env
 import numpy as np
@@ -11,12 +11,11 @@ import reverb
 from acme import types
 from acme.adders import base
 
-from agents.replay.table import TABLE
 from agents.replay.transitions import Layout
 
 # How many items are written between two flushes: a flush costs about as much as an insert.
 _ITEMS_PER_FLUSH = 16
-# How long one flush may block before `on_wait` hears of it, in milliseconds.
+# How long one flush may block before `on_wait` is called, in milliseconds.
 _FLUSH_TIMEOUT_MS = 500
 
 
@@ -25,12 +24,13 @@ class _Step(NamedTuple):
     action: np.ndarray
     reward: float
     discount: float
+    extras: Any
 
 
 def n_step_return(
     rewards: list[float], discounts: list[float], gamma: float
 ) -> tuple[float, float]:
-    """The return over a window of steps and what multiplies the value after it.
+    """Computes the return over a window of steps and the factor of the value after it.
 
     R_n = sum_i gamma**i (d_0 ... d_{i-1}) r_i and d = gamma**n (d_0 ... d_{n-1}), for i = 0 .. n-1
     (D4PG, arXiv:1804.08617, equation 4, with the environment's own discounts). This is the only
@@ -52,9 +52,9 @@ def n_step_return(
 
 
 class NStepTransitionAdder(base.Adder):
-    """Writes each n-step transition of an episode as one row of the table, as its layout has it.
+    """Writes each n-step transition of an episode as one item of the table.
 
-    A row is written when n steps are known; the last n - 1 steps of an episode bootstrap from its
+    An item is written once n steps are known; the last n - 1 steps of an episode bootstrap from its
     last observation over fewer steps. An episode that is cut off (`reset` before its end) leaves no
     partial windows.
     """
@@ -74,16 +74,15 @@ class NStepTransitionAdder(base.Adder):
 
         Args:
           client: of the replay server.
-          layout: of the rows.
+          layout: of the items.
           n_step: steps in a full window.
           discount: gamma.
-          initial_priority: of a row that the learner has not seen.
-          max_in_flight_items: rows sent but not yet confirmed by the table.
+          initial_priority: of an item that the learner has not seen.
+          max_in_flight_items: items sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
-            accept a row; may raise to give up.
+            accept an item; may raise to give up.
         """
-        self._episodes = layout.open(client)
-        self._writer = self._episodes.columns
+        self._writer = layout.open(client)
         self._layout = layout
         self._n_step = n_step
         self._discount = discount
@@ -97,7 +96,7 @@ class NStepTransitionAdder(base.Adder):
         """Seconds spent waiting for the table since the start."""
 
     def reset(self) -> None:
-        """Forgets the steps of an episode that was cut off."""
+        """Drops the steps of an episode that was cut off."""
         self._window.clear()
         self._observation = None
 
@@ -112,7 +111,7 @@ class NStepTransitionAdder(base.Adder):
         self._layout.check_observation(timestep.observation)
         self.reset()
         self._observation = timestep.observation
-        self._episodes.begin(timestep.observation)
+        self._writer.begin(timestep.observation)
 
     def add(
         self,
@@ -120,16 +119,20 @@ class NStepTransitionAdder(base.Adder):
         next_timestep: dm_env.TimeStep,
         extras: types.NestedArray = (),
     ) -> None:
-        """Adds the action taken and the step it led to; writes the row that this completes.
+        """Adds an action and the step it led to; writes the item that this completes.
+
+        Args:
+          action: [A] float32.
+          next_timestep: what the environment returned for it.
+          extras: what the learner is to know of the action, as the layout's `extras_spec` says.
 
         Raises:
           ValueError: if `add_first` was not called, or the step does not fit the layout.
         """
-        del extras
         if self._observation is None:
             raise ValueError("expected add_first before add; got an action without an episode")
         if next_timestep.last() or not self._window:  # Once or twice an episode: it costs time.
-            self._layout.check_action(action)
+            self._layout.check_action(action, extras)
             self._layout.check_observation(next_timestep.observation)
         self._window.append(
             _Step(
@@ -137,6 +140,7 @@ class NStepTransitionAdder(base.Adder):
                 action,
                 float(next_timestep.reward),
                 float(next_timestep.discount),
+                extras,
             )
         )
         self._observation = next_timestep.observation
@@ -146,7 +150,7 @@ class NStepTransitionAdder(base.Adder):
         else:
             # The window of an episode shorter than n steps is as long as all others in the table.
             for _ in range(missing if next_timestep.last() else 1):
-                self._episodes.follow(self._observation)
+                self._writer.follow(self._observation)
         if next_timestep.last():
             while self._window:
                 self._write_window()
@@ -160,18 +164,19 @@ class NStepTransitionAdder(base.Adder):
             [step.discount for step in self._window],
             self._discount,
         )
-        item = self._episodes.write(
+        self._writer.write(
             types.Transition(
                 observation=first.observation,
                 action=first.action,
                 reward=reward,
                 discount=discount,
                 next_observation=self._observation,
+                extras=first.extras,
             ),
             steps=len(self._window),
+            priority=self._initial_priority,
         )
         self._window.popleft()
-        self._writer.create_item(TABLE, self._initial_priority, item)
         self._items_since_flush += 1
         if self._items_since_flush >= _ITEMS_PER_FLUSH:
             self.flush()
@@ -186,15 +191,12 @@ class NStepTransitionAdder(base.Adder):
         started = time.perf_counter()
         while True:
             try:
-                self._writer.flush(
-                    block_until_num_items=self._max_in_flight_items,
-                    timeout_ms=_FLUSH_TIMEOUT_MS,
-                )
+                self._writer.flush(self._max_in_flight_items, _FLUSH_TIMEOUT_MS)
                 break
             except reverb.errors.DeadlineExceededError:
                 self._on_wait(time.perf_counter() - started)
         self.seconds_waited += time.perf_counter() - started
 
     def close(self) -> None:
-        """Gives up the writer; unconfirmed rows may be lost."""
+        """Closes the writer; unconfirmed items may be lost."""
         self._writer.close()

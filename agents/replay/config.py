@@ -18,11 +18,11 @@ class ReplayConfig:
     priority_exponent: float = 0.6
     """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
     importance_exponent_start: float = 0.4
-    """beta at the start of the run: how far importance weights correct for the priorities."""
+    """beta at the start of training; 1 corrects fully for the priorities, 0 not at all."""
     importance_exponent_end: float = 1.0
-    """beta at the end of the run. It grows linearly in between."""
+    """beta at the end of training. It grows linearly in between."""
     max_in_flight_items: int = 32
-    """Items that an actor may have sent that the table has not yet confirmed."""
+    """Items that an actor may have sent and the table has not yet confirmed."""
 
     def __post_init__(self) -> None:
         def check(is_good: bool, name: str, expected: str) -> None:
@@ -34,3 +34,24 @@ class ReplayConfig:
         check(self.max_in_flight_items >= 1, "max_in_flight_items", "at least 1")
         for name in ("priority_exponent", "importance_exponent_start", "importance_exponent_end"):
             check(0 <= getattr(self, name) <= 1, name, "a number in [0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameReplayConfig(ReplayConfig):
+    """A replay table of frames, sampled uniformly."""
+
+    max_size: int = 100_000
+    """Transitions kept; the oldest leave first. Each holds one frame."""
+    samples_per_insert: float = 128.0
+    """Transitions sampled for each one inserted, on average over the run."""
+    priority_exponent: float = 0.0
+    """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
+    chunk_length: int = 4
+    """Frames that are compressed together. More of them take less memory and more time to sample,
+    since whole chunks are decompressed (`bench/pixel_replay.py`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option(
+            self.chunk_length >= 1, "agent.replay.chunk_length", "at least 1", self.chunk_length
+        )

@@ -1,4 +1,4 @@
-"""The reading end of the table: batches for each replica."""
+"""The reading end of the replay: batches for each replica."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ from agents.replay.transitions import Layout, Sample
 def make_input_fn(
     server_address: str, layout: Layout, demand: LearnerDemand
 ) -> Callable[[object], tf.data.Dataset]:
-    """The learner's `input_fn`: an endless dataset of per-replica batches.
+    """Makes the learner's `input_fn`: an endless dataset of per-replica batches.
 
     Args:
       server_address: "host:port" of the replay server.
-      layout: of the rows.
-      demand: of the learner.
+      layout: of the items.
+      demand: how much the learner takes at a time.
 
     Returns:
       A function from an `InputContext` to a dataset of `Sample`s.

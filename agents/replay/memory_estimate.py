@@ -50,7 +50,7 @@ class ReplaySize:
             raise UsageError(
                 f"expected a replay that fits into the {_gigabytes(available)} of free memory, got "
                 f"{self}; lower --agent.replay.max-size below {fitting:,}, or the size of "
-                "--picture"
+                "--frame"
             )
 
 

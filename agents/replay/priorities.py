@@ -1,4 +1,4 @@
-"""Carries priorities from the learner back to the table, without making the learner wait."""
+"""Writes priorities back to the table without making the learner wait."""
 
 import queue
 import threading
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import reverb
 import tensorflow as tf
 
-from agents.replay.table import TABLE
+from agents.replay.transitions import TABLE
 
-# Calls of the learner whose priorities may wait for the table before the oldest are dropped.
+# Calls of the learner whose priorities may be queued before the oldest are dropped.
 _MAX_QUEUED_CALLS = 8
 
-# Reverb gives a row of priority 0 no chance at all; a row that looks learned keeps a small one.
+# Reverb never samples an item of priority 0; an item that looks learned keeps a small chance.
 _MIN_PRIORITY = 1e-3
 
 
 class PriorityWriter:
     """Writes priorities in batches from a thread of its own.
 
-    A priority that comes late is only a little staler, so a table that is busy never holds the
-    learner up: when the queue is full the oldest batch is dropped and counted.
+    A late priority is only slightly stale, so a busy table never delays the learner: when the queue
+    is full, the oldest batch is dropped and counted.
     """
 
     def __init__(self, server_address: str):
@@ -38,7 +38,7 @@ class PriorityWriter:
         self._thread.start()
 
     def write(self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> None:
-        """Hands over what one call of the learner returned; returns at once.
+        """Queues the priorities of one call of the learner; returns at once.
 
         Args:
           batches: from each replica, keys (uint64 of any shape) and priorities (float32 of the same

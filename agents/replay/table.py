@@ -1,14 +1,12 @@
-"""The table itself: how it samples, what it evicts, and the rate it holds actors and learner to."""
+"""The replay table: how it samples and evicts, and the ratio of samples to inserts it enforces."""
 
 import dataclasses
 
 import reverb
 
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import Layout
+from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import ConfigError, check_option
-
-TABLE = "replay"
 
 # Batches that the input pipeline holds ready beside those being sampled.
 PREFETCHED_BATCHES = 2

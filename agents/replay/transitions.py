@@ -1,105 +1,203 @@
 """What an item of the replay table holds, and how it is laid out."""
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import reverb
 import tensorflow as tf
+import tree
 from acme import specs, types
+
+TABLE = "replay"
 
 
 class EpisodeWriter(Protocol):
-    """Writes the steps of one episode after the other into the columns of a table.
-
-    Attributes:
-      columns: Reverb's writer, for the items.
-    """
-
-    columns: reverb.TrajectoryWriter
+    """Writes the steps of one episode after another to the replay table."""
 
     def begin(self, observation: np.ndarray) -> None:
-        """An episode starts with this observation."""
+        """Starts an episode with this observation."""
         ...
 
     def follow(self, observation: np.ndarray) -> None:
-        """The next observation, which completes no transition."""
+        """Takes the next observation, which completes no transition."""
         ...
 
-    def write(self, transition: types.Transition, steps: int) -> Any:
-        """The next observation, which completes one: returns the item.
+    def write(self, transition: types.Transition, steps: int, priority: float) -> None:
+        """Writes a transition that ends with the newest observation.
 
-        Near the end of an episode several transitions end with its last observation, and each
-        calls this once.
+        At the end of an episode several transitions end with its last observation; each of them
+        takes one call.
 
         Args:
-          transition: arrays; `next_observation` is the newest.
+          transition: arrays; `next_observation` is the newest observation.
           steps: between its two observations, 1 to n.
+          priority: of the new item.
         """
+        ...
+
+    def flush(self, max_in_flight_items: int, timeout_ms: int) -> None:
+        """Sends what was written; waits until few enough items are unconfirmed.
+
+        Args:
+          max_in_flight_items: items that may remain unconfirmed.
+          timeout_ms: how long to wait.
+
+        Raises:
+          reverb.errors.DeadlineExceededError: if that takes longer than `timeout_ms`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Closes the writer; unconfirmed items may be lost."""
         ...
 
 
 class Layout(Protocol):
-    """How the steps of an episode lie in the table: both of its ends are made for the same one."""
+    """How transitions are laid out in the table; its writers and readers share one layout."""
 
     @property
     def signature(self) -> Any:
-        """Nest of `tf.TensorSpec`: an item as the table sees it."""
+        """Nest of `tf.TensorSpec`: an item of the table."""
         ...
 
     def open(self, client: reverb.Client) -> EpisodeWriter:
-        """A writer on the table."""
+        """Opens a writer on the table."""
         ...
 
     def check_observation(self, observation: object) -> None:
         """Raises ValueError, naming the field, unless it is what the layout was made for."""
         ...
 
-    def check_action(self, action: object) -> None:
-        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+    def check_action(self, action: object, extras: object) -> None:
+        """Raises ValueError, naming the field, unless they are what the layout was made for."""
         ...
 
     def unpack(self, data: Any) -> types.Transition:
-        """A batch of items, [B, ...] tensors -> a transition; reward is R_n, discount d."""
+        """Unpacks a batch of items.
+
+        Args:
+          data: nest of [B, ...] tensors with the structure of `signature`.
+
+        Returns:
+          A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
+          its action.
+        """
         ...
 
 
-class RowWriter:
-    """See `EpisodeWriter`: a row is complete in itself."""
+class TableWriter:
+    """The part of an `EpisodeWriter` that does not depend on the layout."""
+
+    def __init__(self, columns: reverb.TrajectoryWriter):
+        """Stores Reverb's writer.
+
+        Args:
+          columns: Reverb's writer, configured for the layout.
+        """
+        self._columns = columns
+
+    def flush(self, max_in_flight_items: int, timeout_ms: int) -> None:
+        """See `EpisodeWriter`."""
+        self._columns.flush(block_until_num_items=max_in_flight_items, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        """See `EpisodeWriter`."""
+        self._columns.close()
+
+
+class RowWriter(TableWriter):
+    """An `EpisodeWriter` whose items are single rows."""
 
     def __init__(self, layout: "TransitionLayout", client: reverb.Client):
-        """Args:
-        layout: of the rows.
-        client: of the replay server.
+        """Opens the writer.
+
+        Args:
+          layout: of the rows.
+          client: of the replay server.
         """
+        super().__init__(client.trajectory_writer(num_keep_alive_refs=1))
         self._layout = layout
-        self.columns = client.trajectory_writer(num_keep_alive_refs=1)
 
     def begin(self, observation: np.ndarray) -> None:
-        """Nothing: a row holds its own observations."""
+        """Does nothing: a row holds both of its observations."""
 
     def follow(self, observation: np.ndarray) -> None:
-        """Nothing."""
+        """Does nothing."""
 
-    def write(self, transition: types.Transition, steps: int) -> Any:
+    def write(self, transition: types.Transition, steps: int, priority: float) -> None:
         """See `EpisodeWriter`."""
         del steps
-        self.columns.append(self._layout.pack(transition))
-        return self.columns.history[-1]
+        self._columns.append(self._layout.pack(transition))
+        self._columns.create_item(TABLE, priority, self._columns.history[-1])
+
+
+class Extras:
+    """Packs a nest of float32 arrays, which actors record with each action, into a vector."""
+
+    def __init__(self, spec: Any):
+        """Stores the spec.
+
+        Args:
+          spec: nest of float32 `specs.Array`; () for no extras.
+
+        Raises:
+          ValueError: if an array is not float32.
+        """
+        self._spec = spec
+        self._leaves = tree.flatten(spec)
+        for leaf in self._leaves:
+            if leaf.dtype != np.float32:
+                raise ValueError(
+                    f"expected float32 extras, got {leaf.name!r} of {leaf.dtype}; cast it in the "
+                    "agent's exploration"
+                )
+        self._sizes = [math.prod(leaf.shape) for leaf in self._leaves]
+        self.size = sum(self._sizes)
+
+    def check(self, extras: object) -> None:
+        """Raises ValueError, naming the field, unless `extras` fits the spec."""
+        if self.size or extras != ():
+            try:
+                tree.assert_same_structure(self._spec, extras)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"replay expects extras like {self._spec}, the agent gave {extras}; make its "
+                    f"`extras_spec` and its exploration agree ({error})"
+                ) from None
+            for leaf, array in zip(self._leaves, tree.flatten(extras), strict=True):
+                check_array("extras", array, tuple(leaf.shape), np.float32)
+
+    def pack(self, extras: Any) -> np.ndarray:
+        """Packs the extras of one action: nest -> [size] float32."""
+        if not self.size:
+            return np.empty(0, np.float32)
+        return np.concatenate([np.ravel(array) for array in tree.flatten(extras)])
+
+    def unpack(self, packed: tf.Tensor) -> Any:
+        """Unpacks a batch: [B, size] float32 -> nest of [B, ...] tensors."""
+        parts = tf.split(packed, self._sizes, axis=-1) if self.size else []
+        shaped = [
+            tf.reshape(part, [-1, *leaf.shape])
+            for part, leaf in zip(parts, self._leaves, strict=True)
+        ]
+        return tree.unflatten_as(self._spec, shaped)
 
 
 class TransitionLayout:
     """Packs a transition into one float32 vector, and unpacks a batch of them.
 
-    A row is `[observation | action | n-step return | n-step discount | next observation]`. Reverb's
-    cost to insert and to sample grows with the number of columns, not of bytes, at these sizes: one
-    column makes both two to three times cheaper than five (`bench/replay_columns.py`).
+    A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
+    At these sizes Reverb's cost to insert and to sample grows with the number of columns, not of
+    bytes: one column makes both two to three times cheaper than five (`bench/replay_columns.py`).
     """
 
-    def __init__(self, spec: specs.EnvironmentSpec):
+    def __init__(self, spec: specs.EnvironmentSpec, extras_spec: Any = ()):
         """Lays out transitions of an environment.
 
         Args:
           spec: of an environment with flat float32 observations [N] and actions [A].
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
 
         Raises:
           ValueError: if an observation or action is not a float32 vector.
@@ -112,7 +210,9 @@ class TransitionLayout:
                 )
         self.observation_size = spec.observations.shape[0]
         self.action_size = spec.actions.shape[0]
-        self.width = 2 * self.observation_size + self.action_size + 2
+        self._extras = Extras(extras_spec)
+        self._extras_start = 2 * self.observation_size + self.action_size + 2
+        self.width = self._extras_start + self._extras.size
         self.signature = tf.TensorSpec([self.width], tf.float32, "transition")
 
     def open(self, client: reverb.Client) -> RowWriter:
@@ -123,30 +223,33 @@ class TransitionLayout:
         """See `Layout`."""
         check_array("observation", observation, (self.observation_size,), np.float32)
 
-    def check_action(self, action: object) -> None:
+    def check_action(self, action: object, extras: object) -> None:
         """See `Layout`."""
         check_array("action", action, (self.action_size,), np.float32)
+        self._extras.check(extras)
 
     def pack(self, transition: types.Transition) -> np.ndarray:
-        """One transition of arrays -> [width] float32."""
-        n, a = self.observation_size, self.action_size
+        """Packs one transition of arrays into a row [width] float32."""
+        n, a, e = self.observation_size, self.action_size, self._extras_start
         row = np.empty(self.width, np.float32)
         row[:n] = transition.observation
         row[n : n + a] = transition.action
         row[n + a] = transition.reward
         row[n + a + 1] = transition.discount
-        row[n + a + 2 :] = transition.next_observation
+        row[n + a + 2 : e] = transition.next_observation
+        row[e:] = self._extras.pack(transition.extras)
         return row
 
     def unpack(self, rows: tf.Tensor) -> types.Transition:
-        """[B, width] float32 -> a transition of [B, ...] tensors; reward is R_n, discount d."""
-        n, a = self.observation_size, self.action_size
+        """See `Layout`; rows are [B, width] float32."""
+        n, a, e = self.observation_size, self.action_size, self._extras_start
         return types.Transition(
             observation=rows[:, :n],
             action=rows[:, n : n + a],
             reward=rows[:, n + a],
             discount=rows[:, n + a + 1],
-            next_observation=rows[:, n + a + 2 :],
+            next_observation=rows[:, n + a + 2 : e],
+            extras=self._extras.unpack(rows[:, e:]),
         )
 
 
@@ -164,10 +267,10 @@ class Sample(NamedTuple):
     """A batch drawn from the table.
 
     Attributes:
-      keys: [B] uint64 identities of the rows, for writing priorities back.
+      keys: [B] uint64 keys of the items, for writing priorities back.
       probabilities: [B] float64 P(i) at the moment of sampling.
-      table_size: [B] int64 rows in the table at that moment.
-      transition: `acme.types.Transition` of [B, ...] tensors, float32 except for pictures.
+      table_size: [B] int64 items in the table at that moment.
+      transition: `acme.types.Transition` of [B, ...] tensors, float32 except for frames.
     """
 
     keys: tf.Tensor

@@ -25,12 +25,13 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory, runs
 
 if TYPE_CHECKING:
-    from agents.runs.command import AgentCommand, D4PGOptions
+    from agents.runs.command import AgentCommand
+    from agents.runs.options import AgentOptions
 
 _RUNS = Path("runs")
 
 
-def train(command: "AgentCommand", options: "D4PGOptions") -> int:
+def train(command: "AgentCommand", options: "AgentOptions") -> int:
     """Trains an agent; returns the exit status. See `agents.runs.command.AgentCommand.train`."""
     share_processors()
     task = options.task
@@ -78,7 +79,7 @@ def _announce(agent: Agent, task: Task) -> list[str]:
     return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
 
 
-def _choose_directory(name: str, identity: dict, options: "D4PGOptions") -> RunDirectory:
+def _choose_directory(name: str, identity: dict, options: "AgentOptions") -> RunDirectory:
     if options.run_dir is not None:
         run = RunDirectory(options.run_dir)
         if options.resume:
@@ -126,7 +127,7 @@ class _Unread:
         pass
 
 
-def _run(agent: Agent, plan: RunPlan, options: "D4PGOptions", run: RunDirectory) -> int:
+def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory) -> int:
     before = Checkpointer(run.checkpoints).latest()
     program, counter_handle = make_program(agent, plan)
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
@@ -167,7 +168,7 @@ def _report(run: RunDirectory) -> int:
     return 0
 
 
-def _plain(options: "D4PGOptions") -> dict:
+def _plain(options: "AgentOptions") -> dict:
     plain = dataclasses.asdict(options)
     plain["run_dir"] = None if options.run_dir is None else str(options.run_dir)
     return plain

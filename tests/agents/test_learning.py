@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-from agents.d4pg.config import D4PGConfig
+from agents import d4pg
+from agents.d4pg import D4PGConfig
 from agents.replay.config import ReplayConfig
-from agents.runs.command import D4PGOptions, d4pg
 from agents.runs.evaluation import EvaluationSchedule
+from agents.runs.options import AgentOptions
 from rl_replicator.runs.metrics import read_metrics
 
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
@@ -16,7 +17,7 @@ LENGTH = 20  # The best return of `environments.fakes:target`; a constant action
 
 def learns(run_dir, steps, **changes):
     """Trains; returns the returns of all evaluations."""
-    options = D4PGOptions(
+    options = AgentOptions(
         env="environments.fakes:target",
         steps=steps,
         run_dir=run_dir,
@@ -33,7 +34,7 @@ def learns(run_dir, steps, **changes):
             replay=ReplayConfig(min_size=500, samples_per_insert=32.0),
         ),
     )
-    assert d4pg.train(dataclasses.replace(options, **changes)) == 0
+    assert d4pg.command.train(dataclasses.replace(options, **changes)) == 0
     return read_metrics(run_dir, "evaluator")["episode_return"]
 
 

@@ -162,16 +162,16 @@ def test_a_reader_that_leaves_is_forgiven(command):
 
 def test_the_options_of_d4pg_are_all_known():
     """Their help is long: none may be lost when a misspelt one is looked up."""
-    from agents.runs.command import d4pg
+    from agents import d4pg
     from rl_replicator.cli import options
 
     command = "rl-replicator train d4pg"
-    declared = options._declared(d4pg.options_type([]), command)
+    declared = options._declared(d4pg.command.options_type([]), command)
     names = {"--env", "--agent.n-step", "--agent.policy-layers", "--agent.replay.min-size"}
     assert names <= set(declared)
     assert declared["--agent.n-step"] == "INT"
-    from_pixels = options._declared(d4pg.options_type(["--pixels"]), command)
-    more = {"--picture.camera", "--agent.frame-stack", "--agent.replay.chunk-length"}
+    from_pixels = options._declared(d4pg.command.options_type(["--pixels"]), command)
+    more = {"--frame.camera", "--agent.frame-stack", "--agent.replay.chunk-length"}
     assert set(from_pixels) >= set(declared) | more and not more & set(declared)
 
 

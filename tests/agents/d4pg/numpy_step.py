@@ -50,6 +50,9 @@ class Outcome:
 
 def mlp(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
     """linear, LayerNorm, tanh, then linear and elu for each further layer, then a linear head."""
+    head = f"{name}/head"
+    if f"{name}/torso/linear_0/w" in weights:
+        name = f"{name}/torso"
     x = x @ weights[f"{name}/linear_0/w"] + weights[f"{name}/linear_0/b"]
     centred = x - x.mean(-1, keepdims=True)
     x = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
@@ -60,7 +63,7 @@ def mlp(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
         x = x @ weights[f"{name}/linear_{layer}/w"] + weights[f"{name}/linear_{layer}/b"]
         x = np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
         layer += 1
-    return x @ weights[f"{name}/head/w"] + weights[f"{name}/head/b"]
+    return x @ weights[f"{head}/w"] + weights[f"{head}/b"]
 
 
 def encode(weights: Weights, prefix: str, observation: np.ndarray) -> np.ndarray:

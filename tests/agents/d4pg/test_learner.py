@@ -8,6 +8,8 @@ from acme import specs, types
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
+from agents.learning.targets import update_targets
+from agents.learning.variables import copy_variables
 from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
 
@@ -48,13 +50,12 @@ def train(replicator_name, config, steps_per_call):
     agent = D4PG(config, make_spec())
     with replicator.scope():
         tf.random.set_seed(5)
-        module = agent.make_module(replicator, importance_steps=STEPS)
+        module = agent.make_module(replicator, total_steps=STEPS)
         start = np.random.default_rng(7)
-        for network in (module.policy, module.critic):
+        for network in (module.online.policy, module.online.critic):
             for variable in network.trainable_variables:
                 variable.assign(start.normal(scale=0.3, size=variable.shape).astype(np.float32))
-        for source, copy in module.target_pairs():
-            copy.assign(source)
+        update_targets(module.target.variables, module.online.variables, rate=1.0)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
@@ -67,8 +68,13 @@ def train(replicator_name, config, steps_per_call):
         for output in replicator.local_results(step()):
             keys = output.keys.numpy().ravel().tolist()
             priorities.update(zip(keys, output.priorities.numpy().ravel(), strict=True))
-    names = ("policy", "critic", "target_policy", "target_critic")
-    weights = module.get_variables(names)
+    networks = {
+        "policy": module.online.policy,
+        "critic": module.online.critic,
+        "target_policy": module.target.policy,
+        "target_critic": module.target.critic,
+    }
+    weights = copy_variables(networks, networks)
     return weights, np.array([priorities[key] for key in sorted(priorities)])
 
 

@@ -109,18 +109,6 @@ def test_priorities_are_never_negative_and_send_no_gradient():
     assert tape.gradient(priorities, cross_entropy) is None
 
 
-def test_importance_weights_by_hand():
-    # Priorities 1, 1, 2 with alpha 1: P = 1/4, 1/4, 1/2; N P = 3/4, 3/4, 3/2.
-    probabilities = tf.constant([0.25, 0.25, 0.5], tf.float64)
-    size = tf.constant([3, 3, 3], tf.int64)
-    full = losses.importance_weights(probabilities, size, 1.0)
-    np.testing.assert_allclose(full, [4 / 3, 4 / 3, 2 / 3], rtol=1e-6)
-    half = losses.importance_weights(probabilities, size, 0.5)
-    np.testing.assert_allclose(half, np.sqrt([4 / 3, 4 / 3, 2 / 3]), rtol=1e-6)
-    none = losses.importance_weights(probabilities, size, 0.0)
-    np.testing.assert_allclose(none, [1, 1, 1])
-
-
 def test_action_gradient_is_clipped_per_example():
     dq_da = tf.constant([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""The step from pixels: what trains what, shifts by hand, replicas against one device."""
+"""The step from pixels: what trains what, replicas against one device."""
 
 import dataclasses
 
@@ -8,14 +8,13 @@ import tensorflow as tf
 from acme import specs, types
 
 import rl_replicator as rr
-from agents.acting.actors import GaussianNoise, LinearSchedule
-from agents.acting.frame_stack import FrameStack
 from agents.d4pg.agent import D4PG
-from agents.d4pg.networks import PixelCritic, tanh_with_way_back
-from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
-from agents.networks.augmentation import random_shift
-from agents.networks.encoders import make_encoder
-from agents.nodes.observation_images import strip
+from agents.d4pg.config import PixelD4PGConfig
+from agents.d4pg.networks import CategoricalCritic, logits_around_zero
+from agents.learning.targets import update_targets
+from agents.learning.variables import copy_variables
+from agents.networks.mlp import CriticTorso
+from agents.replay.config import FrameReplayConfig
 from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
 
@@ -56,7 +55,7 @@ def make_samples(count):
 def make_module(config, replicator):
     tf.random.set_seed(5)
     with replicator.scope():
-        return D4PG(config, SPEC).make_module(replicator, importance_steps=STEPS)
+        return D4PG(config, SPEC).make_module(replicator, total_steps=STEPS)
 
 
 def train(replicator_name, config):
@@ -64,11 +63,10 @@ def train(replicator_name, config):
     replicator = rr.make(replicator_name)
     module = make_module(config, replicator)
     start = np.random.default_rng(7)
-    for network in (module.encoder, module.policy, module.critic):
+    for network in (module.online.encoder, module.online.policy, module.online.critic):
         for variable in network.trainable_variables:
             variable.assign(start.normal(scale=0.1, size=variable.shape).astype(np.float32))
-    for source, copy in module.target_pairs():
-        copy.assign(source)
+    update_targets(module.target.variables, module.online.variables, rate=1.0)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
@@ -78,14 +76,16 @@ def train(replicator_name, config):
     step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 3)
     for _ in range(STEPS // 3):
         step()
-    names = ("encoder", "policy", "critic", "target_encoder", "target_policy", "target_critic")
-    return module.get_variables(names)
+    networks = {
+        **module.online._asdict(),
+        **{f"target_{name}": network for name, network in module.target._asdict().items()},
+    }
+    return copy_variables(networks, networks)
 
 
 def test_replicas_train_as_one_device_does():
-    """Without shifts, whose seeds differ between replicas."""
-    config = dataclasses.replace(SMALL, max_shift=0)
-    one, two = train("single_device", config), train("multi_device:2", config)
+    """Every replica shifts its frames as one replica would shift them."""
+    one, two = train("single_device", SMALL), train("multi_device:2", SMALL)
     assert sorted(one) == sorted(two) and "target_encoder/block_0/w" in one
     for path, array in one.items():
         np.testing.assert_allclose(two[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
@@ -97,13 +97,14 @@ def test_the_critic_trains_the_encoder_and_the_policy_does_not():
             SMALL, policy_learning_rate=policy_rate, critic_learning_rate=critic_rate
         )
         module = make_module(config, rr.make("single_device"))
-        before = [variable.numpy() for variable in module.encoder.variables]
-        policy_before = [variable.numpy() for variable in module.policy.variables]
+        before = [variable.numpy() for variable in module.online.encoder.variables]
+        policy_before = [variable.numpy() for variable in module.online.policy.variables]
         module.step_fn(tf.nest.map_structure(tf.constant, make_samples(BATCH)))
         moved = [
-            abs(v.numpy() - b).max() for v, b in zip(module.encoder.variables, before, strict=True)
+            abs(v.numpy() - b).max()
+            for v, b in zip(module.online.encoder.variables, before, strict=True)
         ]
-        pairs = zip(module.policy.variables, policy_before, strict=True)
+        pairs = zip(module.online.policy.variables, policy_before, strict=True)
         return max(moved), max(abs(v.numpy() - b).max() for v, b in pairs)
 
     encoder, policy = encoder_after(policy_rate=0.5, critic_rate=1e-12)
@@ -115,31 +116,17 @@ def test_the_critic_trains_the_encoder_and_the_policy_does_not():
 def test_targets_follow_by_tau_at_every_step():
     config = dataclasses.replace(SMALL, target_update_rate=0.25)
     module = make_module(config, rr.make("single_device"))
-    before = [copy.numpy() for _, copy in module.target_pairs()]
+    before = [copy.numpy() for copy in module.target.variables]
     module.step_fn(tf.nest.map_structure(tf.constant, make_samples(BATCH)))
-    for (source, copy), old in zip(module.target_pairs(), before, strict=True):
+    triples = zip(module.online.variables, module.target.variables, before, strict=True)
+    for source, copy, old in triples:
         np.testing.assert_allclose(copy, old + 0.25 * (source - old), rtol=1e-5, atol=1e-7)
-
-
-def test_a_policy_far_beyond_a_limit_comes_back():
-    x = tf.constant([-20.0, -1.0, 0.0, 1.0, 20.0])
-
-    def gradient(wish):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tanh_with_way_back(x)
-        np.testing.assert_allclose(y, np.tanh(x), rtol=1e-6)
-        return tape.gradient(y, x, output_gradients=wish * tf.ones_like(x)).numpy()
-
-    room_below = np.tanh(x) + 1  # A positive gradient is descended: y becomes less.
-    np.testing.assert_allclose(gradient(0.5), 0.5 * room_below, atol=1e-6)
-    np.testing.assert_allclose(gradient(-0.5), -0.5 * room_below[::-1], atol=1e-6)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 800.0), (-50.0, 50.0), (-300.0, 0.0), (5.0, 9.0)])
 def test_a_new_critic_expects_a_return_near_zero(low, high):
     atoms = np.linspace(low, high, 51, dtype=np.float32)
-    critic = PixelCritic(8, (16,), atoms)
+    critic = CategoricalCritic(lambda: CriticTorso((16,), 8), logits_around_zero(atoms))
     random = np.random.default_rng(0)
     logits = critic(
         tf.constant(random.normal(size=(32, 100)), tf.float32),
@@ -150,67 +137,8 @@ def test_a_new_critic_expects_a_return_near_zero(low, high):
     np.testing.assert_allclose(mean, nearest_to_zero, atol=0.12 * (high - low))
 
 
-def test_a_shift_moves_whole_pictures_and_repeats_their_borders():
-    random = np.random.default_rng(0)
-    frames = random.integers(0, 256, (400, 5, 6, 2), dtype=np.uint8)
-    shifted = random_shift(tf.constant(frames), tf.constant([1, 2]), most=2).numpy()
-    assert shifted.shape == frames.shape and shifted.dtype == np.uint8
-    found = set()
-    padded = np.pad(frames, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
-    for before, after in zip(padded, shifted, strict=True):
-        crops = {
-            (y, x) for y in range(5) for x in range(5)
-            if np.array_equal(before[y : y + 5, x : x + 6], after)
-        }  # fmt: skip
-        assert len(crops) == 1
-        found |= crops
-    assert len(found) == 25  # Each of them, in 400 draws.
-    again = random_shift(tf.constant(frames), tf.constant([1, 2]), most=2)
-    np.testing.assert_array_equal(again, shifted)
-    other = random_shift(tf.constant(frames), tf.constant([1, 3]), most=2)
-    assert (other.numpy() != shifted).any()
-
-
-@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "impala"])
-def test_encoders_agree_in_both_precisions(kind):
-    frames = tf.constant(np.random.default_rng(1).integers(0, 256, (2, 64, 64, 9), dtype=np.uint8))
-    exact, fast = (make_encoder(kind, dtype, "encoder") for dtype in (tf.float32, tf.bfloat16))
-    features, _ = exact(frames), fast(frames)
-    for a, b in zip(exact.variables, fast.variables, strict=True):
-        assert a.dtype == b.dtype == tf.float32 and a.name == b.name
-        b.assign(a)
-    assert len({v.name for v in exact.variables}) == len(exact.variables)
-    difference = np.abs(fast(frames) - features).max() / np.abs(features).max()
-    assert fast(frames).dtype == tf.float32 and difference < 0.05
-    sizes = {"small": 11 * 11 * 32, "nature": 4 * 4 * 64, "drq_v2": 25 * 25 * 32, "impala": 2048}
-    assert features.shape == (2, sizes[kind])
-
-
-def test_noise_falls_linearly_and_then_no_further():
-    schedule = LinearSchedule(1.0, 0.1, 100)
-    np.testing.assert_allclose([schedule(s) for s in (0, 50, 100, 500)], [1.0, 0.55, 0.1, 0.1])
-    steps = 0
-    noise = GaussianNoise(lambda: LinearSchedule(0.2, 0.0, 10)(steps), np.random.default_rng(0))
-    draws = np.concatenate([noise(np.zeros(1000, np.float32)) for _ in range(3)])
-    assert draws.dtype == np.float32 and abs(draws.std() - 0.2) < 0.01
-    steps = 10
-    assert not noise(np.zeros(3, np.float32)).any()
-
-
-def test_an_actor_stacks_frames_and_the_strip_shows_them():
-    memory = FrameStack(3)
-    frames = [np.full((2, 2, 3), value, np.uint8) for value in range(4)]
-    memory.begin()
-    seen = [memory.observe(frame) for frame in frames]
-    assert [s[0, 0, ::3].tolist() for s in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
-    assert strip(seen[-1])[0, :, 0].tolist() == [1, 1, 2, 2, 3, 3]
-    memory.begin()
-    assert memory.observe(frames[2])[0, 0, ::3].tolist() == [2, 2, 2]
-    assert strip(np.zeros(4, np.float32)) is None
-
-
 def test_frames_too_small_for_the_encoder_are_refused():
-    with pytest.raises(ConfigError, match="--picture.width: expected at least 36 .* got 24"):
+    with pytest.raises(ConfigError, match="--frame.width: expected at least 36 .* got 24"):
         D4PG(dataclasses.replace(SMALL, encoder="nature"), SPEC)
 
 
@@ -220,4 +148,4 @@ def test_bad_settings_are_named_by_their_option():
     with pytest.raises(ConfigError, match="--agent.n-step: .* got 0"):
         PixelD4PGConfig(n_step=0)
     with pytest.raises(ConfigError, match="--agent.replay.chunk-length: .* got 0"):
-        PixelReplayConfig(chunk_length=0)
+        FrameReplayConfig(chunk_length=0)

@@ -11,7 +11,12 @@ from acme import types
 import rl_replicator as rr
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
-from agents.d4pg.networks import CategoricalCritic, D4PGNetworks, NoEncoder, Policy
+from agents.d4pg.networks import CategoricalCritic
+from agents.learning.variables import copy_variables
+from agents.networks.actor_critic import ActorCritic
+from agents.networks.encoders import IdentityEncoder
+from agents.networks.mlp import CriticTorso
+from agents.networks.policies import DeterministicPolicy
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import Sample
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
@@ -52,10 +57,12 @@ class Encoder(snt.Module):
 
 def make_networks(prefix, make_encoder):
     """Three built networks."""
-    networks = D4PGNetworks(
+    networks = ActorCritic(
         make_encoder(f"{prefix}encoder"),
-        Policy(CONFIG.policy_layers, ACTION, f"{prefix}policy"),
-        CategoricalCritic(CONFIG.critic_layers, CONFIG.num_atoms, f"{prefix}critic"),
+        DeterministicPolicy(CONFIG.policy_layers, ACTION, name=f"{prefix}policy"),
+        CategoricalCritic(
+            lambda: CriticTorso(CONFIG.critic_layers), np.zeros_like(ATOMS), f"{prefix}critic"
+        ),
     )
     features = networks.encoder(tf.zeros([1, OBSERVATION]))
     networks.critic(features, networks.policy(features))
@@ -70,15 +77,24 @@ def make_module(config, replicator, make_encoder, augment=lambda observations, s
             online=make_networks("", make_encoder),
             target=make_networks("target_", make_encoder),
             atoms=ATOMS,
-            importance_steps=IMPORTANCE_STEPS,
+            total_steps=IMPORTANCE_STEPS,
             augment=augment,
             replicator=replicator,
         )
     random = np.random.default_rng(11)
-    for pair in module.target_pairs():
+    for pair in zip(module.online.variables, module.target.variables, strict=True):
         for variable in pair:
             variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
     return module
+
+
+def weights_of(module):
+    """Copies of all six networks' variables, by path."""
+    networks = {
+        **module.online._asdict(),
+        **{f"target_{name}": network for name, network in module.target._asdict().items()},
+    }
+    return copy_variables(networks, NETWORKS)
 
 
 def make_samples():
@@ -112,7 +128,7 @@ def settings_of(config):
 
 
 CASES = {
-    "copied targets": ("single_device", NoEncoder, {}),
+    "copied targets": ("single_device", IdentityEncoder, {}),
     "encoder, soft targets, two replicas": (
         "multi_device:2",
         Encoder,
@@ -127,7 +143,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     config = dataclasses.replace(CONFIG, **changes)
     replicator = rr.make(replicator_name)
     module = make_module(config, replicator, make_encoder)
-    reference = NumpyD4PG(settings_of(config), module.get_variables(NETWORKS))
+    reference = NumpyD4PG(settings_of(config), weights_of(module))
     samples = make_samples()
 
     def input_fn(context):
@@ -145,7 +161,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
             samples.table_size[rows],
             [x[rows] for x in samples.transition[:5]],
         )
-        for path, array in module.get_variables(NETWORKS).items():
+        for path, array in weights_of(module).items():
             message = f"{path} after step {number + 1}"
             expected = reference.weights[path]
             np.testing.assert_allclose(array, expected, rtol=1e-4, atol=2e-5, err_msg=message)
@@ -170,7 +186,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
 
 
 def test_every_augmentation_draws_from_a_seed_of_its_own():
-    """No two of them meet: neither steps, nor replicas, nor the two observations of a step."""
+    """Neither two steps nor the two observations of a step share one; all replicas of a step do."""
     seeds = []
 
     def augment(observations, seed):
@@ -178,11 +194,11 @@ def test_every_augmentation_draws_from_a_seed_of_its_own():
         return observations
 
     replicator = rr.make("multi_device:2")
-    module = make_module(CONFIG, replicator, NoEncoder, augment)
+    module = make_module(CONFIG, replicator, IdentityEncoder, augment)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
         return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
 
     replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), STEPS)()
-    assert len(seeds) == len(set(seeds)) == 2 * STEPS * 2
+    assert len(seeds) == 2 * STEPS * 2 and len(set(seeds)) == 2 * STEPS

@@ -39,7 +39,7 @@ def make_episodes(lengths, random):
 
 
 def reference(episodes, stack, n_step):
-    """All transitions, from whole episodes held in memory: what the replay must give back."""
+    """All transitions, from whole episodes held in history: what the replay must give back."""
     transitions = []
     for first, steps in episodes:
         frames = [first.observation, *(timestep.observation for _, timestep in steps)]
@@ -65,16 +65,16 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
     layout = FrameLayout(SPEC, stack, n_step, chunk_length)
     server = reverb.Server([_queue(layout)])
     adder = make_adder(server, layout, max_in_flight_items=4)
-    memory = FrameStack(stack)
+    history = FrameStack(stack)
     seen = []
     for first, steps in episodes:
         adder.add_first(first)
-        memory.begin()
-        seen.append(memory.observe(first.observation))
+        history.reset()
+        seen.append(history.observe(first.observation))
         for action, timestep in steps:
             adder.add(action, timestep)
             if not timestep.last():
-                seen.append(memory.observe(timestep.observation))
+                seen.append(history.observe(timestep.observation))
 
     # The last episode pushes those before it out of the writer, and may itself still be there.
     expected = reference(episodes[:-1], stack, n_step)

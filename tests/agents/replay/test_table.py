@@ -7,7 +7,7 @@ import pytest
 import reverb
 from acme import specs
 
-from agents.d4pg import losses
+from agents.learning.importance import importance_weights
 from agents.replay.config import ReplayConfig
 from agents.replay.priorities import PriorityWriter
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
@@ -85,7 +85,7 @@ def test_probabilities_and_weights_follow_the_priorities(server, layout):
     for value, info in drawn[:50]:
         np.testing.assert_allclose(info.probability, expected[value], rtol=1e-6)
     probabilities = np.array([info.probability for _, info in drawn[:50]])
-    weights = losses.importance_weights(probabilities, np.full(50, 3), 1.0).numpy()
+    weights = importance_weights(probabilities, np.full(50, 3), 1.0).numpy()
     by_hand = np.array([7 / 3, 7 / 6, 7 / 12])  # 1 / (3 P)
     np.testing.assert_allclose(weights, by_hand[[value for value, _ in drawn[:50]]], rtol=1e-5)
 

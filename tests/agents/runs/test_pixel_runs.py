@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-from agents.d4pg.pixel_config import PixelD4PGConfig, PixelReplayConfig
-from agents.runs.command import D4PGPixelOptions, d4pg
+from agents import d4pg
+from agents.d4pg import PixelD4PGConfig
+from agents.replay.config import FrameReplayConfig
 from agents.runs.evaluation import EvaluationSchedule
+from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
-PICTURE = PixelConfig(height=32, width=32, action_repeat=1)
+FRAME = PixelConfig(height=32, width=32, action_repeat=1)
 SMALL = PixelD4PGConfig(
     policy_layers=(64,),
     critic_layers=(64,),
@@ -33,28 +35,28 @@ SMALL = PixelD4PGConfig(
     target_update_rate=0.05,
     exploration_sigma=0.5,
     exploration_steps=2000,
-    replay=PixelReplayConfig(min_size=200, samples_per_insert=32.0),
+    replay=FrameReplayConfig(min_size=200, samples_per_insert=32.0),
 )
 
 
 def options(run_dir, **changes):
     settings = {
         "env": TARGET,
-        "picture": PICTURE,
+        "frame": FRAME,
         "agent": SMALL,
         "steps": 3000,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
         "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
     }
-    return D4PGPixelOptions(**(settings | changes))
+    return PixelAgentOptions(**(settings | changes))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A complete run in threads."""
     run_dir = tmp_path_factory.mktemp("pixels") / "run"
-    assert d4pg.train(options(run_dir)) == 0
+    assert d4pg.command.train(options(run_dir)) == 0
     return run_dir
 
 
@@ -66,27 +68,27 @@ def test_it_learns_to_follow_what_it_sees(finished):
 
 
 def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, capsys):
-    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
     assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
-    assert d4pg.video(finished, tmp_path / "film.gif", seed=3) == 0
+    assert d4pg.command.video(finished, tmp_path / "film.gif", seed=3) == 0
     assert (tmp_path / "film.gif").stat().st_size > 100
 
 
 def test_it_goes_on_with_two_replicas(finished):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
-    assert d4pg.train(options(finished, steps=3400, replicas="2")) == 0
+    assert d4pg.command.train(options(finished, steps=3400, replicas="2")) == 0
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3400
     with pytest.raises(UsageError, match=r"pixels\.height was 32 and is now 48"):
-        d4pg.train(options(finished, picture=PixelConfig(48, 32, action_repeat=1)))
+        d4pg.command.train(options(finished, frame=PixelConfig(48, 32, action_repeat=1)))
 
 
 def test_steps_are_those_of_the_simulator(tmp_path):
-    picture = dataclasses.replace(PICTURE, action_repeat=4)
+    frame = dataclasses.replace(FRAME, action_repeat=4)
     replay = dataclasses.replace(SMALL.replay, min_size=100)
     agent = dataclasses.replace(SMALL, replay=replay)
-    assert d4pg.train(options(tmp_path / "run", steps=800, picture=picture, agent=agent)) == 0
+    assert d4pg.command.train(options(tmp_path / "run", steps=800, frame=frame, agent=agent)) == 0
     actor = read_metrics(tmp_path / "run", "actor")
     # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
     assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
@@ -97,7 +99,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
-        d4pg.train(options(tmp_path / "run", agent=agent))
+        d4pg.command.train(options(tmp_path / "run", agent=agent))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
 
 

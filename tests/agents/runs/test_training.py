@@ -15,10 +15,11 @@ import psutil
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-from agents.d4pg.config import D4PGConfig
+from agents import d4pg
+from agents.d4pg import D4PGConfig
 from agents.replay.config import ReplayConfig
-from agents.runs.command import D4PGOptions, d4pg
 from agents.runs.evaluation import EvaluationSchedule
+from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
@@ -44,7 +45,7 @@ def options(run_dir, **changes):
         "checkpoint_seconds": 1.0,
         "evaluation": EvaluationSchedule(every=400, episodes=2, last_episodes=3),
     }
-    return D4PGOptions(**(settings | changes))
+    return AgentOptions(**(settings | changes))
 
 
 def latest_progress(run_dir):
@@ -56,7 +57,7 @@ def latest_progress(run_dir):
 def finished(tmp_path_factory):
     """A complete run in threads, to be copied and gone on with."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
-    assert d4pg.train(options(run_dir)) == 0
+    assert d4pg.command.train(options(run_dir)) == 0
     return run_dir
 
 
@@ -82,7 +83,7 @@ def test_a_run_leaves_what_it_promises(finished):
 
 def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
     before = latest_progress(run_dir)
-    assert d4pg.train(options(run_dir, steps=1500)) == 0
+    assert d4pg.command.train(options(run_dir, steps=1500)) == 0
     after = latest_progress(run_dir)
     assert after["environment_steps"] == 1500 and after["episodes"] == 75
     assert after["learner_steps"] > before["learner_steps"] + 100
@@ -91,14 +92,14 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
-    assert d4pg.train(options(run_dir, steps=1200, replicas="2", actors=2, caches=1)) == 0
+    assert d4pg.command.train(options(run_dir, steps=1200, replicas="2", actors=2, caches=1)) == 0
     assert latest_progress(run_dir)["environment_steps"] == 1200
 
 
 def test_evaluation_and_film_take_the_checkpoint_alone(finished, capsys):
-    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
     first = capsys.readouterr().out
-    assert d4pg.evaluate(finished, episodes=2, seed=3) == 0
+    assert d4pg.command.evaluate(finished, episodes=2, seed=3) == 0
     assert capsys.readouterr().out == first and first.startswith("return ")
 
 
@@ -119,7 +120,7 @@ def untouched(run_dir):
 def test_another_run_is_refused_and_nothing_is_touched(run_dir, changes, message):
     before = untouched(run_dir)
     with pytest.raises(UsageError, match=message) as error:
-        d4pg.train(options(run_dir, steps=1500, **changes))
+        d4pg.command.train(options(run_dir, steps=1500, **changes))
     assert "\n" not in str(error.value)
     assert untouched(run_dir) == before
 
@@ -131,36 +132,36 @@ def test_a_corrupt_checkpoint_is_refused_before_anything_starts(run_dir):
     replay.write_bytes(data)
     before = untouched(run_dir)
     with pytest.raises(CheckpointError, match=r"chunks\.tfrecord.*remove"):
-        d4pg.train(options(run_dir, steps=1500))
+        d4pg.command.train(options(run_dir, steps=1500))
     assert untouched(run_dir) == before
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(UsageError, match="other files"):
-        d4pg.train(options(tmp_path))
+        d4pg.command.train(options(tmp_path))
     with pytest.raises(UsageError, match="expected the directory of a run"):
-        d4pg.evaluate(tmp_path, 1, 0)
+        d4pg.command.evaluate(tmp_path, 1, 0)
 
 
 def test_resume_without_a_run_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"found none; leave --resume out"):
-        d4pg.train(options(None, resume=True))
+        d4pg.command.train(options(None, resume=True))
     with pytest.raises(UsageError, match="expected the directory of a run"):
-        d4pg.train(options(tmp_path / "typo", resume=True))
+        d4pg.command.train(options(tmp_path / "typo", resume=True))
     assert not (tmp_path / "typo").exists()
 
 
 def test_numbers_out_of_range_are_named():
     with pytest.raises(ConfigError, match="--steps: expected at least 1, got 0"):
-        D4PGOptions(env=TARGET, steps=0)
+        AgentOptions(env=TARGET, agent=SMALL, steps=0)
     with pytest.raises(ConfigError, match="--seed: expected a number from 0 .* got -1"):
-        D4PGOptions(env=TARGET, seed=-1)
+        AgentOptions(env=TARGET, agent=SMALL, seed=-1)
     with pytest.raises(ConfigError, match="--address: expected --launch ray, got threads"):
-        D4PGOptions(env=TARGET, address="10.0.0.1:6379")
+        AgentOptions(env=TARGET, agent=SMALL, address="10.0.0.1:6379")
     with pytest.raises(ConfigError, match="--caches: expected 0 to one an actor, got 2"):
-        D4PGOptions(env=TARGET, caches=2)
+        AgentOptions(env=TARGET, agent=SMALL, caches=2)
 
 
 COMMAND = [

@@ -1,0 +1,114 @@
+"""Hyper-parameters that agents share. Importing this file loads nothing heavy.
+
+An agent's config is a frozen dataclass that inherits the groups of settings which it needs and
+overrides their defaults where its paper does:
+
+    class TD3Config(NoiseSettings, OffPolicyConfig): ...
+    class PixelTD3Config(PixelSettings, TD3Config): ...
+"""
+
+import dataclasses
+from typing import Literal
+
+from agents.replay.config import FrameReplayConfig, ReplayConfig
+from rl_replicator.errors import check_option
+
+
+class Settings:
+    """Base of all groups of settings, so that each can check its own fields in `__post_init__`.
+
+    It has no fields, and neither group inherits from another one: a field that is inherited twice
+    would take the default of the wrong class.
+    """
+
+    def __post_init__(self) -> None:
+        """Ends the chain of checks."""
+
+    def check(self, is_good: bool, name: str, expected: str) -> None:
+        """Raises ConfigError that names the option of field `name`, unless `is_good`."""
+        check_option(is_good, f"agent.{name}", expected, getattr(self, name))
+
+    def check_at_least(self, least: float, *names: str) -> None:
+        """Raises ConfigError unless each named field is at least `least`."""
+        for name in names:
+            self.check(getattr(self, name) >= least, name, f"at least {least}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OffPolicyConfig(Settings):
+    """Settings of every agent that trains a policy and a critic on a replay table."""
+
+    policy_layers: tuple[int, ...] = (256, 256)
+    """Units of the policy's hidden layers."""
+    critic_layers: tuple[int, ...] = (256, 256)
+    """Units of the critic's hidden layers."""
+    discount: float = 0.99
+    """gamma. Applied by the adder and nowhere else."""
+    n_step: int = 1
+    """Steps of reward in a return before it bootstraps."""
+    global_batch_size: int = 256
+    """Transitions of one learner step, over all replicas."""
+    policy_learning_rate: float = 3e-4
+    """Adam's step size for the policy."""
+    critic_learning_rate: float = 3e-4
+    """Adam's step size for the critic."""
+    steps_per_call: int = 16
+    """Learner steps inside one compiled call."""
+    replay: ReplayConfig = ReplayConfig()
+    """The replay table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("policy_layers", "critic_layers"):
+            sizes = getattr(self, name)
+            is_good = len(sizes) > 0 and all(size >= 1 for size in sizes)
+            self.check(is_good, name, "one or more positive layer sizes")
+        self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
+        for name in ("policy_learning_rate", "critic_learning_rate"):
+            self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
+        self.check(0 <= self.discount < 1, "discount", "a number in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseSettings(Settings):
+    """How an agent with a deterministic policy explores."""
+
+    exploration: str = "gaussian"
+    """`gaussian`, `none`, or the import path of a function (`agents.acting.exploration`)."""
+    exploration_sigma: float = 0.3
+    """Standard deviation of the actors' noise; actions span [-1, 1]."""
+    exploration_sigma_end: float | None = None
+    """Its value after `exploration_steps`. Default: constant."""
+    exploration_steps: int = 100_000
+    """Environment steps over which it changes, linearly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "exploration_steps")
+        self.check_at_least(0, "exploration_sigma")
+        if self.exploration_sigma_end is not None:
+            self.check_at_least(0, "exploration_sigma_end")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelSettings(Settings):
+    """What an agent that learns from pixels needs beside its other settings."""
+
+    frame_stack: int = 3
+    """Frames in an observation."""
+    encoder: str = "small"
+    """The convolutional network: `small`, `nature`, `drq_v2`, `impala`, or the import path of a
+    function (`agents.networks.encoders`)."""
+    feature_size: int = 50
+    """Units to which policy and critic narrow the features, each by a layer of its own."""
+    max_shift: int = 4
+    """Pixels by which training observations are shifted at random. 0: no augmentation."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of the convolutions; "auto" is bfloat16 on machines that are fast at it."""
+    replay: FrameReplayConfig = FrameReplayConfig()
+    """The replay table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "frame_stack", "feature_size")
+        self.check_at_least(0, "max_shift")

@@ -1,0 +1,60 @@
+"""Random numbers inside a replicated step, equal for every number of replicas.
+
+A replica draws for the whole global batch and takes its own part, so that N replicas with batches
+of B / N draw exactly what one replica with a batch of B draws.
+"""
+
+import tensorflow as tf
+
+from rl_replicator import collectives
+
+
+def step_seed(step: tf.Tensor, stream: int) -> tf.Tensor:
+    """A seed for one use of randomness in one learner step.
+
+    Args:
+      step: learner steps done, an integer scalar.
+      stream: number of the use within the step.
+
+    Returns:
+      [2] int32, equal on all replicas.
+    """
+    return tf.stack([tf.cast(step, tf.int32), tf.constant(stream, tf.int32)])
+
+
+def normal(shape, seed: tf.Tensor) -> tf.Tensor:
+    """Draws from the standard normal distribution.
+
+    Args:
+      shape: of the result, [B, ...]; B is the replica's batch size.
+      seed: [2] int32, equal on all replicas.
+
+    Returns:
+      float32 of shape `shape`.
+    """
+    return _own_part(tf.random.stateless_normal(_global(shape), seed), shape)
+
+
+def uniform_integers(shape, low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
+    """Draws integers uniformly.
+
+    Args:
+      shape: of the result, [B, ...]; B is the replica's batch size.
+      low: the least one.
+      high: one more than the greatest.
+      seed: [2] int32, equal on all replicas.
+
+    Returns:
+      int32 of shape `shape`.
+    """
+    drawn = tf.random.stateless_uniform(_global(shape), seed, low, high, tf.int32)
+    return _own_part(drawn, shape)
+
+
+def _global(shape) -> list:
+    return [shape[0] * collectives.num_replicas(), *shape[1:]]
+
+
+def _own_part(drawn: tf.Tensor, shape) -> tf.Tensor:
+    start = shape[0] * collectives.replica_id()
+    return drawn[start : start + shape[0]]

@@ -1,0 +1,63 @@
+"""Deterministic policies."""
+
+from collections.abc import Callable, Sequence
+
+import sonnet as snt
+import tensorflow as tf
+
+from agents.networks.mlp import layer_norm_mlp
+
+
+@tf.custom_gradient
+def inverting_tanh(x: tf.Tensor):
+    """tanh with inverting gradients: they vanish towards a limit, but not away from it.
+
+    Where tanh saturates, its own derivative is 0, and no gradient would bring a policy back.
+    Hausknecht & Stone 2016 (arXiv:1511.04143, "inverting gradients") scale dQ/da by the distance to
+    the limit in its direction in place of the derivative of a squashing function: here 1 - y
+    upwards and 1 + y downwards, both 1 at 0, as is the derivative of tanh.
+
+    Args:
+      x: float32 of any shape.
+
+    Returns:
+      As `x`, in [-1, 1].
+    """
+    y = tf.tanh(x)
+
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        # A loss is descended: a negative gradient makes y grow.
+        return dy * tf.where(dy < 0, 1.0 - y, 1.0 + y)
+
+    return y, gradient
+
+
+class DeterministicPolicy(snt.Module):
+    """[B, N] float32 features -> [B, A] float32 actions in (-1, 1)."""
+
+    def __init__(
+        self,
+        layer_sizes: Sequence[int],
+        num_actions: int,
+        squash: Callable[[tf.Tensor], tf.Tensor] = tf.tanh,
+        name: str = "policy",
+    ):
+        """Makes the layers.
+
+        Args:
+          layer_sizes: units of each hidden layer, at least one.
+          num_actions: A.
+          squash: float32 of any shape -> the same shape in [-1, 1].
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self._squash = squash
+        self._torso = layer_norm_mlp(layer_sizes, "torso")
+        # Nearly zero at first, so that early actions are not where tanh saturates.
+        self._head = snt.Linear(
+            num_actions, w_init=snt.initializers.VarianceScaling(1e-4), name="head"
+        )
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, A] float32."""
+        return self._squash(self._head(self._torso(features)))

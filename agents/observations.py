@@ -1,0 +1,192 @@
+"""What depends on the kind of observation: its layout in the replay, its encoder, its batches.
+
+Everything else of an agent is the same from state and from pixels.
+"""
+
+from typing import Any, Protocol
+
+import dm_env
+import sonnet as snt
+import tensorflow as tf
+from acme import specs
+
+from agents.acting.frame_stack import FrameStack, LatestObservation, ObservationHistory
+from agents.config import OffPolicyConfig, PixelSettings
+from agents.networks.augmentation import random_shift
+from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
+from agents.replay.frames import FrameLayout
+from agents.replay.memory_estimate import ReplaySize, predict
+from agents.replay.transitions import Layout, TransitionLayout
+from rl_replicator.errors import check_option
+from rl_replicator.layers import precision
+
+
+class Observations(Protocol):
+    """The parts of an agent that know what an observation is."""
+
+    @property
+    def feature_size(self) -> int | None:
+        """Units to which policy and critic narrow the encoder's features; None to take them all."""
+        ...
+
+    @property
+    def jit_compile_policy(self) -> bool:
+        """Whether actors compile their policy with XLA."""
+        ...
+
+    def spec(self) -> tf.TensorSpec:
+        """Returns the spec of one observation of the agent."""
+        ...
+
+    def make_layout(self, extras_spec: Any) -> Layout:
+        """Returns the layout of transitions in the replay table.
+
+        Args:
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+        """
+        ...
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+        """Estimates the memory of the replay table; None if negligible.
+
+        Args:
+          environment: an environment of the same kind, which is played.
+        """
+        ...
+
+    def make_encoder(self, name: str) -> snt.Module:
+        """Makes an unbuilt module from [B, ...] observations to [B, F] float32 features."""
+        ...
+
+    def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the observations to train on.
+
+        Args:
+          observations: [B, ...] of a replica's batch.
+          seed: [2] int32, equal on all replicas.
+        """
+        ...
+
+    def make_history(self) -> ObservationHistory:
+        """Makes what an actor keeps of an episode."""
+        ...
+
+
+class StateObservations:
+    """`Observations` of float32 vectors, which need no encoder."""
+
+    feature_size = None
+    jit_compile_policy = True
+
+    def __init__(self, environment_spec: specs.EnvironmentSpec):
+        """Stores the specs.
+
+        Args:
+          environment_spec: of an environment with flat observations.
+        """
+        self._environment_spec = environment_spec
+
+    def spec(self) -> tf.TensorSpec:
+        """Returns the spec of [N] float32."""
+        return tf.TensorSpec(self._environment_spec.observations.shape, tf.float32)
+
+    def make_layout(self, extras_spec: Any) -> TransitionLayout:
+        """Returns a layout with one row for each transition."""
+        return TransitionLayout(self._environment_spec, extras_spec)
+
+    def replay_size(self, environment: dm_env.Environment) -> None:
+        """Returns None: a million rows are small beside the memory of most machines."""
+
+    def make_encoder(self, name: str) -> IdentityEncoder:
+        """Makes an encoder that returns its input."""
+        return IdentityEncoder(name)
+
+    def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns `observations`."""
+        del seed
+        return observations
+
+    def make_history(self) -> LatestObservation:
+        """Makes a history of one observation."""
+        return LatestObservation()
+
+
+class PixelObservations:
+    """`Observations` of stacked uint8 frames."""
+
+    jit_compile_policy = False
+
+    def __init__(
+        self, settings: PixelSettings, n_step: int, environment_spec: specs.EnvironmentSpec
+    ):
+        """Stores the settings and checks that the frames fit the encoder.
+
+        Args:
+          settings: of the encoder and the frames.
+          n_step: steps in a full transition.
+          environment_spec: of an environment with one frame as observation.
+
+        Raises:
+          ConfigError: if the frames are too small for the encoder, or there is no such encoder.
+        """
+        self._settings = settings
+        self._n_step = n_step
+        self._environment_spec = environment_spec
+        find_encoder(settings.encoder)
+        size, least = min(self.make_layout(()).frame_shape[:2]), smallest_frame(settings.encoder)
+        expected = f"at least {least} pixels for the encoder '{settings.encoder}'"
+        check_option(size >= least, "frame.height, --frame.width", expected, size)
+
+    @property
+    def feature_size(self) -> int:
+        """Units to which policy and critic narrow the encoder's features."""
+        return self._settings.feature_size
+
+    def spec(self) -> tf.TensorSpec:
+        """Returns the spec of [H, W, C * S] uint8."""
+        return tf.TensorSpec(self.make_layout(()).observation_shape, tf.uint8)
+
+    def make_layout(self, extras_spec: Any) -> FrameLayout:
+        """Returns a layout that stores each frame once."""
+        settings = self._settings
+        chunk_length = settings.replay.chunk_length
+        return FrameLayout(
+            self._environment_spec, settings.frame_stack, self._n_step, chunk_length, extras_spec
+        )
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize:
+        """Estimates the memory of the replay table from frames of `environment`."""
+        replay = self._settings.replay
+        return predict(environment, replay.max_size, replay.chunk_length)
+
+    def make_encoder(self, name: str) -> snt.Module:
+        """Makes the convolutional network."""
+        settings = self._settings
+        return make_encoder(settings.encoder, precision.choose(settings.precision), name)
+
+    def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Shifts every observation at random."""
+        if self._settings.max_shift == 0:
+            return observations
+        return random_shift(observations, seed, self._settings.max_shift)
+
+    def make_history(self) -> FrameStack:
+        """Makes a stack of frames."""
+        return FrameStack(self._settings.frame_stack)
+
+
+def make_observations(
+    config: OffPolicyConfig, environment_spec: specs.EnvironmentSpec
+) -> StateObservations | PixelObservations:
+    """Makes the parts that fit a config: from pixels if it has `PixelSettings`.
+
+    Args:
+      config: of an agent.
+      environment_spec: of the environment.
+
+    Raises:
+      ConfigError: if the frames are too small for the encoder, or there is no such encoder.
+    """
+    if isinstance(config, PixelSettings):
+        return PixelObservations(config, config.n_step, environment_spec)
+    return StateObservations(environment_spec)

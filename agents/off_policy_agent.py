@@ -1,0 +1,227 @@
+"""What off-policy agents share: from the replay table to the actors, all but networks and losses.
+
+An agent subclasses `OffPolicyAgent` and gives it at least `make_module`: the variables and the step
+of its learner. `docs/agents.md` adds one from scratch.
+"""
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dm_env
+import numpy as np
+import reverb
+import sonnet as snt
+import tensorflow as tf
+from acme import specs
+
+import rl_replicator as rr
+from agents.acting.actors import ActingPolicy, ExploringActor, PolicyActor
+from agents.acting.exploration import find_exploration, make_exploration
+from agents.agent import VariableSource
+from agents.config import NoiseSettings
+from agents.learning.replay_learner import ReplayLearner, StepModule
+from agents.networks.actor_critic import ActorCritic
+from agents.networks.mlp import CriticTorso
+from agents.networks.policies import DeterministicPolicy, inverting_tanh
+from agents.observations import PixelObservations, StateObservations, make_observations
+from agents.replay.adder import NStepTransitionAdder
+from agents.replay.input import make_input_fn
+from agents.replay.memory_estimate import ReplaySize
+from agents.replay.priorities import PriorityWriter
+from agents.replay.table import LearnerDemand, make_table
+from agents.replay.transitions import Layout
+
+
+class OffPolicyAgent(abc.ABC):
+    """An agent with a policy and a critic that learns from n-step transitions in a replay table.
+
+    It implements `agents.agent.Agent`. The defaults are those of an agent with a deterministic
+    policy whose config has `NoiseSettings`; an agent with a stochastic policy overrides
+    `make_policy`, `greedy_action` and `make_exploration`.
+    """
+
+    extras_spec: Any = ()
+    """Nest of float32 `specs.Array` that actors record with each action for the learner."""
+    initial_priority: float = 1.0
+    """Priority of a transition that the learner has not seen."""
+
+    def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
+        """Stores the config and the specs, and checks that they fit each other.
+
+        Args:
+          config: an `OffPolicyConfig`; with `PixelSettings` for an environment of frames.
+          environment_spec: of the environment to act in.
+
+        Raises:
+          ConfigError: if the config does not fit the environment.
+        """
+        self.config = config
+        self.environment_spec = environment_spec
+        self.observations  # noqa: B018 - raises ConfigError before anything has started.
+        if isinstance(config, NoiseSettings):
+            find_exploration(config)
+
+    @abc.abstractmethod
+    def make_module(self, replicator: rr.Replicator, total_steps: int) -> StepModule:
+        """Makes the learner's variables and its step; called inside `replicator.scope()`.
+
+        Args:
+          replicator: the replicator of that scope.
+          total_steps: learner steps of the whole run, roughly, for schedules.
+        """
+
+    # Networks.
+
+    def make_policy(self, name: str) -> snt.Module:
+        """Makes an unbuilt policy: [B, F] features -> [B, A] actions."""
+        layers = self.config.policy_layers
+        num_actions = self.environment_spec.actions.shape[0]
+        if self.observations.feature_size is None:
+            return DeterministicPolicy(layers, num_actions, name=name)
+        layers = (self.observations.feature_size, *layers)
+        return DeterministicPolicy(layers, num_actions, inverting_tanh, name=name)
+
+    def make_critic_torso(self) -> CriticTorso:
+        """Makes all of a critic but its last layer: ([B, F], [B, A]) -> [B, H]."""
+        return CriticTorso(self.config.critic_layers, self.observations.feature_size)
+
+    def make_acting_networks(self, prefix: str = "") -> dict[str, snt.Module]:
+        """Makes and builds the networks that an actor needs, by name.
+
+        Args:
+          prefix: of the modules' names; actors use "".
+        """
+        encoder = self.observations.make_encoder(f"{prefix}encoder")
+        policy = self.make_policy(f"{prefix}policy")
+        policy(encoder(self._zero_observation()))
+        return {"encoder": encoder, "policy": policy}
+
+    def make_networks(self, critic: snt.Module, prefix: str = "") -> ActorCritic:
+        """Makes and builds all networks.
+
+        Args:
+          critic: unbuilt, ([B, F] features, [B, A] actions) -> values.
+          prefix: of the other modules' names, "target_" for target networks.
+        """
+        networks = self.make_acting_networks(prefix)
+        features = networks["encoder"](self._zero_observation())
+        critic(features, tf.zeros([1, *self.environment_spec.actions.shape]))
+        return ActorCritic(networks["encoder"], networks["policy"], critic)
+
+    # Acting.
+
+    def greedy_action(self, outputs: Any) -> tf.Tensor:
+        """Returns the action without exploration, [B, A], given what the policy network returned.
+
+        Args:
+          outputs: of the policy network: nest of [B, ...] tensors.
+        """
+        return outputs
+
+    def make_exploration(
+        self, random: np.random.Generator, environment_steps: Callable[[], int]
+    ) -> Callable[[Any], tuple[np.ndarray, Any]]:
+        """Makes what an actor does to the outputs of its policy network.
+
+        Args:
+          random: generator of the actor's randomness; its state is part of a checkpoint.
+          environment_steps: returns the environment steps that all actors have taken, roughly.
+
+        Returns:
+          A function from the network's outputs for one observation, a nest of arrays, to the action
+          [A] float32 in [-1, 1] and its extras.
+        """
+        explore = make_exploration(self.config, random, environment_steps)
+        return lambda action: (explore(action), ())
+
+    # The contract of `agents.agent.Agent`.
+
+    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+        """See `agents.agent.Agent`."""
+        return self.observations.replay_size(environment)
+
+    def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
+        """Makes one table of n-step transitions."""
+        return [make_table(self.config.replay, self._demand(num_replicas), self._layout)]
+
+    def make_adder(
+        self, client: reverb.Client, on_wait: Callable[[float], None]
+    ) -> NStepTransitionAdder:
+        """Makes the adder, which writes discounted n-step transitions."""
+        return NStepTransitionAdder(
+            client,
+            self._layout,
+            n_step=self.config.n_step,
+            discount=self.config.discount,
+            initial_priority=self.initial_priority,
+            max_in_flight_items=self.config.replay.max_in_flight_items,
+            on_wait=on_wait,
+        )
+
+    def make_actor(
+        self,
+        source: VariableSource,
+        adder: NStepTransitionAdder,
+        random: np.random.Generator,
+        environment_steps: Callable[[], int],
+    ) -> ExploringActor:
+        """Makes an actor: the online policy with exploration."""
+        explore = self.make_exploration(random, environment_steps)
+        return ExploringActor(
+            self._acting_policy(source, lambda outputs: outputs), source, explore, adder
+        )
+
+    def make_evaluator(self, source: VariableSource) -> PolicyActor:
+        """Makes an evaluator: the online policy without exploration."""
+        return PolicyActor(self._acting_policy(source, self.greedy_action), source)
+
+    def make_learner(
+        self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
+    ) -> ReplayLearner:
+        """Makes the replicated learner."""
+        config = self.config
+        samples = total_agent_steps * config.replay.samples_per_insert
+        with replicator.scope():
+            module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
+        is_prioritized = config.replay.priority_exponent > 0
+        demand = self._demand(replicator.num_replicas)
+        return ReplayLearner(
+            module,
+            replicator,
+            input_fn=make_input_fn(replay_address, self._layout, demand),
+            priorities=PriorityWriter(replay_address) if is_prioritized else None,
+            steps_per_call=config.steps_per_call,
+        )
+
+    @functools.cached_property
+    def observations(self) -> StateObservations | PixelObservations:
+        """The parts that depend on the kind of observation."""
+        return make_observations(self.config, self.environment_spec)
+
+    @functools.cached_property
+    def _layout(self) -> Layout:
+        return self.observations.make_layout(self.extras_spec)
+
+    def _demand(self, num_replicas: int) -> LearnerDemand:
+        config = self.config
+        return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
+
+    def _zero_observation(self) -> tf.Tensor:
+        spec = self.observations.spec()
+        return tf.zeros([1, *spec.shape], spec.dtype)
+
+    def _acting_policy(self, source: VariableSource, select: Callable[[Any], Any]) -> ActingPolicy:
+        # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,
+        # and the seed of the run must determine the learner's weights.
+        source.get_variables(())
+        networks = self.make_acting_networks()
+        encoder, policy = networks["encoder"], networks["policy"]
+        return ActingPolicy(
+            networks=networks,
+            act=lambda observation: select(policy(encoder(observation))),
+            observation_spec=self.observations.spec(),
+            history=self.observations.make_history(),
+            jit_compile=self.observations.jit_compile_policy,
+        )

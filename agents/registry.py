@@ -1,0 +1,41 @@
+"""Parts that a setting names: one of ours by its name, or a user's own by its import path."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from rl_replicator.errors import ConfigError
+
+
+def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
+    """Looks up the part that a setting names.
+
+    Args:
+      name: a key of `known`, or `package.module:attribute`.
+      known: the parts of this project, by name.
+      option: path of the setting, such as "agent.encoder", for the error message.
+
+    Returns:
+      The value in `known`, or the imported attribute.
+
+    Raises:
+      ConfigError: if there is no such part, or its module cannot be found.
+    """
+    if name in known:
+        return known[name]
+    module_name, colon, attribute = name.partition(":")
+    expected = f"--{option.replace('_', '-')}: expected {', '.join(known)} or package.module:name"
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"{expected}, got {name!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # The module exists; something that it imports does not.
+        raise ConfigError(
+            f"{expected}, got {name!r}: found no module {error.name!r}; put its directory on "
+            "PYTHONPATH"
+        ) from None
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
+    return getattr(module, attribute)

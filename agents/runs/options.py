@@ -1,0 +1,104 @@
+"""What can be set for a run, whatever agent it trains."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agents.runs.evaluation import EvaluationSchedule
+from environments import PixelConfig
+from rl_replicator.errors import ConfigError, check_option
+
+if TYPE_CHECKING:
+    from agents.task import Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """Options of a run that trains an agent from the state of its environment."""
+
+    env: str
+    """Task: `domain:task` of the dm_control suite, or `package.module:function`."""
+    steps: int = 120_000
+    """Environment steps (frames of the simulator) in all, over all actors. With `--pixels` an
+    action lasts `--frame.action-repeat` of them."""
+    seed: int = 1
+    """Seed of environments, noise, weights and evaluations."""
+    actors: int = 1
+    """Actors, each with an environment of its own."""
+    replicas: str = "1"
+    """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
+    string of `rl_replicator.make`."""
+    learner_gpus: int | None = None
+    """GPUs of each learner process. Default: those of this machine, divided evenly."""
+    caches: int = 0
+    """Nodes that serve the learner's weights to the actors: for tens of actors."""
+    launch: Literal["threads", "processes", "ray"] = "threads"
+    """Where the nodes run: threads of one process, processes of this machine, or Ray."""
+    address: str | None = None
+    """Ray cluster to run on, `host:port`. Default: start Ray on this machine."""
+    run_dir: Path | None = None
+    """Run directory; an existing run is continued. Default: a new one under `runs/`."""
+    resume: bool = False
+    """Continue the newest run of the same task, seed and agent under `runs/`."""
+    checkpoint_seconds: float = 30.0
+    """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
+    evaluation: EvaluationSchedule = EvaluationSchedule()
+    """When to evaluate."""
+    pixels: bool = False
+    """Learn from pixels in place of the state. Adds `--frame.*`, and more of `--agent.*`."""
+    agent: Any
+    """Hyper-parameters: the config of an agent."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "actors"):
+            value = getattr(self, name)
+            check_option(value >= 1, name, "at least 1", value)
+        check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
+        seconds = self.checkpoint_seconds
+        check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
+        check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
+        gpus, address = self.learner_gpus, self.address
+        check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
+        check_option(
+            address is None or self.launch == "ray", "address", "--launch ray", self.launch
+        )
+        if self.pixels != isinstance(self, PixelAgentOptions):
+            raise ConfigError(
+                "expected --pixels or --no-pixels, got both (in Python, options with pixels=True "
+                "are PixelAgentOptions)"
+            )
+
+    @property
+    def task(self) -> "Task":
+        """The environment to learn."""
+        from agents.task import Task
+
+        return Task(self.env)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
+        return {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.agent)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixelAgentOptions(AgentOptions):
+    """Options of a run that trains an agent from pixels."""
+
+    pixels: bool = True
+    """Learn from pixels in place of the state."""
+    frame: PixelConfig = PixelConfig()
+    """How frames are rendered."""
+
+    @property
+    def task(self) -> "Task":
+        """The environment to learn."""
+        from agents.task import Task
+
+        return Task(self.env, self.frame)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `AgentOptions`."""
+        pixels = dataclasses.asdict(self.frame) | {"action_repeat": self.task.action_repeat}
+        return super().identity | {"pixels": pixels}

@@ -1,0 +1,18 @@
+"""Stacks of frames, as an actor sees them."""
+
+import numpy as np
+
+from agents.acting.frame_stack import FrameStack
+from agents.nodes.observation_images import strip
+
+
+def test_an_actor_stacks_frames_and_the_strip_shows_them():
+    history = FrameStack(3)
+    frames = [np.full((2, 2, 3), value, np.uint8) for value in range(4)]
+    history.reset()
+    seen = [history.observe(frame) for frame in frames]
+    assert [s[0, 0, ::3].tolist() for s in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+    assert strip(seen[-1])[0, :, 0].tolist() == [1, 1, 2, 2, 3, 3]
+    history.reset()
+    assert history.observe(frames[2])[0, 0, ::3].tolist() == [2, 2, 2]
+    assert strip(np.zeros(4, np.float32)) is None
