@@ -158,7 +158,7 @@ class AgentCommand:
 
 
 def __getattr__(name: str) -> Any:
-    # Environments that were installed before agents moved to folders of their own ask for this.
+    # An installation from before agents moved to folders of their own looks for `d4pg` here.
     if name == "d4pg":
-        return importlib.import_module("agents.d4pg").command
+        return importlib.import_module(f"agents.{name}").command
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
