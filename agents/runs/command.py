@@ -160,5 +160,6 @@ class AgentCommand:
 def __getattr__(name: str) -> Any:
     # An installation from before agents moved to folders of their own looks for `d4pg` here.
     if name == "d4pg":
-        return importlib.import_module(f"agents.{name}").command
+        package = __name__.partition(".")[0]
+        return importlib.import_module(".".join([package, name])).command
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
