@@ -20,8 +20,9 @@ def make(name: str) -> replicator.Replicator:
 
     Args:
       name: "single_device", "multi_device" (all devices there are), "multi_device:2" (replicas),
-        "multi_device:2x2" (replicas x logical devices), "mesh:data=2,model=2", "tpu",
-        "tpu:grpc://10.0.0.2:8470", "multi_worker" or "multi_worker_async".
+        "multi_device:2x2" (replicas x logical devices), "mesh:data=2,model=2" (with layouts:
+        "mesh:data=2,model=2@first/w=none,model"), "tpu", "tpu:grpc://10.0.0.2:8470",
+        "multi_worker" or "multi_worker_async".
 
     Raises:
       ConfigError: unknown name, or an argument that it does not take.

@@ -7,6 +7,8 @@ import sonnet as snt
 import tensorflow as tf
 from sonnet.src.optimizers import optimizer_utils as snt_utils
 
+from rl_replicator.optimizers import slots
+
 
 class Adam(snt.optimizers.Adam):
     """Sonnet's Adam with one kernel per parameter in place of a dozen small operations.
@@ -39,7 +41,11 @@ class Adam(snt.optimizers.Adam):
             if dtype not in by_dtype:
                 by_dtype[dtype] = self._coefficients(dtype)
             tf.raw_ops.ResourceApplyAdam(
-                var=parameter.handle, m=m.handle, v=v.handle, grad=update, **by_dtype[dtype]
+                var=parameter.handle,
+                m=m.handle,
+                v=v.handle,
+                grad=slots.in_layout_of(parameter, update),
+                **by_dtype[dtype],
             )
 
     def _coefficients(self, dtype: tf.DType) -> dict[str, tf.Tensor]:

@@ -7,6 +7,7 @@ import sonnet as snt
 import tensorflow as tf
 from sonnet.src.optimizers import optimizer_utils as snt_utils
 
+from rl_replicator.optimizers import slots
 from rl_replicator.optimizers.schedules import Schedule
 
 # Which of the variables decay.
@@ -48,7 +49,8 @@ class Momentum(snt.Optimizer):
     def _initialize(self, parameters: Sequence[tf.Variable]) -> None:
         with tf.name_scope("velocities"):
             self.velocities.extend(
-                tf.Variable(tf.zeros_like(w), trainable=False, name="velocity") for w in parameters
+                tf.Variable(tf.zeros(w.shape, w.dtype), trainable=False, name="velocity")
+                for w in parameters
             )
 
     def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
@@ -78,7 +80,7 @@ class Momentum(snt.Optimizer):
             var=w.handle,
             accum=v.handle,
             lr=rate,
-            grad=g,
+            grad=slots.in_layout_of(w, g),
             momentum=tf.constant(self._momentum, g.dtype),
             use_nesterov=True,
         )
@@ -113,7 +115,7 @@ class LARS(Momentum):
             ratio = trust_ratio(tf.norm(w), tf.norm(g), self._weight_decay, self._trust)
             rate *= ratio
             g += self._weight_decay * w
-        v.assign(self._momentum * v + rate * g)
+        v.assign(self._momentum * v + rate * slots.in_layout_of(w, g))
         w.assign_sub(v)
 
 

@@ -13,7 +13,7 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
-from rl_replicator.optimizers import gradients
+from rl_replicator.optimizers import gradients, slots
 from rl_replicator.optimizers.gradients import Guard, Options
 
 
@@ -282,17 +282,21 @@ def _check_aggregator(optimizer: Any) -> None:
 
 
 def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
-    """See `Replicator.build_optimizer`."""
-    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        with tf.init_scope():
-            optimizer._create_all_weights(parameters)
-    elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        with tf.init_scope():
-            optimizer.build(parameters)
-    else:
-        initialize = getattr(optimizer, "_initialize", None)
-        if initialize is not None:  # Stateless optimizers, such as SGD, have nothing to build.
-            initialize(parameters)
+    """Creates the optimizer's slots; see `Replicator.build_optimizer`."""
+    watched = slots.Parameters(parameters)
+    try:
+        if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+            with tf.init_scope():
+                optimizer._create_all_weights(watched)
+        elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            with tf.init_scope():
+                optimizer.build(watched)
+        else:
+            initialize = getattr(optimizer, "_initialize", None)
+            if initialize is not None:  # Optimizers without state, such as SGD, have no slots.
+                initialize(watched)
+    finally:
+        watched.stop()
 
 
 def support(strategy_class: type) -> None:

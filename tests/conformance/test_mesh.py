@@ -17,7 +17,7 @@ IMAGES = np.random.default_rng(0).normal(size=(48, 6, 6, 3)).astype(np.float32)
 LAYOUTS = {
     r"first/w": ("none", "model"),
     r"first/b": ("model",),
-    r"^(mlp|conv_net)/second/w": ("model", "none"),  # The slots, too, whose names begin otherwise.
+    r"^(mlp|conv_net)/second/w": ("model", "none"),  # Matches no slot: these follow by object.
 }
 MESH = {"data": 2, "model": 2}
 
@@ -65,9 +65,8 @@ def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, *
         optimizer = replicator.wrap_optimizer(optimizer_class(1e-3), **options)
         model(tf.zeros([1, 6, 6, 3]))
     replicator.build_optimizer(optimizer, model.trainable_variables)
-    rng = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    for variable, value in zip(model.trainable_variables, start_of(model), strict=True):
+        variable.assign(value)
 
     def step_fn(x):
         with tf.GradientTape() as tape:
@@ -82,6 +81,12 @@ def train(replicator, model_class, steps, optimizer_class=snt.optimizers.Adam, *
     return model, optimizer
 
 
+def start_of(model):
+    """The initial values of the trainable variables."""
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
+
+
 def difference(got, want):
     pairs = zip(got.variables, want.variables, strict=True)
     pairs = [(a.numpy(), b.numpy()) for a, b in pairs]
@@ -90,13 +95,58 @@ def difference(got, want):
 
 @pytest.mark.parametrize(
     ("model_class", "optimizer_class"),
-    [(Mlp, snt.optimizers.Adam), (Mlp, rr.optimizers.Adam), (ConvNet, rr.optimizers.Adam)],
+    [(Mlp, snt.optimizers.Adam), (ConvNet, rr.optimizers.Adam)],
 )
 def test_split_layers_equal_one_device(model_class, optimizer_class):
     got, _ = train(rr.MeshReplicator(MESH, LAYOUTS), model_class, 100, optimizer_class)
     want, _ = train(rr.SingleDeviceReplicator(), model_class, 100, optimizer_class)
     # 100 steps in float32; sums over the batch are taken in another order.
     assert difference(got, want) <= 1e-5
+
+
+def rate(step):
+    return 0.01 / (1.0 + tf.cast(step, tf.float32))
+
+
+def decayed(variables):
+    return [variable.shape.rank > 1 for variable in variables]
+
+
+OPTIMIZERS = {
+    "adam": rr.optimizers.Adam,
+    "momentum": lambda _: rr.optimizers.Momentum(rate, decayed, 0.9, 0.1),
+    "lars": lambda _: rr.optimizers.LARS(rate, decayed, 0.9, 0.1, trust=0.1),
+    "sonnet momentum": lambda _: snt.optimizers.Momentum(0.01, 0.9),
+    "keras adam": tf.keras.optimizers.Adam,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_equals_one_device(name):
+    """One layer is split by columns, the other by rows, and both biases and slots with them."""
+    options = {"max_global_norm": 1.0, "skip_nonfinite": True}  # So the kernels are in a tf.cond.
+    runs = []
+    for replicator in (rr.MeshReplicator(MESH, LAYOUTS), rr.SingleDeviceReplicator()):
+        model, optimizer = train(replicator, Mlp, 10, OPTIMIZERS[name], **options)
+        state = slots_of(optimizer, model.trainable_variables)
+        start = start_of(model)
+        moved = [v.numpy() - w for v, w in zip(model.trainable_variables, start, strict=True)]
+        runs.append((moved, [[slot.numpy() for slot in slots] for slots in state]))
+        if isinstance(replicator, rr.MeshReplicator):
+            for variable, slots in zip(model.trainable_variables, state, strict=True):
+                assert slots
+                for slot in slots:
+                    assert slot.layout == variable.layout, slot.name
+    for got, want in zip(*map(tf.nest.flatten, runs), strict=True):
+        assert np.abs(want).max() > 1e-6
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def slots_of(optimizer, parameters):
+    """The slots of each parameter, by their places in the optimizer's lists."""
+    names = ("m", "v", "velocities", "accumulated_momentum", "_momentums", "_velocities")
+    lists = [getattr(optimizer, name, ()) for name in names]
+    return [[slots[i] for slots in lists if slots] for i in range(len(parameters))]
 
 
 def test_one_replica_with_the_global_batch(replicator):
@@ -269,7 +319,23 @@ def test_layouts_that_cannot_be_followed(layouts, match):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["mesh", "mesh:", "mesh:data", "mesh:data=0", "mesh:a=2,a=2"])
+def test_layouts_in_the_name():
+    replicator = rr.make("mesh:data=2,model=2@first/w=none,model@first/b=model@second/w=model,none")
+    model, _ = train(replicator, Mlp, 0)
+    none = dtensor.UNSHARDED
+    assert model.first.w.layout.sharding_specs == [none, "model"]
+    assert model.first.b.layout.sharding_specs == ["model"]
+    assert model.second.w.layout.sharding_specs == ["model", none]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mesh", "mesh:", "mesh:data", "mesh:data=0", "mesh:a=2,a=2", "mesh:data=2@"),
+        *("mesh:data=2@w", "mesh:data=2@w=", "mesh:data=2@=none", "mesh:data=2@w=none@w=data"),
+        "mesh:data=2@w=model",
+    ],
+)
 def test_meshes_that_cannot_be_made(name):
     with pytest.raises(rr.ConfigError, match="^expected "):
         rr.make(name)

@@ -2,8 +2,8 @@
 
     python training_program.py --replicas multi_device:2 --out DIR [--restore DIR ...]
 
-Writes, for each network, a checkpoint after 20 steps and the weights after 40 and 100 steps. With
-`--restore` it trains from step 20 to 40 from the checkpoints of other runs instead.
+Writes, for each network, a checkpoint after 20 steps and the weights after 0, 40 and 100 steps.
+With `--restore` it trains from step 20 to 40 from the checkpoints of other runs instead.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from rl_replicator.checkpoints import parts, values
 
 GLOBAL_BATCH = 16
 STEPS_PER_CALL = 10
-SAVED, LATER, LAST = 20, 40, 100
+FIRST, SAVED, LATER, LAST = 0, 20, 40, 100
 _RNG = np.random.default_rng(0)
 IMAGES = _RNG.normal(size=(160, 6, 6, 2)).astype(np.float32)
 LABELS = np.sin(IMAGES.sum(axis=(1, 2, 3))).astype(np.float32)
@@ -31,7 +31,13 @@ class MLP(snt.Module):
     def __init__(self):
         super().__init__(name="mlp")
         self._net = snt.Sequential(
-            [snt.Flatten(), snt.Linear(32), snt.LayerNorm(-1, True, True), tf.tanh, snt.Linear(1)]
+            [
+                snt.Flatten(),
+                snt.Linear(32, name="first"),
+                snt.LayerNorm(-1, True, True),
+                tf.tanh,
+                snt.Linear(1, name="second"),
+            ]
         )
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
@@ -46,7 +52,7 @@ class ConvNet(snt.Module):
         # A bias before batch norm has no gradient but rounding, and Adam would make steps of it.
         self._conv = snt.Conv2D(8, 3, with_bias=False)
         self._norm = rr.CrossReplicaBatchNorm(create_scale=True, create_offset=True)
-        self._linear = snt.Linear(1)
+        self._linear = snt.Linear(1, name="second")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         x = tf.nn.relu(self._norm(self._conv(images), is_training=True))
@@ -122,6 +128,7 @@ def run(replicator: rr.Replicator, out: pathlib.Path, restore: list[pathlib.Path
         if restore:
             continue
         learner, step, variables = make_learner(replicator, model_class)
+        write_weights(replicator, out / name / f"{FIRST}.npz", variables)
         train(step, SAVED)
         if replicator.is_chief:
             checkpoints.Checkpointer(out / name).save(SAVED, learner)

@@ -11,6 +11,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import resource_variable_ops
 
 from rl_replicator import errors
+from rl_replicator.optimizers import slots
 
 # The mesh dimension over which the batch is spread.
 DATA = "data"
@@ -22,9 +23,8 @@ class Layouts:
 
     A rule is a regular expression, searched for in the name (such as "mlp/linear_1/w"), and for
     each dimension of the variable the mesh dimension over which it is split, or "none". The first
-    rule that is found counts; one that is found nowhere is refused when a step is built. A
-    variable that no rule names, but whose name ends with that of an earlier one of the same shape,
-    is an optimizer's slot and lies as that one does. All others are replicated.
+    rule that matches applies; one that matches no variable is refused when a step is built. An
+    optimizer's slot has the layout of its parameter. All other variables are replicated.
     """
 
     def __init__(self, mesh: dtensor.Mesh, rules: Mapping[str, Sequence[str]]):
@@ -40,10 +40,10 @@ class Layouts:
                         "them for each dimension of the variable"
                     )
         self._unused = {pattern.pattern for pattern, _ in self._rules}
-        self._seen: dict[tuple[str, tuple[int, ...]], dtensor.Layout] = {}
+        self._names: set[str] = set()
 
     def choose(self, name: str, shape: tf.TensorShape) -> dtensor.Layout:
-        """The layout for a new variable.
+        """Returns the layout for a new variable.
 
         Args:
           name: with its scopes, but without ":0".
@@ -52,11 +52,12 @@ class Layouts:
         Raises:
           ConfigError: a rule that does not fit the variable's rank, or does not divide it.
         """
+        layout = getattr(slots.owner(shape), "layout", None)
+        if layout is not None:
+            return layout
         dims = tuple(shape.as_list())
-        layout = self._by_rule(name, dims) or self._by_parameter(name, dims)
-        layout = layout or dtensor.Layout.replicated(self._mesh, len(dims))
-        self._seen[name, dims] = layout
-        return layout
+        self._names.add(name)
+        return self._by_rule(name, dims) or dtensor.Layout.replicated(self._mesh, len(dims))
 
     def _by_rule(self, name: str, dims: tuple[int, ...]) -> dtensor.Layout | None:
         for pattern, spec in self._rules:
@@ -80,23 +81,17 @@ class Layouts:
             )
         return None
 
-    def _by_parameter(self, name: str, dims: tuple[int, ...]) -> dtensor.Layout | None:
-        for (other, other_dims), layout in self._seen.items():
-            if other_dims == dims and name.endswith("/" + other):
-                return layout
-        return None
-
     def check_used(self) -> None:
-        """Refuses rules that no variable has met.
+        """Refuses rules that match no variable.
 
         Raises:
-          ConfigError: names the first.
+          ConfigError: names the first such rule.
         """
         for pattern in sorted(self._unused):
-            names = sorted({name for name, _ in self._seen})
             raise errors.ConfigError(
                 f"expected layout {pattern!r} to match the name of a variable, found none among "
-                f"{', '.join(names) or 'no variables'}; correct the expression or remove it"
+                f"{', '.join(sorted(self._names)) or 'no variables'}; correct the expression or "
+                "remove it"
             )
 
 

@@ -61,14 +61,20 @@ class MeshReplicator(replicator.Replicator):
 
     @classmethod
     def from_text(cls, argument: str) -> "MeshReplicator":
-        matches = [re.fullmatch(r"(\w+)=([1-9]\d*)", part) for part in argument.split(",")]
-        dimensions = {match[1]: int(match[2]) for match in matches if match}
-        if len(dimensions) != len(matches):
-            raise errors.ConfigError(
-                "expected the dimensions of the mesh as in mesh:data=2,model=2, got "
-                f"{argument!r}; write name=number pairs, each name once"
-            )
-        return cls(dimensions)
+        """Parses "data=2,model=2", then "@PATTERN=AXIS,AXIS" for each layout.
+
+        For example "data=2,model=2@first/w=none,model@second/w=model,none".
+
+        Raises:
+          ConfigError: the text has another form, or see `__init__`.
+        """
+        sizes, *rules = argument.split("@")
+        dimensions = _parse(sizes.split(","), r"(\w+)=([1-9]\d*)", argument)
+        specs = _parse(rules, r"(.+)=(\w+(?:,\w+)*)", argument)
+        return cls(
+            {name: int(size) for name, size in dimensions.items()},
+            {pattern: spec.split(",") for pattern, spec in specs.items()},
+        )
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -119,6 +125,19 @@ _layouts = layouts.Layouts  # In `__init__` the argument hides the module.
 # DTensor's combination of all-reduces moves them past assignments of variables, so that a step that
 # assigns a variable and reads it again, as Keras's Adam does, may read the old value.
 _COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
+
+
+def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
+    """Returns key -> value of texts that match a pattern with two groups."""
+    matches = [re.fullmatch(pattern, part) for part in parts]
+    pairs = {match[1]: match[2] for match in matches if match}
+    if len(pairs) != len(matches):
+        raise errors.ConfigError(
+            "expected the dimensions of the mesh, then layouts of variables, as in "
+            f"mesh:data=2,model=2@first/w=none,model, got {argument!r}; write name=number pairs "
+            "and @pattern=axis,axis, each name once"
+        )
+    return pairs
 
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
