@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -24,14 +25,12 @@ def switchboard():
     board.close()
 
 
-def test_a_switchboard_hears_only_those_with_token_and_key(switchboard):
+def test_a_switchboard_hears_only_those_with_secret_and_key(switchboard):
     calls = []
     key = switchboard.expect(lambda channel, pid: calls.append((channel, pid)))
-    for token, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
-        stranger = control.call(switchboard.address, token, shown)
-        stranger.send("state", "running")
-        assert stranger.receive() is None
-        stranger.close()
+    for secret, shown in ((b"x" * 32, key), (b"t" * 32, b"k" * 16)):
+        with pytest.raises(ConnectionError, match="is not the launcher of this program"):
+            control.call(switchboard.address, secret, shown)
     assert calls == []
     node = control.call(switchboard.address, b"t" * 32, key)
     while not calls:
@@ -42,6 +41,26 @@ def test_a_switchboard_hears_only_those_with_token_and_key(switchboard):
     assert channel.receive() == ("state", "running")
     channel.close()
     node.close()
+
+
+def test_a_node_talks_to_its_launcher_alone():
+    """Not to a process that has taken the port of a launcher that died."""
+    heard = []
+
+    def impersonate(listener):
+        connection, _ = listener.accept()
+        with connection:
+            heard.append(connection.recv(1000))
+            connection.sendall(b"s" * 32)
+            heard.append(connection.recv(1000))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        impostor = threading.Thread(target=impersonate, args=(listener,))
+        impostor.start()
+        with pytest.raises(ConnectionError, match="is not the launcher of this program"):
+            control.call(listener.getsockname(), b"t" * 32, b"k" * 16)
+        impostor.join()
+    assert b"t" * 8 not in heard[0] and heard[1] == b""
 
 
 def test_an_unreachable_launcher_is_named():
