@@ -44,8 +44,6 @@ class OffPolicyAgent(abc.ABC):
 
     extras_spec: Any = ()
     """Nest of float32 `specs.Array` that actors record with each action for the learner."""
-    initial_priority: float = 1.0
-    """Priority of a transition that the learner has not seen."""
 
     def __init__(self, config: Any, environment_spec: specs.EnvironmentSpec):
         """Stores the config and the specs, and checks that they fit each other.
@@ -59,9 +57,21 @@ class OffPolicyAgent(abc.ABC):
         """
         self.config = config
         self.environment_spec = environment_spec
-        self.observations  # noqa: B018 - raises ConfigError before anything has started.
-        if isinstance(config, NoiseSettings):
-            find_exploration(config)
+        self.check_config()
+
+    @property
+    def initial_priority(self) -> float:
+        """Priority of a transition that the learner has not seen."""
+        return 1.0
+
+    def check_config(self) -> None:
+        """Raises ConfigError if the config does not fit the environment or names no part of ours.
+
+        It is called before anything has started.
+        """
+        self.observations  # noqa: B018 - raises for frames that do not fit.
+        if isinstance(self.config, NoiseSettings):
+            find_exploration(self.config)
 
     @abc.abstractmethod
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> StepModule:
@@ -95,7 +105,7 @@ class OffPolicyAgent(abc.ABC):
         """
         encoder = self.observations.make_encoder(f"{prefix}encoder")
         policy = self.make_policy(f"{prefix}policy")
-        policy(encoder(self._zero_observation()))
+        policy(encoder(self.zero_observation()))
         return {"encoder": encoder, "policy": policy}
 
     def make_networks(self, critic: snt.Module, prefix: str = "") -> ActorCritic:
@@ -106,9 +116,18 @@ class OffPolicyAgent(abc.ABC):
           prefix: of the other modules' names, "target_" for target networks.
         """
         networks = self.make_acting_networks(prefix)
-        features = networks["encoder"](self._zero_observation())
-        critic(features, tf.zeros([1, *self.environment_spec.actions.shape]))
+        features = networks["encoder"](self.zero_observation())
+        critic(features, self.zero_action())
         return ActorCritic(networks["encoder"], networks["policy"], critic)
+
+    def zero_observation(self) -> tf.Tensor:
+        """Returns an observation of the agent to build networks with, [1, ...]."""
+        spec = self.observations.spec()
+        return tf.zeros([1, *spec.shape], spec.dtype)
+
+    def zero_action(self) -> tf.Tensor:
+        """Returns an action to build networks with, [1, A] float32."""
+        return tf.zeros([1, *self.environment_spec.actions.shape])
 
     # Acting.
 
@@ -207,10 +226,6 @@ class OffPolicyAgent(abc.ABC):
     def _demand(self, num_replicas: int) -> LearnerDemand:
         config = self.config
         return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
-
-    def _zero_observation(self) -> tf.Tensor:
-        spec = self.observations.spec()
-        return tf.zeros([1, *spec.shape], spec.dtype)
 
     def _acting_policy(self, source: VariableSource, select: Callable[[Any], Any]) -> ActingPolicy:
         # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,

@@ -3,10 +3,8 @@
 import math
 
 import numpy as np
-from acme import specs
 
 import rl_replicator as rr
-from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import find_critic_loss
 from agents.d4pg.networks import CategoricalCritic, logits_around_zero
@@ -18,22 +16,19 @@ from rl_replicator.errors import ConfigError
 class D4PG(OffPolicyAgent):
     """The D4PG agent (Barth-Maron et al. 2018, arXiv:1804.08617)."""
 
-    def __init__(self, config: D4PGConfig, environment_spec: specs.EnvironmentSpec):
-        """Stores the config and the specs, and checks that they fit each other.
+    @property
+    def initial_priority(self) -> float:
+        """The highest priority that a transition can have while the critic knows nothing.
 
-        Args:
-          config: hyper-parameters.
-          environment_spec: of the environment to act in.
-
-        Raises:
-          ConfigError: if the config does not fit the environment.
+        KL(target || uniform) is at most log(atoms).
         """
-        super().__init__(config, environment_spec)
+        return math.log(self.config.num_atoms)
+
+    def check_config(self) -> None:
+        """See `OffPolicyAgent`."""
+        super().check_config()
         self.atoms()
-        find_critic_loss(config.critic_loss)
-        # The highest priority that a transition can have while the critic knows nothing:
-        # KL(target || uniform) is at most log(atoms).
-        self.initial_priority = math.log(config.num_atoms)
+        find_critic_loss(self.config.critic_loss)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> D4PGLearner:
         """See `OffPolicyAgent`."""

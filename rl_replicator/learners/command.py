@@ -172,8 +172,8 @@ class LearnerCommand:
         return choose(_RUNS / base, base, self.name, identity, options.run_dir, options.resume)
 
 
-def of_module(name: str) -> LearnerCommand:
-    """What `package.module:make_learner` names, in a module of the user's own.
+def of_module(name: str) -> Any:
+    """Returns what `package.module:name` names: a command, or one for the `make_learner` there.
 
     Raises:
       UsageError: there is no such module or function, or its config is not to be seen.
@@ -190,6 +190,8 @@ def of_module(name: str) -> LearnerCommand:
             f"{error.name!r}; go to its directory, or put that on PYTHONPATH"
         ) from None
     function = getattr(module, attribute, None)
+    if hasattr(function, "options_type"):
+        return function  # A command itself, such as that of an agent.
     if not callable(function):
         raise UsageError(
             f"expected a function {attribute!r} in {module.__file__}, found none; define "

@@ -1,0 +1,32 @@
+"""TD3: its networks and its learner, on top of what off-policy agents share."""
+
+import rl_replicator as rr
+from agents.learning.td_losses import find_td_loss
+from agents.networks.actor_critic import ActorCritic
+from agents.networks.critics import TwinCritic
+from agents.off_policy_agent import OffPolicyAgent
+from agents.td3.learner import TD3Learner
+
+
+class TD3(OffPolicyAgent):
+    """The TD3 agent (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+    def check_config(self) -> None:
+        """See `OffPolicyAgent`."""
+        super().check_config()
+        find_td_loss(self.config.td_loss)
+
+    def make_module(self, replicator: rr.Replicator, total_steps: int) -> TD3Learner:
+        """See `OffPolicyAgent`."""
+        return TD3Learner(
+            self.config,
+            online=self._networks(""),
+            target=self._networks("target_"),
+            total_steps=total_steps,
+            augment=self.observations.augment,
+            replicator=replicator,
+        )
+
+    def _networks(self, prefix: str) -> ActorCritic:
+        critic = TwinCritic(self.make_critic_torso, f"{prefix}critic")
+        return self.make_networks(critic, prefix)

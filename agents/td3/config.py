@@ -1,0 +1,76 @@
+"""Every hyper-parameter of TD3, once."""
+
+import dataclasses
+
+from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.replay.config import ReplayConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TD3Config(NoiseSettings, OffPolicyConfig):
+    """Hyper-parameters of TD3 (Fujimoto et al. 2018, arXiv:1802.09477).
+
+    Every default is the paper's, unless its line says otherwise.
+    """
+
+    policy_layers: tuple[int, ...] = (256, 256)
+    """Units of the policy's hidden layers. The paper uses 400 and 300."""
+    critic_layers: tuple[int, ...] = (256, 256)
+    """Units of each critic's hidden layers. The paper uses 400 and 300."""
+    n_step: int = 5
+    """Steps of reward in a return before it bootstraps. The paper uses 1."""
+    exploration_sigma: float = 0.3
+    """Standard deviation of the actors' noise; actions span [-1, 1]. The paper uses 0.1."""
+    global_batch_size: int = 256
+    """Transitions of one learner step, over all replicas. The paper uses 100."""
+    policy_learning_rate: float = 3e-4
+    """Adam's step size for the policy. The paper uses 1e-3."""
+    critic_learning_rate: float = 3e-4
+    """Adam's step size for the critics. The paper uses 1e-3."""
+    target_update_rate: float = 0.01
+    """tau: how far an update takes the target to the online networks. The paper uses 0.005, with
+    four times as many learner steps for each environment step."""
+    policy_delay: int = 2
+    """Learner steps between two updates of the policy and of the target networks."""
+    target_noise_sigma: float = 0.2
+    """Standard deviation of the noise that smooths the target policy."""
+    target_noise_clip: float = 0.5
+    """Largest size of that noise."""
+    td_loss: str = "squared"
+    """Loss of a TD error: `squared`, `huber`, or the import path of a function
+    (`agents.learning.td_losses`)."""
+    replay: ReplayConfig = ReplayConfig(priority_exponent=0.0)
+    """The replay table, sampled uniformly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "policy_delay")
+        self.check_at_least(0, "target_noise_sigma", "target_noise_clip")
+        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelTD3Config(PixelSettings, TD3Config):
+    """Hyper-parameters of TD3 from pixels.
+
+    Where they differ from TD3 from state they follow DrQ-v2 (Yarats et al. 2021,
+    arXiv:2107.09645), unless their line says otherwise.
+    """
+
+    discount: float = 0.97
+    """gamma of an agent step, which is several steps of the simulator. DrQ-v2 takes 0.99 for two of
+    them."""
+    n_step: int = 3
+    """Steps of reward in a return before it bootstraps."""
+    exploration_sigma: float = 1.0
+    """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
+    exploration_sigma_end: float | None = 0.1
+    """Its value after `exploration_steps`. None: constant."""
+    exploration_steps: int = 40_000
+    """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
+    global_batch_size: int = 128
+    """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
+    policy_delay: int = 1
+    """Learner steps between two updates of the policy and of the target networks."""
+    steps_per_call: int = 4
+    """Learner steps inside one compiled call."""

@@ -1,0 +1,138 @@
+"""The learner's variables and one step of TD3, written as if for one machine."""
+
+from collections.abc import Callable
+
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.learning import td_losses
+from agents.learning.importance import normalized_weights
+from agents.learning.randomness import normal, step_seed
+from agents.learning.replay_learner import StepOutput
+from agents.learning.targets import update_targets
+from agents.networks.actor_critic import ActorCritic
+from agents.replay.transitions import Sample
+from agents.td3 import losses
+from agents.td3.config import TD3Config
+from rl_replicator import collectives
+
+
+class TD3Learner(tf.Module):
+    """Owns the variables of TD3 and the step that trains them.
+
+    Build it inside `replicator.scope()`; the caller then replicates `step_fn`.
+    """
+
+    def __init__(
+        self,
+        config: TD3Config,
+        online: ActorCritic,
+        target: ActorCritic,
+        total_steps: int,
+        augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        replicator: rr.Replicator,
+    ):
+        """Copies `online` to `target` and makes the optimizers.
+
+        Args:
+          config: hyper-parameters.
+          online: built networks; the critic is a `TwinCritic`.
+          target: built networks of the same shape.
+          total_steps: learner steps over which the importance exponent grows to its end.
+          augment: (observations [B, ...], seed [2] int32) -> observations to train on.
+          replicator: the replicator of the current scope.
+        """
+        super().__init__(name="td3")
+        self._config = config
+        self._td_loss = td_losses.find_td_loss(config.td_loss)
+        self._total_steps = total_steps
+        self._augment = augment
+        self.online, self.target = online, target
+        # Not wrapped: a step without an update of the policy must not apply it, and within its
+        # `tf.cond` no gradient can be averaged over the replicas.
+        self._policy_optimizer = rr.optimizers.Adam(config.policy_learning_rate)
+        self._critic_optimizer = replicator.wrap_optimizer(
+            rr.optimizers.Adam(config.critic_learning_rate)
+        )
+        # Their slots must exist before a checkpoint can be restored.
+        replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
+        replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
+        self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
+        update_targets(target.variables, online.variables, rate=1.0)
+
+    @property
+    def acting_networks(self) -> dict[str, snt.Module]:
+        """The online networks act."""
+        return {"encoder": self.online.encoder, "policy": self.online.policy}
+
+    def step_fn(self, sample: Sample) -> StepOutput:
+        """One update of the critics and, when due, of the policy and the targets.
+
+        Algorithm 1 of Fujimoto et al. 2018 (arXiv:1802.09477), with n-step returns.
+
+        Args:
+          sample: a batch of this replica.
+
+        Returns:
+          The new priorities and the metrics.
+        """
+        config, online = self._config, self.online
+        o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        target_t = losses.clipped_double_q_target(r_t, d_t, self._target_values(o_t))  # [B]
+
+        with tf.GradientTape() as tape:
+            s_tm1 = online.encoder(o_tm1)  # [B, F]
+            q_tm1 = online.critic(s_tm1, a_tm1)  # [B, 2]
+            td_errors = target_t[:, None] - q_tm1  # [B, 2]
+            weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
+            td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
+            critic_loss = tf.reduce_mean(weights * td_loss)
+        critic_gradients = tape.gradient(critic_loss, online.critic_variables)
+
+        self.num_steps.assign_add(1)
+        is_due = tf.equal(self.num_steps % config.policy_delay, 0)
+        policy_gradients = self._policy_gradients(tf.stop_gradient(s_tm1), is_due)
+        self._critic_optimizer.apply(critic_gradients, online.critic_variables)
+        self._update_policy(policy_gradients, is_due)
+        update_targets(self.target.variables, online.variables, config.target_update_rate, is_due)
+        return StepOutput(
+            keys=sample.keys,
+            priorities=tf.reduce_max(tf.abs(td_errors), axis=-1),
+            metrics={"critic_loss": critic_loss, "q_mean": tf.reduce_mean(q_tm1)},
+        )
+
+    def _target_values(self, o_t: tf.Tensor) -> tf.Tensor:
+        """Returns the target critics' values at the smoothed target action, [B, 2]."""
+        config, target = self._config, self.target
+        s_t = target.encoder(o_t)  # [B, F]
+        action = target.policy(s_t)  # [B, A]
+        noise = normal(
+            [tf.shape(action)[0], action.shape[1]], step_seed(self.num_steps, 2)
+        )  # [B, A]
+        action = losses.smoothed_action(
+            action, config.target_noise_sigma * noise, config.target_noise_clip
+        )
+        return target.critic(s_t, action)
+
+    def _policy_gradients(self, s_tm1: tf.Tensor, is_due: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Returns the policy's gradients, averaged over the replicas; zeros if it is not due."""
+        variables = self.online.policy.trainable_variables
+
+        def compute() -> tuple[tf.Tensor, ...]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = losses.policy_loss(self.online.critic(s_tm1, self.online.policy(s_tm1)))
+            return tuple(tape.gradient(loss, variables))
+
+        gradients = tf.cond(is_due, compute, lambda: tuple(tf.zeros(v.shape) for v in variables))
+        return collectives.all_mean(gradients)
+
+    def _update_policy(self, gradients: tuple[tf.Tensor, ...], is_due: tf.Tensor) -> None:
+        def apply() -> tf.Tensor:
+            self._policy_optimizer.apply(gradients, self.online.policy.trainable_variables)
+            return tf.constant(True)
+
+        tf.cond(is_due, apply, lambda: tf.constant(False))

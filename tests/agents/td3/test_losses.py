@@ -1,0 +1,51 @@
+"""TD3's targets and losses by hand."""
+
+import numpy as np
+import tensorflow as tf
+
+from agents.learning.td_losses import huber, squared
+from agents.td3 import losses
+
+
+def test_the_target_is_that_of_the_smaller_critic():
+    # 1 + 0.5 * min(4, 3) = 2.5; after termination the reward alone; -1 + 0.9 * -2 = -2.8.
+    target = losses.clipped_double_q_target(
+        tf.constant([1.0, 2.0, -1.0]),
+        tf.constant([0.5, 0.0, 0.9]),
+        tf.constant([[4.0, 3.0], [9.0, 8.0], [-2.0, 5.0]]),
+    )
+    np.testing.assert_allclose(target, [2.5, 2.0, -2.8], rtol=1e-6)
+
+
+def test_no_gradient_reaches_the_target():
+    q_t = tf.constant([[4.0, 3.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(q_t)
+        target = losses.clipped_double_q_target(tf.constant([1.0]), tf.constant([0.5]), q_t)
+    assert tape.gradient(target, q_t) is None
+
+
+def test_noise_and_action_are_clipped():
+    action = tf.constant([[0.2, 0.9, -0.9]])
+    noise = tf.constant([[0.1, 0.4, -3.0]])
+    # 0.2 + 0.1; 0.9 + 0.4 > 1; -0.9 - 0.5 < -1.
+    np.testing.assert_allclose(losses.smoothed_action(action, noise, 0.5), [[0.3, 1.0, -1.0]])
+    # -3 is clipped to -0.5 before it is added.
+    np.testing.assert_allclose(
+        losses.smoothed_action(tf.constant([[0.7]]), tf.constant([[-3.0]]), 0.5), [[0.2]], rtol=1e-6
+    )
+
+
+def test_the_policy_ascends_the_first_critic_alone():
+    q = tf.constant([[1.0, 7.0], [3.0, 9.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(q)
+        loss = losses.policy_loss(q)
+    np.testing.assert_allclose(loss, -2.0)
+    np.testing.assert_allclose(tape.gradient(loss, q), [[-0.5, 0.0], [-0.5, 0.0]])
+
+
+def test_losses_of_a_td_error_by_hand():
+    errors = tf.constant([-3.0, 0.5, 1.0])
+    np.testing.assert_allclose(squared(errors), [4.5, 0.125, 0.5])
+    np.testing.assert_allclose(huber(errors), [2.5, 0.125, 0.5])

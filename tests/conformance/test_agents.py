@@ -1,0 +1,263 @@
+"""What every registered agent must do, from state and from pixels.
+
+A new agent is tested as soon as `pyproject.toml` registers it.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pickle
+import threading
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+from acme import specs, types
+
+import environments
+import rl_replicator as rr
+from agents.environment_loop import episode_return, interact
+from agents.replay.transitions import Sample
+from environments.fakes import Target
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.errors import StepCancelled
+
+ROOT = Path(__file__).parents[2]
+SIZE, BATCH, STEPS = 24, 16, 6
+LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
+
+
+def registered():
+    """The agents' commands, as pyproject.toml registers them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for path in project["entry-points"]["rl_replicator.trainables"].values():
+        module, _, name = path.partition(":")
+        if module.startswith("agents."):
+            yield getattr(importlib.import_module(module), name)
+
+
+COMMANDS = {command.name: command for command in registered()}
+STATE = specs.EnvironmentSpec(
+    observations=specs.Array((3,), np.float32),
+    actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+PIXELS = STATE._replace(
+    observations=specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255),
+)
+
+
+def small_config(kind, **changes):
+    """A small config of an agent, with all of its randomness left on."""
+    config = kind()
+    replay = dataclasses.replace(config.replay, min_size=200, samples_per_insert=32.0)
+    settings = {
+        "policy_layers": (32,),
+        "critic_layers": (32,),
+        "discount": 0.5,
+        "n_step": 1,
+        "global_batch_size": BATCH,
+        "steps_per_call": 4,
+        "replay": replay,
+    }
+    if hasattr(config, "encoder"):
+        settings |= {"precision": "float32", "feature_size": 8, "max_shift": 2}
+    return dataclasses.replace(config, **(settings | changes))
+
+
+def small_agent(name, source):
+    command = COMMANDS[name]
+    if source == "state":
+        return command.make_agent(small_config(command.config), STATE)
+    return command.make_agent(small_config(command.pixel_config), PIXELS)
+
+
+def make_samples(agent, count):
+    """Fixed transitions as one `Sample` of [count, ...]."""
+    random = np.random.default_rng(3)
+    spec = agent.observations.spec()
+
+    def observations():
+        if spec.dtype == tf.uint8:
+            return random.integers(0, 256, (count, *spec.shape), dtype=np.uint8)
+        return random.normal(size=(count, *spec.shape)).astype(np.float32)
+
+    return Sample(
+        keys=np.arange(count, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, count),
+        table_size=np.full(count, 1000, np.int64),
+        transition=types.Transition(
+            observation=observations(),
+            action=random.uniform(-1, 1, (count, 2)).astype(np.float32),
+            reward=random.uniform(0, 1, count).astype(np.float32),
+            discount=random.choice([0.0, 0.5], count).astype(np.float32),
+            next_observation=observations(),
+        ),
+    )
+
+
+def make_module(agent, replicator, seed=5):
+    with replicator.scope():
+        module = agent.make_module(replicator, total_steps=STEPS)
+    random = np.random.default_rng(seed)
+    for variable in module.trainable_variables:
+        variable.assign(random.normal(scale=0.2, size=variable.shape).astype(np.float32))
+    return module
+
+
+def train(agent, replicator_name):
+    """Trains on fixed batches; returns all floating-point variables."""
+    replicator = rr.make(replicator_name)
+    module = make_module(agent, replicator)
+    samples = make_samples(agent, STEPS * BATCH)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 3)
+    for _ in range(STEPS // 3):
+        step()
+    assert int(module.num_steps.numpy()) == STEPS
+    return [v.numpy() for v in module.variables if v.dtype.is_floating]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("source", ["state", "pixels"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_replicas_train_as_one_does(name, source):
+    """Noise, shifts and delayed updates included."""
+    agent = small_agent(name, source)
+    one, two = train(agent, "single_device"), train(agent, "multi_device:2")
+    assert len(one) == len(two) > 10
+    for index, (a, b) in enumerate(zip(one, two, strict=True)):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
+
+
+@pytest.mark.parametrize("source", ["state", "pixels"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_restored_learner_goes_on_as_the_saved_one(name, source, tmp_path):
+    agent = small_agent(name, source)
+    replicator = rr.make("single_device")
+    sample = tf.nest.map_structure(tf.constant, make_samples(agent, BATCH))
+    saved, restored = (make_module(agent, replicator, seed) for seed in (5, 6))
+    saved.step_fn(sample)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"learner": TrackablePart(module=saved)})
+    checkpointer.restore({"learner": TrackablePart(module=restored)})
+    saved.step_fn(sample)
+    restored.step_fn(sample)
+    pairs = list(zip(saved.variables, restored.variables, strict=True))
+    assert len(pairs) > 20  # Weights, targets and the optimizers' slots.
+    for a, b in pairs:
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6, err_msg=a.name)
+
+
+class Recorder:
+    """Passes everything on to an environment, and keeps the actions."""
+
+    def __init__(self, environment):
+        self._environment = environment
+        self.actions = []
+
+    def __getattr__(self, name):
+        return getattr(self._environment, name)
+
+    def step(self, action):
+        self.actions.append(action)
+        return self._environment.step(action)
+
+
+class Trained(NamedTuple):
+    agent: object
+    learner: object
+    actions: np.ndarray
+
+
+@functools.cache
+def trained(name):
+    """Trains an agent on the fake target for some seconds, without a program around it."""
+    command = COMMANDS[name]
+    environment = Recorder(environments.make("environments.fakes:target", seed=0))
+    rates = {"policy_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
+    config = small_config(command.config, policy_layers=(32, 32), critic_layers=(32, 32), **rates)
+    agent = command.make_agent(config, specs.make_environment_spec(environment))
+    tf.random.set_seed(1)
+    server = reverb.Server(agent.make_tables(1))
+    address = f"localhost:{server.port}"
+    learner = agent.make_learner(rr.make("single_device"), address, 2000)
+    adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
+    actor = agent.make_actor(learner, adder, np.random.default_rng(0), lambda: 0)
+
+    def learn():
+        try:
+            while True:
+                learner.step()
+        except StepCancelled:
+            learner.refresh()
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        for count, _ in enumerate(interact(environment, actor)):
+            if count == 2000 or not thread.is_alive():
+                break
+    finally:
+        learner.cancel()
+        thread.join()
+        learner.close()
+        adder.close()
+        server.stop()
+    return Trained(agent, learner, np.array(environment.actions))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_learns_a_fake_environment(name):
+    agent, learner, _ = trained(name)
+    evaluator = agent.make_evaluator(learner)
+    environment = Target(seed=7, length=LENGTH)
+    returns = [episode_return(environment, evaluator, lambda: False) for _ in range(10)]
+    assert np.mean(returns) > 0.93 * LENGTH, returns
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_explores_within_the_action_range(name):
+    actions = trained(name).actions
+    assert actions.dtype == np.float32 and actions.shape[1:] == (1,)
+    assert np.abs(actions).max() <= 1.0
+    assert np.abs(np.diff(actions[:100], axis=0)).max() > 0.1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_is_evaluated_with_the_online_policy_and_without_exploration(name):
+    agent, learner, _ = trained(name)
+    module = learner.trackables()["module"]
+    networks = module.acting_networks
+    online = {v.name for network in networks.values() for v in network.variables}
+    assert online and not any(name.startswith("target") for name in online)
+    evaluator, other = agent.make_evaluator(learner), agent.make_evaluator(learner)
+    for value in (-0.9, -0.2, 0.4, 0.8):
+        observation = np.array([value, 0.5], np.float32)
+        action = evaluator.select_action(observation)
+        outputs = networks["policy"](networks["encoder"](tf.constant(observation[None])))
+        expected = agent.greedy_action(outputs)[0]
+        np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(evaluator.select_action(observation), action)
+        np.testing.assert_array_equal(other.select_action(observation), action)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_can_be_sent_to_other_processes(name):
+    agent = pickle.loads(pickle.dumps(small_agent(name, "pixels")))
+    agent.make_tables(1)
+    agent = pickle.loads(pickle.dumps(agent))
+    assert agent.config == small_agent(name, "pixels").config

@@ -1,0 +1,61 @@
+"""The agent of `docs/agents.md`: short, found by its import path, and it learns."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+
+from agents.runs.evaluation import EvaluationSchedule
+from rl_replicator.cli import trainables
+from rl_replicator.runs.metrics import read_metrics
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
+LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
+
+
+@pytest.fixture
+def command(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return trainables.load("ddpg_agent:command")
+
+
+def test_it_is_short():
+    assert len((EXAMPLES / "ddpg_agent.py").read_text().splitlines()) < 150
+
+
+@pytest.mark.timeout(300)
+def test_it_learns_and_is_evaluated(command, tmp_path, capsys):
+    kind = command.options_type([])
+    config = command.config()
+    options = kind(
+        env="environments.fakes:target",
+        steps=2500,
+        run_dir=tmp_path / "run",
+        evaluation=EvaluationSchedule(every=2000, episodes=3, last_episodes=5),
+        agent=dataclasses.replace(
+            config,
+            policy_layers=(32, 32),
+            critic_layers=(32, 32),
+            discount=0.5,
+            n_step=1,
+            global_batch_size=32,
+            policy_learning_rate=1e-3,
+            critic_learning_rate=1e-3,
+            replay=dataclasses.replace(config.replay, min_size=300, samples_per_insert=32.0),
+        ),
+    )
+    assert command.train(options) == 0
+    assert read_metrics(tmp_path / "run", "evaluator")["episode_return"][-1] > 0.93 * LENGTH
+    learner = read_metrics(tmp_path / "run", "learner")
+    assert np.isfinite(learner["critic_loss"]).all()
+    capsys.readouterr()
+    assert trainables.of_run(tmp_path / "run").evaluate(tmp_path / "run", 2, seed=3) == 0
+    assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
+
+
+def test_it_has_the_options_of_pixels(command):
+    fields = {field.name for field in dataclasses.fields(command.options_type(["--pixels"]))}
+    assert "frame" in fields
+    assert command.pixel_config().encoder == "small"
