@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import inputs as inputs_lib
+from rl_replicator.step import inputs as inputs_lib
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
