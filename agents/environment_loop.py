@@ -1,18 +1,22 @@
 """The loop of an actor and an environment."""
 
+import itertools
+import logging
 from collections.abc import Callable, Iterator
 
 import dm_env
 from acme import core
 
+_LOG = logging.getLogger("agents")
+
 
 def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_env.TimeStep]:
-    """Lets the actor act in the environment, episode after episode, for ever.
+    """Lets the actor act in the environment, episode after episode, without end.
 
-    The caller decides when to stop by no longer asking for steps; nothing happens in between.
+    The caller stops by no longer asking for steps; nothing happens in between.
 
     Args:
-      environment: gives the observations.
+      environment: provides the observations.
       actor: chooses the actions and observes their outcome.
 
     Yields:
@@ -29,25 +33,34 @@ def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_
             yield timestep
 
 
-def episode_return(
-    environment: dm_env.Environment, actor: core.Actor, give_up: Callable[[], bool]
+def evaluation_return(
+    environment: dm_env.Environment,
+    actor: core.Actor,
+    max_actions: int,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Plays one episode.
 
     Args:
-      environment: as in `interact`.
-      actor: as there.
-      give_up: asked after every step.
+      environment: the environment.
+      actor: the policy to evaluate.
+      max_actions: where to cut off an episode that does not end; a warning says so.
+      give_up: called after every step.
 
     Returns:
       The undiscounted sum of rewards; None if given up.
     """
     total = 0.0
-    for timestep in interact(environment, actor):
+    for timestep in itertools.islice(interact(environment, actor), max_actions + 1):
         if give_up():
             return None
         if not timestep.first():
             total += float(timestep.reward)
         if timestep.last():
-            break
+            return total
+    _LOG.warning(
+        "an evaluation episode did not end within %s actions and was cut off; its return counts up "
+        "to there (--evaluation.max-episode-steps)",
+        f"{max_actions:,}",
+    )
     return total

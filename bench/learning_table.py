@@ -24,7 +24,7 @@ def rows(run_dir: Path, marks: list[int]) -> list[str]:
     lines = []
     for mark in marks or [int(steps[-1])]:
         i = int(np.searchsorted(steps, mark, side="right")) - 1
-        clock = f"{int(table['run_seconds'][i]) // 60}:{int(table['run_seconds'][i]) % 60:02d}"
+        clock = f"{int(table['wall_time'][i]) // 60}:{int(table['wall_time'][i]) % 60:02d}"
         lines.append(
             f"| {identity['env']} | {identity['seed']} | {steps[i]:,} | "
             f"{table['learner_steps'][i]:,.0f} | {table['episode_return'][i]:.0f} "

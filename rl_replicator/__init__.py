@@ -22,8 +22,8 @@ Inside `step_fn`, replicas talk through `rr.collectives` only.
              "counters": rr.parts.JsonPart(get, set)}  # or any object with save and restore(folder)
     if checkpointer.latest(): checkpointer.restore(state)
     checkpointer.save(step_number, state)
-    writer = rr.metrics.MetricWriter(run_dir, resume_step=None)
-    writer.write("learner", environment_steps, {"loss": 0.1})
+    writer = rr.metrics.MetricWriter(run_dir, x_axis="steps")
+    writer.write("train", step, {"loss": 0.1})
 
 Errors that a user can act on are `rr.UsageError`, one line each.
 

@@ -9,7 +9,12 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.variables import copy_variables, names_with_variables, select
+from agents.learning.variables import (
+    LEARNER_STEPS,
+    copy_variables,
+    names_with_variables,
+    select,
+)
 from agents.replay.priorities import PriorityWriter
 from agents.replay.transitions import Sample
 
@@ -93,11 +98,11 @@ class ReplayLearner:
         if self._priorities is not None:
             local = self._replicator.local_results(outputs)
             self._priorities.write([(output.keys, output.priorities) for output in local])
+        self._num_steps += self._steps_per_call
         weights = self._copy_weights()
         with self._lock:
             self._metrics = outputs.metrics
             self._weights = weights
-        self._num_steps += self._steps_per_call
 
     def cancel(self) -> None:
         """Makes a `step` that waits for input raise `rl_replicator.StepCancelled`."""
@@ -131,7 +136,8 @@ class ReplayLearner:
         """Returns the weights after the last call, by path.
 
         Args:
-          names: of networks, among `network_names`.
+          names: networks among `network_names`, or `LEARNER_STEPS` for the steps that made the
+            weights.
 
         Raises:
           KeyError: if there is no such network.
@@ -147,8 +153,9 @@ class ReplayLearner:
     def refresh(self) -> None:
         """Reads the variables again, after a restore or a cancelled call."""
         self._num_steps = int(self._module.num_steps.numpy())
+        weights = self._copy_weights()
         with self._lock:
-            self._weights = self._copy_weights()
+            self._weights = weights
 
     def close(self) -> None:
         """Writes the last priorities; ends the threads of priorities and input."""
@@ -157,4 +164,6 @@ class ReplayLearner:
         self._inputs.close()
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
-        return copy_variables(self._module.acting_networks, self.network_names)
+        """Copies the weights, together with the number of steps that made them."""
+        weights = copy_variables(self._module.acting_networks, self.network_names)
+        return {**weights, f"{LEARNER_STEPS}/count": np.array(self._num_steps)}

@@ -7,6 +7,9 @@ import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
+# What a learner's `get_variables` calls the number of steps that made the weights.
+LEARNER_STEPS = "learner_steps"
+
 _WEIGHTS = "weights.npz"
 
 

@@ -1,39 +1,37 @@
-"""The counter: how far the run is, who is waiting, and the only writer of its metrics."""
+"""The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
 
 import dataclasses
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.nodes.observation_images import PictureWriter
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
-# Environment steps that an actor may take before it asks again.
+# Environment steps that an actor may take before it asks for more.
 _LEASE = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
-      environment_steps: taken by all actors since the beginning of the run.
+      environment_steps: steps that all actors have taken since the beginning of the run.
       total_steps: environment steps of the whole run.
-      learner_steps: done since the beginning of the run.
-      episodes: finished by all actors since the beginning of the run.
-      episode_return: of the newest finished training episode; None before the first.
-      evaluation_return: mean of the newest evaluation; None before the first.
+      learner_steps: learner steps since the beginning of the run.
+      episodes: episodes that all actors have finished since the beginning of the run.
+      episode_return: return of the newest finished training episode; None before the first.
+      evaluation_return: mean return of the newest evaluation; None before the first.
       evaluation_step: environment steps at that evaluation.
-      actor_waiting: share of their time that the actors wait for the replay, 0 to 1.
-      learner_waiting: share of its time that the learner waits for rows, 0 to 1.
+      actor_waiting: share of the time that actors wait for the replay, 0 to 1.
+      learner_waiting: share of the time that the learner waits for rows, 0 to 1.
       learner_done: whether the learner has saved its last checkpoint.
     """
 
@@ -60,8 +58,8 @@ class Episode:
 
     Attributes:
       episode_return: undiscounted sum of rewards.
-      length: environment steps; where actions are repeated, the last one counts as a whole.
-      random_state: the actor's random streams at its end, as plain data, for a checkpoint.
+      length: environment steps; a repeated action counts as a whole, even if it was cut short.
+      random_state: the actor's random streams at the end, as plain data for a checkpoint.
     """
 
     episode_return: float
@@ -70,10 +68,10 @@ class Episode:
 
 
 class Counter:
-    """Hands out environment steps, collects what nodes report, and writes the metrics.
+    """Leases environment steps to actors, collects the nodes' reports, and writes the metrics.
 
-    Steps are leased, so that a run of N steps takes exactly N, however many actors share them
-    (where an action lasts several steps, the last one of an actor may go beyond).
+    Leases make a run of N steps take exactly N, whatever the number of actors. (If actions are
+    repeated, the last action of an actor may exceed N.)
     """
 
     def __init__(self, run_dir: Path, total_steps: int, restored: Mapping[str, Any] | None):
@@ -82,7 +80,7 @@ class Counter:
         Args:
           run_dir: the run's directory.
           total_steps: environment steps of the whole run.
-          restored: what `snapshot` gave before the run was stopped; None for a new run.
+          restored: what `snapshot` returned for the checkpoint; None for a new run.
         """
         state = restored or {}
         self._lock = threading.Lock()
@@ -90,7 +88,6 @@ class Counter:
         self._environment_steps = int(state.get("environment_steps", 0))
         self._episodes = int(state.get("episodes", 0))
         self._random_states: dict[str, Any] = dict(state.get("random_states", {}))
-        self._wall_time = float(state.get("wall_time", 0.0))
         self._evaluation = state.get("evaluation") or {"return": None, "step": 0}
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
@@ -98,27 +95,30 @@ class Counter:
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._learner_done = False
-        self._started = time.monotonic()
-        # Rows of a run that was killed, beyond its checkpoint (or before its first), are made anew.
-        self._writer = MetricWriter(run_dir, resume_step=self._environment_steps)
-        self._pictures = PictureWriter(run_dir, resume_step=self._environment_steps)
+        # A killed run may have written rows beyond its checkpoint; it will write them again.
+        self._writer = MetricWriter(
+            run_dir,
+            "environment_steps",
+            resume_step=self._environment_steps,
+            seconds=float(state.get("wall_time", 0.0)),
+        )
 
     def lease(self, actor: int, done: int, waiting: float, episodes: list[Episode]) -> int:
-        """Takes an actor's report and grants it its next steps.
+        """Takes an actor's report and grants its next steps.
 
         Args:
-          actor: its index.
-          done: steps it took of its last lease.
-          waiting: share of that time that it waited for the replay.
-          episodes: those it finished since.
+          actor: index of the actor.
+          done: steps that it took of its last lease.
+          waiting: share of that time in which it waited for the replay.
+          episodes: episodes that it has finished since.
 
         Returns:
-          Steps that it may take now; 0 when the run has no more.
+          Steps that it may take now; 0 if the run has no more.
         """
         with self._lock:
             self._environment_steps += done
-            # What the actor did not use (it may have been restarted) can be granted again; and a
-            # counter that was restarted does not know the lease that is reported to it.
+            # Steps that the actor did not use, because it was restarted, can be granted again. A
+            # counter that was restarted does not know the lease that this report belongs to.
             self._granted += done - self._leases.pop(actor, 0)
             self._waiting["actor"] += 0.1 * (waiting - self._waiting["actor"])
             for episode in episodes:
@@ -141,11 +141,11 @@ class Counter:
             return max(steps, 0)
 
     def environment_steps(self) -> int:
-        """Taken by all actors since the beginning of the run."""
+        """Returns the steps that all actors have taken since the beginning of the run."""
         return self._environment_steps
 
     def random_state(self, actor: int) -> Any:
-        """The actor's random streams at its last finished episode; None if it has none yet."""
+        """Returns the actor's random streams at the end of its last episode; None before that."""
         with self._lock:
             return self._random_states.get(str(actor))
 
@@ -154,11 +154,11 @@ class Counter:
 
         Args:
           steps: learner steps since the beginning of the run.
-          waiting: share of its time that it waited for rows.
-          metrics: its figures.
+          waiting: share of the time in which it waited for rows.
+          metrics: metrics of the last steps, by name.
 
         Returns:
-          Where the run stands.
+          The progress of the run.
         """
         with self._lock:
             self._learner_steps = steps
@@ -168,23 +168,29 @@ class Counter:
         return self.progress()
 
     def learner_done(self) -> None:
-        """The learner has trained on all steps and saved its last checkpoint."""
+        """Notes that the learner has finished training and saved its last checkpoint."""
         with self._lock:
             self._learner_done = True
 
     def record_evaluation(
-        self, environment_steps: int, returns: list[float], picture: np.ndarray | None
+        self,
+        environment_steps: int,
+        learner_steps: int,
+        returns: list[float],
+        picture: np.ndarray | None,
     ) -> None:
         """Takes an evaluation.
 
         Args:
-          environment_steps: at the start of the evaluation.
-          returns: of its episodes.
-          picture: what the agent saw at one moment of it, uint8 [height, width, 3], if it saw any.
+          environment_steps: steps of the run at the start of the evaluation.
+          learner_steps: learner steps that made the evaluated weights.
+          returns: returns of its episodes.
+          picture: an observation of the evaluation, [height, width, 3] uint8; None if observations
+            are no images.
         """
         with self._lock:
             if picture is not None:
-                self._pictures.write("what_the_agent_sees", environment_steps, picture)
+                self._writer.write_image("pictures", environment_steps, "observation", picture)
             mean = sum(returns) / len(returns)
             self._evaluation = {"return": mean, "step": environment_steps}
             self._write(
@@ -194,13 +200,13 @@ class Counter:
                     "episode_return_min": min(returns),
                     "episode_return_max": max(returns),
                     "episodes": len(returns),
-                    "learner_steps": self._learner_steps,
+                    "learner_steps": learner_steps,
                 },
                 step=environment_steps,
             )
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint must hold of the run's progress, as plain data."""
+        """Returns what a checkpoint must hold of the run's progress, as plain data."""
         with self._lock:
             return {
                 "environment_steps": self._environment_steps,
@@ -208,11 +214,11 @@ class Counter:
                 "episodes": self._episodes,
                 "random_states": dict(self._random_states),
                 "evaluation": dict(self._evaluation),
-                "wall_time": self._seconds(),
+                "wall_time": self._writer.seconds,
             }
 
     def progress(self) -> Progress:
-        """Where the run stands."""
+        """Returns the progress of the run."""
         with self._lock:
             return Progress(
                 environment_steps=self._environment_steps,
@@ -227,25 +233,26 @@ class Counter:
                 learner_done=self._learner_done,
             )
 
-    def _seconds(self) -> float:
-        return self._wall_time + time.monotonic() - self._started
-
     def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
         step = self._environment_steps if step is None else step
         try:
-            self._writer.write(group, step, {"run_seconds": self._seconds(), **values})
+            self._writer.write(group, step, values)
         except OSError as error:
             raise UsageError(
-                f"cannot write the metrics of the run: {error}; make room, then go on with "
-                "the same --run-dir"
+                f"cannot write the metrics of the run: {error}; free some space, then continue "
+                "with the same --run-dir"
             ) from error
 
 
 def restored_counter(run_dir: Path, total_steps: int) -> Counter:
-    """The counter as the newest checkpoint of the run knows it; a new one where there is none.
+    """Makes the counter of a run, restored from the newest checkpoint if there is one.
+
+    Args:
+      run_dir: the run's directory.
+      total_steps: environment steps of the whole run.
 
     Raises:
-      UsageError: this machine does not see the run's directory.
+      UsageError: if this machine does not see the run's directory.
     """
     run = RunDirectory(run_dir)
     run.check_visible()

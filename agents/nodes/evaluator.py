@@ -1,8 +1,13 @@
-"""The evaluator node: judges the policy without noise, and ends the run with a last judgement."""
+"""The evaluator node: evaluates the policy without exploration, and ends the run."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 import launchpad as lp
 from agents.agent import Agent, VariableSource
-from agents.environment_loop import episode_return
+from agents.environment_loop import evaluation_return
+from agents.learning.variables import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.observation_images import strip
 from agents.runs.evaluation import EvaluationSchedule, evaluation_seed
@@ -12,7 +17,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 
 class EvaluatorNode:
-    """Evaluates as the run proceeds; stops the program after the last evaluation."""
+    """Evaluates during the run; stops the program after the last evaluation."""
 
     def __init__(
         self,
@@ -23,24 +28,26 @@ class EvaluatorNode:
         source: VariableSource,
         counter: Counter,
     ):
-        """Makes the judged policy, here in the node.
+        """Builds the policy, in the node's own process.
 
         Args:
-          agent: factories.
-          task: to act in.
-          seed: of the run.
+          agent: makes the policy.
+          task: the environment.
+          seed: seed of the run.
           schedule: when to evaluate.
-          source: of the weights.
-          counter: of the run.
+          source: provides the weights.
+          counter: knows the progress of the run, and takes the results.
         """
         self._task = task
         self._seed = seed
         self._schedule = schedule
         self._counter = counter
-        self._actor = agent.make_evaluator(source)
+        self._source = _StepsOfWeights(source)
+        self._actor = agent.make_evaluator(self._source)
+        self._max_actions = task.agent_steps(schedule.max_episode_steps)
 
     def run(self) -> None:
-        """Evaluates every so many environment steps, and once more when the learner is done."""
+        """Evaluates at the scheduled steps, and once more when the learner is done."""
         progress = self._counter.progress()
         due = progress.evaluation_step + self._schedule.every
         while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
@@ -57,13 +64,35 @@ class EvaluatorNode:
 
     def _evaluate(self, environment_steps: int, episodes: int) -> None:
         self._actor.update(wait=True)
+        learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._seed, environment_steps)
         environment = self._task.make(seed=seed)
         returns = []
         for _ in range(episodes):
-            total = episode_return(environment, self._actor, lp.stop_event().is_set)
+            total = evaluation_return(
+                environment, self._actor, self._max_actions, lp.stop_event().is_set
+            )
             if total is None:
                 return
             returns.append(total)
         picture = strip(self._actor.seen)
-        self._counter.record_evaluation(environment_steps, returns, picture)
+        self._counter.record_evaluation(environment_steps, learner_steps, returns, picture)
+
+
+class _StepsOfWeights:
+    """A `VariableSource` that remembers how many learner steps made the newest weights.
+
+    Attributes:
+      learner_steps: of the weights that were fetched last.
+    """
+
+    def __init__(self, source: VariableSource):
+        self._source = source
+        self.learner_steps = 0
+
+    def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Returns the variables of the named networks, by path."""
+        arrays = dict(self._source.get_variables([*names, LEARNER_STEPS]))
+        (path,) = (path for path in arrays if path.split("/", 1)[0] == LEARNER_STEPS)
+        self.learner_steps = int(arrays.pop(path))
+        return arrays

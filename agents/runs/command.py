@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.runs.options import AgentOptions, PixelAgentOptions
+from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import from_plain
@@ -58,6 +58,11 @@ class AgentCommand:
         )
         options.__doc__ = config.__doc__
         return options
+
+    @property
+    def evaluation_options_type(self) -> type:
+        """Dataclass of the options of `evaluate`."""
+        return EvaluationOptions
 
     def make_agent(self, config: Any, environment_spec: "specs.EnvironmentSpec") -> "Agent":
         """Makes the agent.

@@ -1,4 +1,4 @@
-"""When a policy is judged, and in which episodes."""
+"""When a policy is evaluated, and in which episodes."""
 
 import dataclasses
 
@@ -12,24 +12,26 @@ class EvaluationSchedule:
     """When to evaluate, and for how long."""
 
     every: int = 10_000
-    """Environment steps between two evaluations."""
+    """Environment steps from one evaluation to the next."""
     episodes: int = 3
     """Episodes of an evaluation during the run."""
     last_episodes: int = 10
-    """Episodes of the evaluation that ends the run."""
+    """Episodes of the evaluation at the end of the run."""
+    max_episode_steps: int = 10_000
+    """Environment steps after which an evaluation episode that has not ended is cut off."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "episodes", "last_episodes"):
+        for name in ("every", "episodes", "last_episodes", "max_episode_steps"):
             value = getattr(self, name)
             check_option(value >= 1, f"evaluation.{name}", "at least 1", value)
 
 
 def evaluation_seed(seed: int, environment_steps: int) -> int:
-    """The environment's seed of an evaluation: the same again after a resume.
+    """Returns the seed of the environment of an evaluation; the same one after a resume.
 
     Args:
-      seed: of the run.
-      environment_steps: at the evaluation.
+      seed: seed of the run.
+      environment_steps: steps of the run at the evaluation.
 
     Returns:
       A seed that no actor uses.

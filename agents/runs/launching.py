@@ -1,9 +1,10 @@
-"""How a run is launched: the engine, what each node may use, and which nodes come back."""
+"""Launches a run: the engine, the resources of each node, and which nodes are restarted."""
 
 import os
 
 import launchpad as lp
-from rl_replicator.errors import UsageError
+from agents.replay.memory_estimate import available_memory
+from rl_replicator.errors import UsageError, check_option
 
 _LAUNCH_TYPES = {
     "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
@@ -11,30 +12,58 @@ _LAUNCH_TYPES = {
     "ray": lp.LaunchType.RAY,
 }
 _LEARNER = "learner"
+# Low estimates of the memory of an actor: its environment, and in a process TensorFlow too.
+_ACTOR_BYTES = {"threads": 20e6, "processes": 300e6, "ray": 300e6}
 # Set by `share_processors` in the launcher; machines of a named cluster do not inherit it.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
 def share_processors() -> None:
-    """Gives one operation of TensorFlow half of the processors, unless the user has said otherwise.
+    """Lets an operation of TensorFlow use half of the processors, unless the user has set it.
 
-    The networks of control are small: splitting their operations over all processors costs more
-    than it gains, and the actors need some of them too.
+    Networks for control are small: splitting an operation over all processors costs more than it
+    gains, and the actors need some of them too.
     """
     os.environ.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
+
+
+def check_actors(actors: int, engine: str, address: str | None) -> None:
+    """Refuses more actors than fit into the memory of this machine.
+
+    Args:
+      actors: number of actors.
+      engine: "threads", "processes" or "ray".
+      address: Ray cluster to run on, whose memory is not known here; None for this machine.
+
+    Raises:
+      ConfigError: if they do not fit.
+    """
+    memory = available_memory()
+    if address is not None or memory == float("inf"):
+        return
+    most = max(1, int(memory / _ACTOR_BYTES[engine]))
+    check_option(
+        actors <= most,
+        "actors",
+        f"at most {most} with --launch {engine} and {memory / 1e9:.1f} GB of free memory",
+        actors,
+    )
 
 
 def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> lp.ProgramManager:
     """Starts the program.
 
     Args:
-      program: of the run.
+      program: describes the nodes.
       engine: "threads", "processes" or "ray".
-      address: of the Ray cluster; None for a Ray of the run's own.
-      gpus: of each learner.
+      address: address of the Ray cluster; None for a new Ray on this machine.
+      gpus: GPUs of each learner process.
+
+    Returns:
+      The manager of the running program.
 
     Raises:
-      UsageError: there is no such cluster, or it does not have what the program asks for.
+      UsageError: if there is no such cluster, or it lacks the resources.
     """
     # Threads share one process, which ends with all of them.
     is_apart = engine != "threads"
@@ -51,10 +80,11 @@ def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> 
 
 
 def _resources(program: lp.Program, address: str | None, gpus: int) -> dict[str, lp.PythonProcess]:
-    """Only the learner may see a GPU: TensorFlow takes all of its memory in whatever process does.
+    """Returns the resources of each node.
 
-    No node asks Ray for CPUs: a run has more nodes than a small machine has CPUs, and most of them
-    wait most of the time.
+    Only learners see GPUs, because TensorFlow takes all memory of a GPU that it sees. No node asks
+    Ray for CPUs: a run has more nodes than a small machine has CPUs, and most of them wait most of
+    the time.
     """
     env = {_THREADS: os.environ[_THREADS]} if address and _THREADS in os.environ else {}
     return {
@@ -64,9 +94,10 @@ def _resources(program: lp.Program, address: str | None, gpus: int) -> dict[str,
 
 
 def _restart_policies(program: lp.Program) -> dict[str, lp.RestartPolicy]:
-    """A node whose process dies comes back; an exception would come back as well, so it ends all.
+    """Returns which nodes are restarted.
 
-    Several learners are one replicator: none of them can go on without the others.
+    A node whose process dies is restarted. After an exception it is not, because the exception
+    would occur again. Several learners form one replicator, so they restart together.
     """
     return {
         label: lp.RestartPolicy(on_exception=False, together=label == _LEARNER and len(nodes) > 1)

@@ -44,6 +44,8 @@ class AgentOptions:
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""
+    video: bool = True
+    """Record a video of an episode at the end, which takes some seconds."""
     pixels: bool = False
     """Learn from pixels in place of the state. Adds `--frame.*`, and more of `--agent.*`."""
     agent: Any
@@ -79,6 +81,19 @@ class AgentOptions:
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
         return {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.agent)}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions:
+    """Evaluate the newest checkpoint of a run with the deterministic policy."""
+
+    episodes: int = 10
+    """Number of episodes."""
+    seed: int = 1000
+    """Seed of the environment."""
+
+    def __post_init__(self) -> None:
+        check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,63 +1,49 @@
-"""The live line of a run."""
+"""The progress line of an agent's run."""
 
-import collections
 import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
-from rl_replicator.runs.progress_line import LiveLine, clock
+from rl_replicator.runs.progress_line import ProgressLine, RateWindow, progress_text
 
-# Rates are taken over the last seconds, not since the start.
-_RATE_WINDOW_SECONDS = 15.0
-# Shares of time below this are noise: nobody is waiting.
+# A smaller share of time spent waiting is negligible.
 _WAITING_THRESHOLD = 0.05
 
 
-class ProgressLine:
-    """The state of a run, drawn whenever it is due."""
+class AgentProgressLine:
+    """Shows the progress of a run, with rates over the last seconds."""
 
     def __init__(self, stream: TextIO | None = None):
-        """Args:
-        stream: where to draw; default: standard error.
+        """Draws nothing yet.
+
+        Args:
+          stream: where to draw. Default: standard error.
         """
-        self._line = LiveLine(stream)
-        self._history: collections.deque[tuple[float, Progress]] = collections.deque()
+        self._line = ProgressLine(stream)
+        self._window = RateWindow()
 
     def show(self, progress: Progress) -> None:
-        """Draws the newest state of the run."""
-        now = time.monotonic()
-        self._history.append((now, progress))
-        while len(self._history) > 2 and now - self._history[0][0] > _RATE_WINDOW_SECONDS:
-            self._history.popleft()
-        self._line.show(describe(progress, *self._rates()))
+        """Draws the newest progress, if it is due."""
+        self._window.add(time.monotonic(), progress.environment_steps, progress.learner_steps)
+        self._line.show(describe(progress, *self._window.rates()))
 
     def close(self) -> None:
-        """Leaves the last state standing."""
+        """Ends the line and keeps its last text."""
         self._line.close()
-
-    def _rates(self) -> tuple[float, float]:
-        (then, first), (now, last) = self._history[0], self._history[-1]
-        seconds = max(now - then, 1e-6)
-        return (
-            (last.environment_steps - first.environment_steps) / seconds,
-            (last.learner_steps - first.learner_steps) / seconds,
-        )
 
 
 def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
-    """One line: how far, how good, how fast, and what holds it up.
+    """Returns one line: how far, how good, how fast, and what is the bottleneck.
 
     Args:
-      progress: of the run.
+      progress: the newest progress.
       actor_rate: environment steps per second.
       learner_rate: learner steps per second.
 
     Returns:
       The text, without an end of line.
     """
-    done, total = progress.environment_steps, progress.total_steps
-    left = (total - done) / actor_rate if actor_rate > 0 else None
-    parts = [f"{done:,}/{total:,} steps", f"ETA {clock(left)}"]
+    parts = []
     if progress.episode_return is not None:
         parts.append(f"return {progress.episode_return:.0f}")
     if progress.evaluation_return is not None:
@@ -65,11 +51,15 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
     parts.append(verdict(progress))
-    return " | ".join(parts)
+    return progress_text(progress.environment_steps, progress.total_steps, actor_rate, parts)
 
 
 def verdict(progress: Progress) -> str:
-    """Who is the bottleneck: the side that is waited for; where both wait, what lies between."""
+    """Names the bottleneck: the side for which the other one waits; the replay if both wait.
+
+    Args:
+      progress: the newest progress.
+    """
     if progress.steps_done:
         return "last evaluation"
     if progress.environment_steps == 0:

@@ -1,9 +1,10 @@
-"""`--replicas`: how the learner is shared out over devices and processes."""
+"""The option `--replicas` of an agent: how the learner is spread over devices and processes."""
 
 import dataclasses
 
 import rl_replicator as rr
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.runs.replicas import replicator_name
 
 _GROUP = "multi_worker"
 
@@ -13,10 +14,10 @@ class Replicas:
     """The learner's replicas.
 
     Attributes:
-      name: of the replicator in every process, see `rl_replicator.make`.
-      num_processes: learner processes; more than one form a `MultiWorkerReplicator`.
+      name: argument of `rl_replicator.make` in every learner process.
+      num_processes: learner processes; several of them form a `MultiWorkerReplicator`.
       num_replicas: over all processes.
-      gpus: that each process sees.
+      gpus: GPUs that each process sees.
     """
 
     name: str
@@ -26,22 +27,21 @@ class Replicas:
 
     @classmethod
     def parse(cls, text: str, launch: str, gpus: int | None) -> "Replicas":
-        """Reads what was given on the command line.
+        """Reads the option.
 
         Args:
-          text: a number of devices, "multi_worker:N" for N processes, or a string of
+          text: a number of devices, "multi_worker:N" for N processes, or an argument of
             `rl_replicator.make`.
-          launch: how the run is launched.
-          gpus: that each learner process sees; None to share out those of this machine.
+          launch: the option `--launch`.
+          gpus: GPUs that each learner process sees; None to share those of this machine.
 
         Raises:
-          ConfigError: it is none of these, or does not go with `launch`.
+          ConfigError: if it is none of these, or does not fit `launch`.
         """
         kind, _, number = text.partition(":")
         if kind != _GROUP:
-            if text.isdigit():
-                text = "single_device" if int(text) == 1 else f"multi_device:{int(text)}"
-            return cls(text, 1, rr.make(text).num_replicas, _count_gpus() if gpus is None else gpus)
+            name = replicator_name(text)
+            return cls(name, 1, rr.make(name).num_replicas, _count_gpus() if gpus is None else gpus)
         if not number.isdigit() or int(number) < 2:
             raise ConfigError(
                 f"--replicas: expected {_GROUP}:N with at least 2 learner processes, got {text!r}"
@@ -55,8 +55,20 @@ class Replicas:
             gpus = _count_gpus() // int(number)
         return cls(_GROUP, int(number), int(number) * max(1, gpus), gpus)
 
+    def check_gpus(self) -> None:
+        """Checks that this machine has the GPUs of all learner processes.
+
+        Raises:
+          ConfigError: if it does not.
+        """
+        wanted, there = self.gpus * self.num_processes, _count_gpus()
+        expected = f"at most {there // self.num_processes}, as this machine has {there} GPUs"
+        if self.num_processes > 1:
+            expected += f" for {self.num_processes} learner processes"
+        check_option(wanted <= there, "learner_gpus", expected, self.gpus)
+
 
 def _count_gpus() -> int:
-    import tensorflow as tf  # Here, so that `--help` does not wait for it.
+    import tensorflow as tf  # Imported here so that `--help` does not wait for it.
 
     return len(tf.config.list_physical_devices("GPU"))

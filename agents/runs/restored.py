@@ -1,15 +1,19 @@
-"""A trained policy, taken back from its run directory: to judge it, or to film it."""
+"""The policy of a run's newest checkpoint: evaluated, or filmed."""
 
+import contextlib
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dm_env
 import imageio.v3 as iio
+import numpy as np
 from acme import core
 
-from agents.environment_loop import episode_return, interact
+from agents.environment_loop import evaluation_return, interact
 from agents.learning.variables import WeightsPart
+from agents.runs.evaluation import EvaluationSchedule
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError
@@ -18,60 +22,116 @@ from rl_replicator.runs.run_directory import RunDirectory
 if TYPE_CHECKING:
     from agents.runs.command import AgentCommand
 
+_VIDEO = "evaluation.mp4"
 _HEIGHT, _WIDTH = 240, 320
 _FRAMES_PER_SECOND = 30
-# A film shows an episode of 1000 environment steps in about ten seconds.
+# The video of an episode of 1000 environment steps takes about ten seconds.
 _STEPS_PER_FRAME = 1000 // (10 * _FRAMES_PER_SECOND)
+_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 
 
 def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -> list[float]:
-    """Plays episodes with the newest checkpoint's policy. See `AgentCommand.evaluate`."""
+    """Plays episodes with the newest checkpoint's policy.
+
+    Args:
+      command: the agent.
+      run_dir: the run's directory.
+      episodes: number of episodes.
+      seed: seed of the environment.
+
+    Returns:
+      The return of each episode.
+
+    Raises:
+      UsageError: if there is no run or no checkpoint, or `episodes` is less than 1.
+    """
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
-    _, environment, actor = _restore(command, RunDirectory(run_dir), seed)
-    returns = [episode_return(environment, actor, lambda: False) for _ in range(episodes)]
+    task, environment, actor = _restore(command, RunDirectory(run_dir), seed)
+    max_actions = task.agent_steps(_MAX_EPISODE_STEPS)
+    returns = [evaluation_return(environment, actor, max_actions) for _ in range(episodes)]
     return [total for total in returns if total is not None]
 
 
 def film(
     command: "AgentCommand", run_dir: Path, output: Path | None, seed: int
 ) -> tuple[Path, float]:
-    """Films one episode of the newest checkpoint's policy. See `AgentCommand.video`.
+    """Films one episode of the newest checkpoint's policy.
+
+    Args:
+      command: the agent.
+      run_dir: the run's directory.
+      output: an .mp4 or .gif. Default: in the run's directory.
+      seed: seed of the environment.
 
     Returns:
-      The file, and the episode's return.
+      The file, and the return of the episode.
+
+    Raises:
+      UsageError: if there is no run or no checkpoint, or the file cannot be written.
     """
     run = RunDirectory(run_dir)
-    path = output or run.video
+    path = output or run.path / _VIDEO
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output: cannot write to {path.parent}: {error}") from None
-    task, environment, actor = _restore(command, run, seed)
-    steps_per_frame = max(1, _STEPS_PER_FRAME // task.action_repeat)
-    total, frames = 0.0, []
-    for step, timestep in enumerate(_episode(environment, actor)):
-        total += float(timestep.reward or 0.0)
-        if step % steps_per_frame == 0:
-            frames.append(environment.render(_HEIGHT, _WIDTH))
-    if path.suffix == ".mp4":
-        iio.imwrite(path, frames, fps=_FRAMES_PER_SECOND)
-    else:
-        iio.imwrite(path, frames, duration=1000 / _FRAMES_PER_SECOND, loop=0)
+    run.config()  # Raises if there is no run, before a directory is made.
+    with _replacement(path) as partial:
+        task, environment, actor = _restore(command, run, seed)
+        steps_per_frame = max(1, _STEPS_PER_FRAME // task.action_repeat)
+        total, frames = 0.0, []
+        timesteps = interact(environment, actor)
+        for step, timestep in enumerate(
+            itertools.islice(timesteps, task.agent_steps(_MAX_EPISODE_STEPS) + 1)
+        ):
+            total += float(timestep.reward or 0.0)
+            if step % steps_per_frame == 0:
+                frames.append(environment.render(_HEIGHT, _WIDTH))
+            if timestep.last():
+                break
+        _write_video(partial, frames)
     return path, total
 
 
-def _episode(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_env.TimeStep]:
-    for timestep in interact(environment, actor):
-        yield timestep
-        if timestep.last():
-            return
+@contextlib.contextmanager
+def _replacement(path: Path) -> Iterator[Path]:
+    """Yields a new file beside `path`, which takes its place if all goes well."""
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()  # Before the episode is played, so that the user need not wait for this.
+    except OSError as error:
+        raise UsageError(
+            f"--output: cannot write to {path.parent}: {error}; choose another directory"
+        ) from None
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_video(path: Path, frames: list[np.ndarray]) -> None:
+    """Writes the frames and reads them back: an encoder may fail on a full disk in silence.
+
+    Raises:
+      UsageError: if the file is not complete.
+    """
+    try:
+        if path.suffix == ".mp4":
+            iio.imwrite(path, frames, fps=_FRAMES_PER_SECOND)
+            found = sum(1 for _ in iio.imiter(path, plugin="FFMPEG"))
+        else:
+            iio.imwrite(path, frames, duration=1000 / _FRAMES_PER_SECOND, loop=0)
+            found = path.stat().st_size
+    except (OSError, ValueError, RuntimeError) as error:
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(f"cannot write the video: {text}; is the disk full?") from error
+    if not found:
+        raise UsageError("cannot write the video: the file is empty; is the disk full?")
 
 
 def _restore(command: "AgentCommand", run: RunDirectory, seed: int) -> tuple[Task, Any, core.Actor]:
-    """The task of a run, its environment, and the policy of its newest checkpoint."""
+    """Returns the task of a run, its environment, and the policy of its newest checkpoint."""
     identity = run.config()["identity"]
     checkpointer = Checkpointer(run.checkpoints)
     if checkpointer.latest() is None:

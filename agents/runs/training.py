@@ -1,12 +1,13 @@
-"""A run from its options to its end: directory, program, live line, plot and video."""
+"""A run from its options to its end: directory, program, progress line, plot and video."""
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import launchpad as lp
 from agents.agent import Agent
@@ -14,15 +15,17 @@ from agents.nodes.counter import Counter
 from agents.program import RunPlan, make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
-from agents.runs.launching import launch, share_processors
-from agents.runs.progress import ProgressLine, clock
+from agents.runs.launching import check_actors, launch, share_processors
+from agents.runs.progress import AgentProgressLine
 from agents.runs.replicas import Replicas
 from agents.task import Task
 from environments.pixels import frame_rate
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.errors import UsageError
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.errors import check_option
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import RunDirectory, runs
+from rl_replicator.runs.progress_line import clock
+from rl_replicator.runs.run_directory import RunDirectory, choose
 
 if TYPE_CHECKING:
     from agents.runs.command import AgentCommand
@@ -32,18 +35,31 @@ _RUNS = Path("runs")
 
 
 def train(command: "AgentCommand", options: "AgentOptions") -> int:
-    """Trains an agent; returns the exit status. See `agents.runs.command.AgentCommand.train`."""
+    """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
+    check_actors(options.actors, options.launch, options.address)
     share_processors()
     task = options.task
     agent = command.make_agent(options.agent, task.spec())
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
-    # Batch, replicas and limiter must fit before all else.
+    if options.address is None:
+        replicas.check_gpus()
+    # Raises if batch, replicas and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas)
     about = _announce(agent, task)
 
     identity = options.identity
-    run = _choose_directory(command.name, identity, options)
+    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
+    run = choose(
+        _RUNS / command.name, base, command.name, identity, options.run_dir, options.resume
+    )
     with run.opened(command.name, identity) as there:
+        continues = there and _has_checkpoint(run)
+        if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
+            print(
+                f"finished: all {options.steps:,} environment steps of the run in {run.path} are "
+                "done; a larger --steps continues it"
+            )
+            return 0
         plan = RunPlan(
             task=task,
             seed=options.seed,
@@ -55,7 +71,6 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
             checkpoint_seconds=options.checkpoint_seconds,
             run_dir=run.path.resolve(),
         )
-        continues = there and _has_checkpoint(run)
         run.describe(command.name, identity, _plain(options))
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
@@ -63,10 +78,10 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
 
 
 def _announce(agent: Agent, task: Task) -> list[str]:
-    """What a run from pixels says of itself, once it is known that its replay fits.
+    """Returns what a run from pixels announces: frame rate and size of the replay.
 
     Raises:
-      UsageError: if it does not.
+      UsageError: if the replay does not fit into the memory.
     """
     if task.pixels is None:
         return []
@@ -79,46 +94,49 @@ def _announce(agent: Agent, task: Task) -> list[str]:
     return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
 
 
-def _choose_directory(name: str, identity: dict, options: "AgentOptions") -> RunDirectory:
-    if options.run_dir is not None:
-        run = RunDirectory(options.run_dir)
-        if options.resume:
-            run.config()  # Raises where there is no run to go on with.
-        return run
-    wanted = json.loads(json.dumps({"trainable": name, **identity}))
-    root = _RUNS / name
-    if options.resume:
-        for run in runs(root):
-            if run.config()["identity"] == wanted:
-                return run
-        raise UsageError(
-            f"--resume: expected a run of {options.env} with seed {options.seed} and this agent "
-            f"under {root}, found none; leave --resume out, or name the run with --run-dir"
-        )
-    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
-    number = 1
-    while (root / f"{base}-{number}").exists():
-        number += 1
-    return RunDirectory(root / f"{base}-{number}")
+def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
+    """Whether a run with a checkpoint has taken exactly `steps` steps and was evaluated after them.
+
+    Args:
+      run: the run.
+      steps: environment steps that were asked for.
+      excess: by how many steps the last, repeated actions may have exceeded them.
+
+    Raises:
+      ConfigError: if it has taken more.
+    """
+    progress: dict[str, Any] = {}
+    Checkpointer(run.checkpoints).restore({"progress": JsonPart(dict, progress.update)})
+    done = progress["environment_steps"]
+    evaluated = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
+    if steps <= done < steps + excess and len(evaluated) and evaluated[-1] == steps:
+        return True
+    check_option(
+        done < steps + excess,
+        "steps",
+        f"at least {done:,}, which the run in {run.path} has taken",
+        f"{steps:,}",
+    )
+    return False
 
 
 def _has_checkpoint(run: RunDirectory) -> bool:
-    """Whether there is something to go on from.
+    """Whether the run has a checkpoint to continue from.
 
     Raises:
-      CheckpointError: it is corrupt.
+      CheckpointError: if it is corrupt.
     """
     checkpointer = Checkpointer(run.checkpoints)
     latest = checkpointer.latest()
     if latest is None:
         return False
-    # All files are checked here, before anything has started; the nodes read them later.
+    # Checks all files now, before anything has started; the nodes read them later.
     checkpointer.restore({name: _Unread() for name in latest.parts})
     return True
 
 
 class _Unread:
-    """A part that somebody else restores."""
+    """A part that is verified here and restored elsewhere."""
 
     def save(self, folder: Path) -> None:
         raise NotImplementedError
@@ -131,7 +149,7 @@ def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory
     before = Checkpointer(run.checkpoints).latest()
     program, counter_handle = make_program(agent, plan)
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
-    line = ProgressLine()
+    line = AgentProgressLine()
     try:
         counter: Counter = manager.resolve(counter_handle)
         while not manager.wait(timeout=1.0):
@@ -145,27 +163,27 @@ def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory
         shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
-        done = "stopped and saved" if saved else "stopped; what came after the last save is lost"
-        print(f"{done}; go on with: --run-dir {run.path}", flush=True)
+        done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
+        print(f"{done}; continue with: --run-dir {run.path}", flush=True)
         return 128 + manager.signal_number
-    return _report(run)
+    _report(run)
+    # In processes of their own, independent of this one's TensorFlow and OpenGL state. On a machine
+    # that cannot render, the run is complete all the same.
+    for subcommand in ("plot", "video") if options.video else ("plot",):
+        subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", subcommand, str(run.path)])
+    return 0
 
 
-def _report(run: RunDirectory) -> int:
-    """The end of a complete run: its last evaluation, its plot and its video."""
+def _report(run: RunDirectory) -> None:
+    """Prints the last evaluation of a complete run."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     print(
         f"evaluation return {last['episode_return']:.1f} over {last['episodes']:.0f} episodes "
         f"(min {last['episode_return_min']:.1f}, max {last['episode_return_max']:.1f}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
-        f"steps, {clock(last['run_seconds'])}",
+        f"steps, {clock(last['wall_time'])}",
         flush=True,
     )
-    # In processes of their own: nothing of this one's TensorFlow or OpenGL state matters there,
-    # and a machine that cannot render still has its trained agent.
-    for subcommand in ("plot", "video"):
-        subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", subcommand, str(run.path)])
-    return 0
 
 
 def _plain(options: "AgentOptions") -> dict:

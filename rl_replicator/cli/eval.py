@@ -1,34 +1,40 @@
-"""`rl-replicator eval RUN_DIR`."""
+"""`rl-replicator eval RUN_DIR [options]`."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import Any
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
 
-
-@dataclasses.dataclass(frozen=True)
-class EvalOptions:
-    """Evaluate the newest checkpoint of a run with the deterministic policy."""
-
-    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-    """The run's directory."""
-    episodes: int = 10
-    """How many episodes."""
-    seed: int = 1000
-    """Seed of the environment."""
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UsageError(f"--episodes: expected at least 1, got {self.episodes}")
+_COMMAND = "rl-replicator eval"
 
 
 def run(args: Sequence[str]) -> int:
-    """Evaluates a run."""
-    chosen = options.parse(EvalOptions, "rl-replicator eval", args)
-    trainable = trainables.of_run(chosen.run_dir)
-    return trainable.evaluate(chosen.run_dir, chosen.episodes, chosen.seed) or 0
+    """Evaluates the newest checkpoint of a run; what is trained there decides on the options.
+
+    Args:
+      args: the words after `eval`.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      UsageError: if the first word is not the directory of a run, or an option is wrong.
+    """
+    if args and args[0] in ("-h", "--help"):
+        print(f"usage: {_COMMAND} RUN_DIR [options]\n")
+        print(f"'{_COMMAND} RUN_DIR --help' lists the options of that run.")
+        return 0
+    if not args or args[0].startswith("-"):
+        raise UsageError(
+            f"expected RUN_DIR after '{_COMMAND}', got {args[0] if args else 'nothing'}; write "
+            f"'{_COMMAND} RUN_DIR [options]'"
+        )
+    run_dir = Path(args[0])
+    trainable = trainables.of_run(run_dir)
+    kind = trainable.evaluation_options_type
+    chosen: Any = options.parse(kind, f"{_COMMAND} {args[0]}", args[1:])
+    arguments = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+    return trainable.evaluate(run_dir, **arguments) or 0

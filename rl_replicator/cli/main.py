@@ -24,14 +24,13 @@ from rl_replicator.cli import stderr_filter
 COMMANDS = {
     "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
     "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
-    "video": ("rl_replicator.cli.video", "film an evaluation episode of a run: video RUN_DIR"),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
 }
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
-_NOISY = ("train", "eval", "video")
+_NOISY = ("train", "eval")
 _BAD_INPUT, _FAILURE, _INTERRUPTED = 2, 1, 130
 _ROOT = Path(__file__).parents[2]
 

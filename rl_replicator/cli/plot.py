@@ -13,18 +13,21 @@ from rl_replicator.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class PlotOptions:
-    """Plot evaluation return over environment steps.
+    """Plot the evaluations of runs over their steps.
 
-    Runs that differ in nothing but the seed become one line, their mean, with a band from the
-    lowest to the highest seed.
+    Runs that differ only in their seed become one line, their mean, with a band from the lowest to
+    the highest seed.
     """
 
     run_dirs: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
     ]
     """Directories of runs."""
+    figure: str | None = None
+    """The figure of the evaluations to plot, such as top_1. Default: the first one."""
     output: Path | None = None
-    """The picture, a PNG. Default: return.png in the directory of a single run, otherwise here."""
+    """The image, a PNG. Default: evaluation.png, in the directory of a single run, otherwise in the
+    working directory."""
 
     def __post_init__(self) -> None:
         if not self.run_dirs:
@@ -34,18 +37,28 @@ class PlotOptions:
 
 
 def run(args: Sequence[str]) -> int:
-    """Draws the figure and prints its path."""
+    """Draws the plot and prints its path.
+
+    Args:
+      args: the words after `plot`.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if an option is wrong, a run has no evaluations, or the image cannot be written.
+    """
     chosen = options.parse(PlotOptions, "rl-replicator plot", args)
-    # Matplotlib is loaded after the options have been read, so that a mistake is told at once.
+    # Imported after the options have been read, so that mistakes are reported at once.
     from rl_replicator.runs import plots
     from rl_replicator.runs.run_directory import RunDirectory
 
     output = chosen.output
     if output is None:
         single = len(chosen.run_dirs) == 1
-        output = RunDirectory(chosen.run_dirs[0]).plot if single else Path("return.png")
+        output = RunDirectory(chosen.run_dirs[0]).plot if single else Path("evaluation.png")
     try:
-        print(plots.plot_returns(chosen.run_dirs, output))
+        print(plots.plot(chosen.run_dirs, output, chosen.figure))
     except OSError as error:
-        raise UsageError(f"cannot write the figure to {output}: {error}") from error
+        raise UsageError(f"cannot write the plot to {output}: {error}") from error
     return 0

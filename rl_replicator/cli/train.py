@@ -8,7 +8,17 @@ from rl_replicator.errors import UsageError
 
 
 def run(args: Sequence[str]) -> int:
-    """Trains what the first word names; its own dataclass says which options follow."""
+    """Trains what the first word names; its own dataclass defines the options.
+
+    Args:
+      args: the words after `train`.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      UsageError: after bad input.
+    """
     known = trainables.names()
     if not args:
         raise UsageError(

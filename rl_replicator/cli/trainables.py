@@ -1,9 +1,9 @@
-"""What can be trained: objects that other packages register under an entry point group."""
+"""What can be trained: objects that packages register under an entry point group."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,23 +15,29 @@ GROUP = "rl_replicator.trainables"
 
 
 class Trainable(Protocol):
-    """One thing that `rl-replicator train` trains."""
+    """Something that `rl-replicator train` trains."""
 
     def options_type(self, args: Sequence[str]) -> type:
-        """Frozen dataclass of its options; which they are may depend on one in `args`."""
+        """Returns the frozen dataclass of its options, which may depend on a flag in `args`."""
 
     def train(self, options: Any) -> int | None:
         """Trains, and returns the exit status (None is 0)."""
 
-    def evaluate(self, run_dir: Path, episodes: int, seed: int) -> int | None:
-        """Evaluates the newest checkpoint of a run and prints what came out."""
+    @property
+    def evaluation_options_type(self) -> type:
+        """Frozen dataclass of the options of an evaluation."""
 
-    def video(self, run_dir: Path, output: Path | None, seed: int) -> int | None:
-        """Films an episode with the newest checkpoint of a run and prints the file's path."""
+    @property
+    def evaluate(self) -> Callable[..., int | None]:
+        """Method that evaluates the newest checkpoint of a run and prints the result.
+
+        Its arguments are the directory of the run and, by name, the fields of
+        `evaluation_options_type`. It returns the exit status (None is 0).
+        """
 
 
 def names() -> list[str]:
-    """The registered names, sorted. Imports none of them."""
+    """Returns the registered names, sorted. Imports none of them."""
     return sorted(metadata.entry_points(group=GROUP).names)
 
 
@@ -39,7 +45,7 @@ def load(name: str) -> Trainable:
     """Imports what is registered as `name`, or a user's own `package.module:make_learner`.
 
     Raises:
-      UsageError: if there is no such thing.
+      UsageError: if nothing is registered under that name, or there is no such module.
     """
     if ":" in name:
         from rl_replicator.learners import command
@@ -60,7 +66,7 @@ def load(name: str) -> Trainable:
 
 
 def of_run(run_dir: Path) -> Trainable:
-    """What the run in `run_dir` trains.
+    """Imports what the run in `run_dir` trains.
 
     Raises:
       UsageError: if it is not the directory of a run.

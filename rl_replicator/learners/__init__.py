@@ -1,12 +1,12 @@
-"""Learners that need no environment: the contract, the loop that trains them, and two networks.
+"""Supervised and generative learners: their contract, their training loop, and two networks.
 
     from rl_replicator import learners
 
     class Regression(learners.Learner): ...
 
-`docs/learners.md` shows one from its first line to two replicas.
+`docs/learners.md` develops one from a script to two replicas.
 """
 
-from rl_replicator.learners.learner import Evaluation, Learner, Phase
+from rl_replicator.learners.contract import Evaluation, Learner, Phase
 
 __all__ = ["Evaluation", "Learner", "Phase"]

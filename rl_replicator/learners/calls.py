@@ -1,24 +1,30 @@
 """The compiled calls of which a learner's steps consist."""
 
 import dataclasses
+import functools
 from concurrent import futures
 from typing import Any
 
+import tensorflow as tf
+
 from rl_replicator import collectives, errors
-from rl_replicator.learners.learner import Learner, Phase
+from rl_replicator.learners.contract import Learner, Phase
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.compiled import ReplicatedStep
+
+# How the message begins by which `Training` recognises a batch of the wrong size.
+WRONG_SIZE = "expected input_fn to return batches"
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A compiled call that was begun: `count` batches for one phase.
+    """A compiled call that has begun: `count` batches for one phase.
 
     Attributes:
-      phase: whose step function runs.
-      batch: how many batches were used before it, since the start of the run.
-      count: how many it uses.
-      future: of its outputs, means over all replicas, with a leading axis [count].
+      phase: the phase whose step function runs.
+      batch: batches used before the call, since the start of the run.
+      count: batches that the call uses.
+      future: future of its outputs, means over all replicas, with a leading axis [count].
     """
 
     phase: Phase
@@ -30,8 +36,8 @@ class Call:
 class Calls:
     """All phases of a learner on their common input, compiled.
 
-    How many batches have been used since the start of the run says which call is next. So a run
-    can stop, and go on, between any two batches: also in the midst of a step of several phases.
+    The number of batches used since the start of the run determines the next call. So a run can
+    stop and continue between any two batches, even in the middle of a step of several phases.
     """
 
     def __init__(
@@ -41,13 +47,14 @@ class Calls:
 
         Args:
           replicator: runs the calls.
-          learner: gives phases and data.
-          batches_before: used by the run that this one continues.
-          steps_per_call: steps in one call, for a learner with a single phase. With several, a
-            call holds the `times` of one phase.
+          learner: provides phases and data.
+          batches_before: batches used by the run that this one continues.
+          steps_per_call: steps in one call, for a learner with a single phase. With several phases,
+            a call consists of the `times` of one phase.
 
         Raises:
-          ConfigError: no phase, one without a positive `times`, or two of the same name.
+          ConfigError: if there is no phase, one without a positive `times`, or two of the same
+            name; or if the data has batches of another size than asked for.
         """
         self._replicator = replicator
         self._phases = tuple(learner.phases())
@@ -56,7 +63,11 @@ class Calls:
         self.batches_per_step = sum(phase.times for phase in self._phases)
         self._before = batches_before
         self.inputs = replicator.make_inputs(
-            lambda context: learner.input_fn_from(context, batches_before)
+            lambda context: _with_batch_size(
+                learner.input_fn_from(context, batches_before),
+                context.per_replica_batch_size(learner.global_batch_size),
+                context.num_replicas,
+            )
         )
         self._is_broken = False
         self._compiled: dict[tuple[str, int], ReplicatedStep] = {}
@@ -65,15 +76,15 @@ class Calls:
 
     @property
     def batches(self) -> int:
-        """Batches used since the start of the run; current while calls run, too."""
+        """Batches used since the start of the run; up to date even while calls run."""
         return self._before + self.inputs.position
 
     def begin(self, batch: int, end: int) -> Call:
-        """Begins the call that follows after `batch` batches, one that does not go beyond `end`.
+        """Begins the call that follows `batch` batches and does not go beyond `end`.
 
         Args:
-          batch: used by all calls before this one, also those that still run.
-          end: a whole number of steps, beyond `batch`.
+          batch: batches used by all calls before this one, including those that still run.
+          end: batches in a whole number of steps; more than `batch`.
         """
         phase, count = self._choose(batch, end)
         step = self._step(phase, count)
@@ -82,9 +93,9 @@ class Calls:
         )
 
     def cancel(self) -> None:
-        """Makes the call that runs, or the next, raise `StepCancelled`. Any thread may call.
+        """Makes the current or the next call raise `StepCancelled`. Any thread may call.
 
-        So do all that come after it: whatever was to follow must not take its place.
+        All later calls raise it too, so that none of them runs out of order.
         """
         self.inputs.cancel()
 
@@ -93,8 +104,12 @@ class Calls:
             raise errors.StepCancelled("the call before it was cancelled")
         try:
             return step()
-        except BaseException:
+        except BaseException as error:
             self._is_broken = True
+            if isinstance(error, tf.errors.InvalidArgumentError) and WRONG_SIZE in str(error):
+                text = str(error)
+                line = text[text.index(WRONG_SIZE) :].splitlines()[0]
+                raise errors.ConfigError(line) from None
             raise
 
     def _choose(self, batch: int, end: int) -> tuple[Phase, int]:
@@ -103,7 +118,7 @@ class Calls:
             if offset < phase.times:
                 break
             offset -= phase.times
-        if offset:  # Somebody stopped in the midst of this phase.
+        if offset:  # The run was stopped in the middle of this phase.
             return phase, 1
         whole = phase.times * self._steps_per_call
         return phase, whole if batch + whole <= end else phase.times
@@ -119,15 +134,60 @@ class Calls:
         return self._compiled[phase.name, count]
 
 
+def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:
+    """Makes sure that batches have the size that `input_fn` was asked for.
+
+    Args:
+      source: what `input_fn` returned; only datasets are checked.
+      size: expected number of examples.
+      num_replicas: over all processes.
+
+    Returns:
+      The dataset, whose batches now have a static size.
+
+    Raises:
+      ConfigError: if the size is known to be another; an unknown size is checked while training.
+    """
+    if not isinstance(source, tf.data.Dataset):
+        return source
+    first = tf.nest.flatten(source.element_spec)[0]
+    if not isinstance(first, tf.TensorSpec) or not first.shape.rank:
+        return source
+    found = first.shape[0]
+    if found is None:
+        return source.map(functools.partial(_ensure_size, size, num_replicas))
+    if found != size:
+        raise _wrong_size(found, size, num_replicas)
+    return source
+
+
+def _ensure_size(size: int, num_replicas: int, *element: Any) -> Any:
+    """Traced for each batch of unknown size."""
+    nest = element if len(element) > 1 else element[0]
+    flat = tf.nest.flatten(nest)
+    message = str(_wrong_size("another number", size, num_replicas))
+    check = tf.debugging.assert_equal(tf.shape(flat[0])[0], size, message)
+    with tf.control_dependencies([check]):
+        flat[0] = tf.ensure_shape(tf.identity(flat[0]), [size, *flat[0].shape[1:]])
+    return tf.nest.pack_sequence_as(nest, flat)
+
+
+def _wrong_size(found: Any, size: int, num_replicas: int) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{WRONG_SIZE} of {size} examples ({num_replicas} replicas share the global batch), got "
+        f"{found}; batch the data with context.per_replica_batch_size(self.global_batch_size)"
+    )
+
+
 def _check(phases: tuple[Phase, ...]) -> None:
     if not phases or len({phase.name for phase in phases}) < len(phases):
         raise errors.ConfigError(
             "expected phases with a name for each, got "
-            f"{[phase.name for phase in phases]}; name them apart"
+            f"{[phase.name for phase in phases]}; give each a name of its own"
         )
     for phase in phases:
         if phase.times < 1:
             raise errors.ConfigError(
                 f"expected phase {phase.name!r} to run at least once in a step, got "
-                f"{phase.times} times; leave it out if it is not wanted"
+                f"{phase.times} times; leave it out of phases() if it is not wanted"
             )

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_replicator.errors import ConfigError, UsageError, check_option
-from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain
+from rl_replicator.runs.replicas import replicator_name
+from rl_replicator.runs.run_directory import AUTO, RunDirectory, choose, from_plain
 
 if TYPE_CHECKING:
-    from rl_replicator.learners.learner import Learner
+    from rl_replicator.learners.contract import Learner
     from rl_replicator.learners.training import Training
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
+# Fields of a config that say how long the run is. They may grow when the run is resumed.
+_LENGTHS = ("steps", "epochs")
+_FREE = tuple(f"config.{name}" for name in _LENGTHS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,29 +31,38 @@ class RunOptions:
     replicas: str = "1"
     """Replicas: a number of devices, or a string of `rl_replicator.make` such as multi_worker."""
     run_dir: Path | None = None
-    """Directory of the run; one that exists is continued. Default: a new one under `runs/`."""
+    """Directory of the run; an existing run is continued. Default: a new one under `runs/`."""
     resume: bool = False
     """Continue the newest run with the same settings under `runs/`."""
     steps_per_call: int = 10
     """Steps in one compiled call, for a learner with a single step function."""
     checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints (longer where one takes more than a twentieth of that)."""
+    """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of them."""
+    evaluation_seconds: float = 3600.0
+    """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
     deterministic: bool = False
-    """Compute the same bits in every run, which is slower."""
+    """Make runs equal bit for bit, which is slower."""
 
     def __post_init__(self) -> None:
         check_option(self.steps_per_call >= 1, "steps_per_call", "at least 1", self.steps_per_call)
-        seconds = self.checkpoint_seconds
-        check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
+        for name in ("checkpoint_seconds", "evaluation_seconds"):
+            seconds = getattr(self, name)
+            check_option(seconds > 0, name, "more than 0", seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoEvaluationOptions:
+    """Evaluate the newest checkpoint of a learner's run on all of its evaluation data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LearnerCommand:
-    """A learner on the command line: follows `rl_replicator.cli.trainables.Trainable`.
+    """A learner on the command line: implements `rl_replicator.cli.trainables.Trainable`.
 
     Attributes:
-      name: what the user types.
-      config_type: frozen dataclass with a default for every field.
+      name: the name on the command line.
+      config_type: frozen dataclass with a default for every field. If it has a method
+        `on_this_machine`, that replaces settings that are "auto"; the result is saved with the run.
       make_learner: (replicator, config) -> learner.
     """
 
@@ -58,17 +71,18 @@ class LearnerCommand:
     make_learner: "Callable[[Replicator, Any], Learner]"
 
     def options_type(self, args: Sequence[str] = ()) -> type:
-        """`RunOptions` and the fields of the config, side by side, whatever `args` say."""
+        """Returns a dataclass with the fields of `RunOptions` and of the config.
+
+        Args:
+          args: the words of the command; they make no difference here.
+
+        Raises:
+          ConfigError: if the config has a field without default, or one of `RunOptions`.
+        """
         del args
         import tyro
 
-        taken = {field.name for field in dataclasses.fields(RunOptions)}
-        for field in dataclasses.fields(self.config_type):
-            if field.name in taken:
-                raise ConfigError(
-                    f"expected options of its own in {self.config_type.__name__}, got "
-                    f"{field.name!r}, which every learner has; rename it"
-                )
+        _check_fields(self.config_type)
         kind: Any = self.config_type
         config: Any = typing.Annotated[kind, tyro.conf.arg(name="")]
         default: Any = dataclasses.field(default_factory=self.config_type)
@@ -81,43 +95,55 @@ class LearnerCommand:
         options.__doc__ = self.config_type.__doc__
         return options
 
+    @property
+    def evaluation_options_type(self) -> type:
+        """Dataclass of the options of `evaluate`: there are none."""
+        return NoEvaluationOptions
+
     def train(self, options: Any) -> int:
-        """Trains, with a live line; prints the last evaluation.
+        """Trains with a progress line, and prints the last evaluation.
 
         Args:
           options: an instance of `options_type()`.
 
         Returns:
-          Exit status: 0 when the run is complete, 128 + signal when Ctrl-C or SIGTERM ended it.
+          Exit status: 0 if the run is complete, 128 + signal if Ctrl-C or SIGTERM ended it.
 
         Raises:
-          UsageError: bad input; no existing run was touched.
+          UsageError: after bad input; no existing run was touched.
         """
-        replicator, learner = self._make(options.replicas, options.config, options.deterministic)
-        identity = {"config": _json(dataclasses.asdict(options.config))}
-        run = self._directory(replicator, options, identity)
+        replicator = _make_replicator(options.replicas, options.deterministic)
+        run = self._directory(replicator, options)
+        config = _settled(options.config, run)
+        learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             return _train(replicator, learner, run, options)
-        with run.opened(self.name, identity) as there:
-            run.describe(self.name, identity, _plain(options))
+        identity = _identity(config)
+        with run.opened(self.name, identity, _FREE) as there:
+            if there and _is_finished(run, learner):
+                print(
+                    f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
+                    f"a longer run continues it{_how_to_grow(config)}"
+                )
+                return 0
+            settings = _json(dataclasses.asdict(options) | dataclasses.asdict(config))
+            settings.pop("config")
+            run.describe(self.name, identity, settings)
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             return _train(replicator, learner, run, options)
 
-    def evaluate(self, run_dir: Path, episodes: int, seed: int) -> int:
-        """Evaluates the newest checkpoint on one device and prints its figures.
+    def evaluate(self, run_dir: Path) -> int:
+        """Evaluates the newest checkpoint on one device and prints the figures.
 
         Args:
-          run_dir: of the run.
-          episodes: of no meaning here; all data is gone through.
-          seed: likewise.
+          run_dir: directory of the run.
 
         Returns:
           Exit status 0.
 
         Raises:
-          UsageError: there is no run, no checkpoint, or nothing to evaluate.
+          UsageError: if there is no run, no checkpoint, or no evaluation.
         """
-        del episodes, seed
         from rl_replicator.learners.training import Training
 
         run = RunDirectory(run_dir)
@@ -126,41 +152,24 @@ class LearnerCommand:
             raise UsageError(
                 f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer"
             )
-        replicator, learner = self._make("1", config, deterministic=False)
+        replicator = _make_replicator("1", deterministic=False)
+        learner = self._make_learner(replicator, config)
         training = Training(replicator, learner, run, steps_per_call=1, checkpoint_seconds=60.0)
         _print(training, training.measure())
         return 0
 
-    def video(self, run_dir: Path, output: Path | None, seed: int) -> int:
-        """Raises `UsageError`: there is no episode to film."""
-        raise UsageError(
-            f"expected a run of an agent, got {run_dir}, a run of {self.name}, which has no "
-            "episodes to film; see its metrics and pictures instead"
-        )
+    def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
+        from rl_replicator.learners.contract import Learner
 
-    def _make(
-        self, replicas: str, config: Any, deterministic: bool
-    ) -> "tuple[Replicator, Learner]":
-        import tensorflow as tf
-
-        import rl_replicator as rr
-        from rl_replicator.learners.learner import Learner
-
-        if deterministic:
-            tf.config.experimental.enable_op_determinism()
-            tf.random.set_seed(
-                0
-            )  # Without any, random operations are refused; learners set theirs.
-        replicator = rr.make(replicator_name(replicas))
         learner = self.make_learner(replicator, config)
         if not isinstance(learner, Learner):
             raise ConfigError(
                 f"expected {self.name} to return a rl_replicator.learners.Learner, got "
                 f"{type(learner).__name__}; subclass it"
             )
-        return replicator, learner
+        return learner
 
-    def _directory(self, replicator: "Replicator", options: Any, identity: dict) -> RunDirectory:
+    def _directory(self, replicator: "Replicator", options: Any) -> RunDirectory:
         if replicator.num_processes > 1 and options.run_dir is None:
             raise ConfigError(
                 f"expected --run-dir in a job of {replicator.num_processes} processes, got "
@@ -169,14 +178,22 @@ class LearnerCommand:
         base = self.name.removesuffix(":make_learner").replace(":", "-")
         if not replicator.is_chief:
             return RunDirectory(options.run_dir)
-        return choose(_RUNS / base, base, self.name, identity, options.run_dir, options.resume)
+        return choose(
+            _RUNS / base,
+            base,
+            self.name,
+            _identity(options.config),
+            options.run_dir,
+            options.resume,
+            _FREE,
+        )
 
 
 def of_module(name: str) -> Any:
     """Returns what `package.module:name` names: a command, or one for the `make_learner` there.
 
     Raises:
-      UsageError: there is no such module or function, or its config is not to be seen.
+      UsageError: if there is no such module or function, or its config has no type.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -184,7 +201,7 @@ def of_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         parts = module_name.split(".")
         if error.name not in [".".join(parts[: i + 1]) for i in range(len(parts))]:
-            raise  # The module is there; something that it imports is not.
+            raise  # The module exists, but something that it imports does not.
         raise UsageError(
             f"expected a module such as the file {'/'.join(parts)}.py in {os.getcwd()}, found no "
             f"{error.name!r}; go to its directory, or put that on PYTHONPATH"
@@ -201,30 +218,85 @@ def of_module(name: str) -> Any:
     config_type = hints.get("config")
     if not (isinstance(config_type, type) and dataclasses.is_dataclass(config_type)):
         raise UsageError(
-            f"expected {name} to say which dataclass its config is, got {config_type}; write "
+            f"expected {name} to annotate its config with a dataclass, got {config_type}; write "
             f"def {attribute}(replicator, config: Config)"
         )
     return LearnerCommand(name, config_type, function)
 
 
-def replicator_name(replicas: str) -> str:
-    """`--replicas`: a number of devices, or what `rl_replicator.make` takes."""
-    if not replicas.isdigit():
-        return replicas
-    return "single_device" if int(replicas) == 1 else f"multi_device:{int(replicas)}"
+def _check_fields(config_type: type) -> None:
+    taken = {field.name for field in dataclasses.fields(RunOptions)}
+    for field in dataclasses.fields(config_type):
+        if field.name in taken:
+            raise ConfigError(
+                f"expected options of its own in {config_type.__name__}, got {field.name!r}, which "
+                "every learner has; rename it"
+            )
+        if dataclasses.MISSING is field.default is field.default_factory:
+            raise ConfigError(
+                f"expected a default for every field of {config_type.__name__}, got none for "
+                f"{field.name!r}; write '{field.name}: ... = VALUE'"
+            )
+
+
+def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
+    import tensorflow as tf
+
+    import rl_replicator as rr
+
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+        # Random operations are refused without a seed; learners set their own.
+        tf.random.set_seed(0)
+    return rr.make(replicator_name(replicas))
+
+
+def _settled(config: Any, run: RunDirectory) -> Any:
+    """Replaces settings that are "auto": by those of the run, or else as suits this machine."""
+    stored = run.config()["identity"].get("config", {}) if run.exists else {}
+    adopted = {
+        field.name: stored[field.name]
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) == AUTO and stored.get(field.name, AUTO) != AUTO
+    }
+    config = dataclasses.replace(config, **adopted)
+    return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+
+
+def _identity(config: Any) -> dict[str, Any]:
+    return {"config": _json(dataclasses.asdict(config))}
+
+
+def _is_finished(run: RunDirectory, learner: "Learner") -> bool:
+    from rl_replicator.learners.training import is_finished
+
+    return is_finished(run, learner)
+
+
+def _how_to_grow(config: Any) -> str:
+    """The end of a sentence: which option makes a run longer, if it is known."""
+    names = [field.name for field in dataclasses.fields(config) if field.name in _LENGTHS]
+    return f" (--{names[0]})" if names else ""
 
 
 def _train(replicator: "Replicator", learner: "Learner", run: RunDirectory, options: Any) -> int:
-    from rl_replicator.learners.training import Training
+    from rl_replicator.learners.training import Training, is_finished
 
+    if not replicator.is_chief and is_finished(run, learner):
+        return 0
     training = Training(
-        replicator, learner, run, options.steps_per_call, options.checkpoint_seconds
+        replicator,
+        learner,
+        run,
+        options.steps_per_call,
+        options.checkpoint_seconds,
+        options.evaluation_seconds,
     )
     signal_number = training.run()
     if signal_number is not None:
         if replicator.is_chief:
             print(
-                f"stopped and saved at step {training.step:,}; go on with: --run-dir {run.path}",
+                f"stopped and saved at step {training.step:,}; continue with: --run-dir {run.path}",
                 flush=True,
             )
         return 128 + signal_number
@@ -248,12 +320,6 @@ def _print(training: "Training", figures: dict[str, float]) -> None:
     print(", ".join(words), flush=True)
 
 
-def _plain(options: Any) -> dict[str, Any]:
-    plain = dataclasses.asdict(options)
-    plain.update(plain.pop("config"))
-    return _json(plain)
-
-
 def _json(plain: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it; paths become texts."""
+    """Returns what JSON makes of it; paths become strings."""
     return json.loads(json.dumps(plain, default=str))

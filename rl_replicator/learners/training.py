@@ -1,31 +1,38 @@
-"""The loop that trains a learner: on any replicator, from any checkpoint, until it is done."""
+"""The loop that trains a learner, on any replicator and from any checkpoint, to its last step."""
 
 import collections
 import contextlib
+import functools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.learners.calls import Call, Calls
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
-from rl_replicator.learners.learner import Evaluation, Learner
-from rl_replicator.learners.progress import NoReports, Reports
+from rl_replicator.learners.contract import Evaluation, Learner
+from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
+from rl_replicator.optimizers.wrapping import Wrapped
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.step import evaluation as evaluation_step
+from rl_replicator.step.inputs import InputContext, InputFn
 
 _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
+# How long to wait for an evaluation that was cancelled.
+_SECONDS_TO_CANCEL = 10.0
 
 
 class Diverged(errors.UsageError):
-    """A number that is not finite, in a metric or in a variable."""
+    """A metric or a variable is NaN or infinite."""
 
 
 class Training:
@@ -41,29 +48,42 @@ class Training:
         run: RunDirectory,
         steps_per_call: int,
         checkpoint_seconds: float,
+        evaluation_seconds: float = float("inf"),
     ):
         """Compiles the learner and restores the newest checkpoint, if there is one.
 
+        Args:
+          replicator: runs the steps.
+          learner: made for `replicator`.
+          run: directory of checkpoints and metrics.
+          steps_per_call: steps in one compiled call, for a learner with a single phase.
+          checkpoint_seconds: time between two checkpoints.
+          evaluation_seconds: longest time of an evaluation.
+
         Raises:
-          CheckpointError: the checkpoint is damaged, or of another network.
-          ConfigError: the learner cannot be replicated; or the processes of a job do not see the
+          CheckpointError: if the checkpoint is damaged, or of another network.
+          ConfigError: if the learner cannot be replicated, or the processes of a job do not see the
             same checkpoint.
         """
         self._replicator = replicator
         self._learner = learner
         self._run = run
+        self._evaluation_seconds = evaluation_seconds
         self._checkpointer = Checkpointer(run.checkpoints)
-        self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None}
+        self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
             self._checkpointer.restore({"progress": JsonPart(dict, self._progress.update)})
         _check_same_start(replicator, self._progress["batches"], run)
-        # Asynchronous workers may be ahead of it: it counts the calls that have come back.
+        # With asynchronous workers `Calls` may be ahead; this counts the calls that have returned.
         self._batches = self._progress["batches"]
         self._calls = Calls(replicator, learner, self._batches, steps_per_call)
+        # The newest step that needs no evaluation any more.
+        self._evaluated = self._progress.get("evaluated", self.step)
         self._evaluation = learner.evaluation()
-        self._sum_up = _compile(replicator, self._evaluation)
+        self._compute_sums = _compile(replicator, self._evaluation)
         trackables = learner.trackables()
+        _check_optimizers(learner, trackables)
         self._variables = TrackablePart(**trackables)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
         self._parts: dict[str, Part] = {
@@ -72,13 +92,15 @@ class Training:
         }
         if is_resumed:  # Only now: compiling has created whatever the learner had not.
             self._checkpointer.restore({"learner": self._variables})
-        self._reports = (
-            Reports(
+        self._reports: Reports = (
+            ChiefReports(
                 run,
                 learner.num_steps,
                 self._calls.batches_per_step,
                 learner.global_batch_size,
                 self.step if is_resumed else None,
+                self._progress["seconds"],
+                self._progress["row"],
             )
             if replicator.is_chief
             else NoReports()
@@ -104,17 +126,21 @@ class Training:
           The signal's number, or None at the end.
 
         Raises:
-          Diverged: a metric or a variable is not finite; nothing is saved then.
-          ConfigError: the data ends.
-          WorkerLost: another process of the job is gone.
+          Diverged: if a metric or a variable is not finite; nothing is saved then.
+          ConfigError: if the training data ends, or an evaluation takes too long.
+          WorkerLost: if another process of the job is gone.
         """
-        with contextlib.closing(self._reports), _signals(self._calls.cancel) as received:
+        with contextlib.closing(self._reports), _signals(self._cancel) as received:
             try:
+                if self._is_evaluation_due():  # The run was stopped during this evaluation.
+                    self._evaluate()
+                    self._save()
                 while self.step < self._learner.num_steps:
                     goal = self._next_evaluation()
                     self._train_until(goal)
-                    if self._evaluation is not None and self.step == goal:
-                        self._evaluate(self._evaluation)
+                    if self.step == goal:
+                        self._reports.flush(goal)
+                        self._evaluate()
                     self._save()
             except errors.StepCancelled:
                 self._batches = self._calls.batches
@@ -126,47 +152,90 @@ class Training:
                     f"expected training data for {self._learner.num_steps} steps, but it ended "
                     f"after {self.step}; repeat() it in input_fn"
                 ) from None
+            except Diverged:
+                self._reports.flush(self.step)  # The last metrics may show why.
+                raise
         return None
 
     def measure(self) -> dict[str, float]:
         """Goes through the evaluation data once.
 
+        Returns:
+          The figures of the evaluation, by name.
+
         Raises:
-          ConfigError: the learner has nothing to evaluate.
+          ConfigError: if the learner has no evaluation, or the evaluation takes too long.
+          StepCancelled: after SIGINT or SIGTERM, within `run`.
         """
-        if self._evaluation is None or self._sum_up is None:
+        if self._evaluation is None or self._compute_sums is None:
             raise errors.ConfigError(
                 "expected a learner with an evaluation, got none; return one from evaluation()"
             )
-        figures = self._evaluation.metrics_fn(self._sum_up())
+        figures = self._evaluation.metrics_fn(self._wait_for_sums(self._compute_sums))
         return {name: float(value) for name, value in figures.items()}
 
-    def _evaluate(self, evaluation: Evaluation) -> None:
-        """Measures, writes it down, and keeps the checkpoint if it is the best so far."""
+    def _wait_for_sums(self, compute: evaluation_step.Evaluation) -> Any:
+        """Computes the sums in the background: the main thread must stay free for signals."""
+        started = time.monotonic()
+        future = self._replicator.background.submit(compute)
+        try:
+            while not futures.wait([future], _SECONDS_BETWEEN_TICKS).done:
+                seconds = time.monotonic() - started
+                self._reports.tick_evaluation(self.step, seconds)
+                if seconds > self._evaluation_seconds:
+                    raise errors.ConfigError(
+                        f"expected an evaluation within {self._evaluation_seconds:g} s, but that "
+                        f"after step {self.step} has not ended; let evaluation().input_fn return "
+                        "finite data, or raise --evaluation-seconds"
+                    )
+        except BaseException:
+            compute.cancel()
+            futures.wait([future], _SECONDS_TO_CANCEL)
+            raise
+        return future.result()
+
+    def _cancel(self) -> None:
+        """Stops training and evaluation as soon as possible; called by a signal handler."""
+        self._calls.cancel()
+        if self._compute_sums is not None:
+            self._compute_sums.cancel()
+
+    def _is_evaluation_due(self) -> bool:
+        """Whether the step of the checkpoint should have been evaluated, but was not."""
+        if self._evaluation is None or self._evaluated >= self.step:
+            return False
+        is_last = self.step >= self._learner.num_steps
+        return self.step > 0 and (is_last or self.step % self._evaluation.every == 0)
+
+    def _evaluate(self) -> None:
+        """Measures, writes the figures, and keeps the checkpoint if it is the best so far."""
+        if self._evaluation is None:
+            return
         figures = self.measure()
-        name, score = _score(evaluation, figures)
+        name, score = _score(self._evaluation, figures)
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
         self._reports.add_evaluation(self.step, figures, name)
+        self._evaluated = self.step
         best = self._progress["best"]
         if best is None or score > best:
             self._progress["best"] = score
             if self._replicator.is_chief:
-                self._progress["batches"] = self._calls.batches
+                self._note_progress()
                 Checkpointer(self._run.best, keep=1).save(self.step, self._parts)
         if self._replicator.is_chief:
-            self._learner.write_artifacts(self.step, self._run.path)
+            self._reports.add_images(self.step, self._learner.images(self.step))
 
     def _next_evaluation(self) -> int:
-        """The next step after which to evaluate, or the last of all."""
+        """Returns the next step after which to evaluate; the last step at most."""
         if self._evaluation is None:
             return self._learner.num_steps
         every = self._evaluation.every
         return min((self.step // every + 1) * every, self._learner.num_steps)
 
     def _train_until(self, step: int) -> None:
-        """Takes the calls up to a step, or up to where a checkpoint is due.
+        """Takes the calls up to a step, or until a checkpoint is due.
 
-        One call is always begun ahead, so that the devices never wait for Python.
+        The next call begins before the last one has returned: the devices never wait for Python.
         """
         pending: collections.deque[Call] = collections.deque()
         end = step * self._calls.batches_per_step
@@ -185,7 +254,6 @@ class Training:
             self._batches = call.batch + call.count
             if self._clock.is_due():
                 end = next_batch
-        self._reports.flush(self.step)
 
     def _wait(self, call: Call) -> Any:
         while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
@@ -213,10 +281,10 @@ class Training:
         metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
         steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(call.count)]
         self._check_finite(metrics, steps)
-        self._reports.add(steps[-1], metrics)
+        self._reports.add(call.batch, metrics)
 
     def _check_finite(self, metrics: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
-        """Refuses metrics, [count] each, of `count` steps."""
+        """Raises `Diverged` if one of the metrics, [count] each, is not finite."""
         bad = {name: ~np.isfinite(values) for name, values in metrics.items()}
         if not any(where.any() for where in bad.values()):
             return
@@ -237,25 +305,83 @@ class Training:
             optimizer.report_skipped()
         bad = self._variables.first_not_finite()
         if bad is not None:
-            raise self._diverged(f"numbers that are not in variable {bad!r} after step {self.step}")
+            raise self._diverged(f"NaN or infinity in variable {bad!r} after step {self.step}")
         start = time.monotonic()
         if self._replicator.is_chief:
-            self._progress["batches"] = self._calls.batches
-            self._progress["seconds"] = self.seconds
+            self._note_progress()
             self._checkpointer.save(self.step, self._parts)
         self._clock.note_save(time.monotonic() - start)
 
+    def _note_progress(self) -> None:
+        """Brings up to date what the next checkpoint holds of the run."""
+        self._progress["batches"] = self._calls.batches
+        self._progress["seconds"] = self.seconds
+        self._progress["evaluated"] = self._evaluated
+        self._progress["row"] = self._reports.state()
 
-def _compile(replicator: Replicator, evaluation: Evaluation | None) -> Callable[[], Any] | None:
+
+def is_finished(run: RunDirectory, learner: Learner) -> bool:
+    """Whether a run has taken, and evaluated, all steps of its learner.
+
+    Args:
+      run: its directory.
+      learner: as configured now.
+
+    Raises:
+      ConfigError: if the run has taken more steps than that.
+    """
+    checkpointer = Checkpointer(run.checkpoints)
+    latest = checkpointer.latest()
+    if latest is None or latest.step < learner.num_steps:
+        return False
+    if latest.step > learner.num_steps:
+        raise errors.ConfigError(
+            f"expected at least {latest.step:,} steps, which the run in {run.path} has taken, got "
+            f"{learner.num_steps:,}; ask for more, or choose another --run-dir"
+        )
+    progress: dict[str, Any] = {}
+    checkpointer.restore({"progress": JsonPart(dict, progress.update)})
+    return learner.evaluation() is None or progress.get("evaluated", latest.step) == latest.step
+
+
+def _compile(
+    replicator: Replicator, evaluation: Evaluation | None
+) -> evaluation_step.Evaluation | None:
     if evaluation is None:
         return None
     return replicator.make_evaluation(
-        evaluation.sums_fn, evaluation.input_fn, evaluation.global_batch_size
+        evaluation.sums_fn,
+        functools.partial(_finite_data, evaluation.input_fn),
+        evaluation.global_batch_size,
     )
 
 
+def _finite_data(input_fn: InputFn, context: InputContext) -> Any:
+    """Returns evaluation data; refuses data that is known to be endless."""
+    data: Any = input_fn(context)
+    if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise errors.ConfigError(
+            "expected evaluation().input_fn to return finite data, got an endless dataset; leave "
+            "repeat() out of it, or take() a number of batches"
+        )
+    return data
+
+
+def _check_optimizers(learner: Learner, trackables: Mapping[str, Any]) -> None:
+    """Refuses a wrapped optimizer of the learner that its checkpoints would not hold."""
+    root = tf.train.Checkpoint(**trackables)  # A view keeps only a weak reference to it.
+    known = {id(node) for node in tf.train.TrackableView(root).descendants()}
+    for name, value in vars(learner).items():
+        for found in tf.nest.flatten(value) if isinstance(value, list | tuple | dict) else [value]:
+            if isinstance(found, Wrapped) and id(found) not in known:
+                raise errors.ConfigError(
+                    f"expected every optimizer of {type(learner).__name__} in trackables(), found "
+                    f"'self.{name}' missing; add it there, or a resumed run loses its state"
+                )
+
+
 def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:
-    """The figure's name, and a number that is higher for a better checkpoint."""
+    """Returns the figure's name, and a number that is higher for a better checkpoint."""
     name = evaluation.best.removeprefix("-")
     if name not in figures:
         raise errors.ConfigError(
@@ -283,7 +409,7 @@ def _shapes(metrics: Any) -> str:
 
 @contextlib.contextmanager
 def _signals(cancel: Any) -> Iterator[list[int]]:
-    """Turns the first SIGINT or SIGTERM into `cancel()`; the second does what it always does."""
+    """Turns the first SIGINT or SIGTERM into `cancel()`; a second one has its usual effect."""
     received: list[int] = []
     before: dict[int, Any] = {}
 

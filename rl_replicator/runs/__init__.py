@@ -1,1 +1,1 @@
-"""What a run leaves on disk and shows while it goes on."""
+"""A run of anything that is trained: its directory, its metrics, its progress line, its plots."""

@@ -1,4 +1,7 @@
-"""Curves of a run: CSV files for programs, TensorBoard for eyes. Imports no TensorFlow."""
+"""Curves and images of a run: CSV files for programs, TensorBoard for people.
+
+Imports no TensorFlow.
+"""
 
 import csv
 import os
@@ -20,28 +23,37 @@ class MetricWriter:
     """Writes `run_dir/metrics/<group>.csv` and `run_dir/tensorboard/<group>/`.
 
     A group has one writer at a time; several processes may write different groups of a run. Every
-    row goes to the operating system at once, so a killed process loses at most the row at hand.
+    row is passed to the operating system at once, so a killed process loses at most one row.
     """
 
     def __init__(
         self,
         run_dir: str | os.PathLike,
+        x_axis: str,
         resume_step: int | None = None,
-        x_axis: str = "environment_steps",
+        seconds: float = 0.0,
     ):
         """Touches no file yet.
 
         Args:
-          run_dir: the run's folder.
-          resume_step: where a resumed run continues. Rows beyond it are dropped from a group, for
-            they will be made anew, before its first new row. None keeps all rows.
+          run_dir: the run's directory.
           x_axis: name of the column that holds the step.
+          resume_step: where a resumed run continues. The first new row of a group removes its rows
+            beyond this step, because the run will write them again. None keeps all rows.
+          seconds: duration of the run before now; `wall_time` continues from here in all groups.
         """
         self._run_dir = pathlib.Path(run_dir)
         self._resume_step = resume_step
         self._x_axis = x_axis
-        self._groups: dict[str, _Group] = {}
+        self._start = time.monotonic() - seconds
+        self._tables: dict[str, _Table] = {}
+        self._boards: dict[str, Any] = {}
         self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, without the time between interruption and resume."""
+        return time.monotonic() - self._start
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         """Adds a row. Any thread may call.
@@ -50,31 +62,58 @@ class MetricWriter:
           group: letters, digits, "_", "-" and "."; the name of the file.
           step: position on the x-axis.
           values: new names may appear at any time; earlier rows are then empty there.
+
+        Raises:
+          ConfigError: if `group` has other characters, or its file has another x-axis.
         """
         with self._lock:
-            if group not in self._groups:
-                self._groups[group] = _Group(self._run_dir, group, self._resume_step, self._x_axis)
-            self._groups[group].write(int(step), {k: float(v) for k, v in values.items()})
+            if group not in self._tables:
+                path = self._run_dir / "metrics" / f"{_checked(group)}.csv"
+                self._tables[group] = _Table(path, self._x_axis, self._resume_step)
+            numbers = {name: float(value) for name, value in values.items()}
+            self._tables[group].write(int(step), self.seconds, numbers)
+            for name, value in numbers.items():
+                self._board(group).add_scalar(name, value, step)
+
+    def write_image(self, group: str, step: int, name: str, image: np.ndarray) -> None:
+        """Adds an image, for TensorBoard only. Any thread may call.
+
+        Args:
+          group: as for `write`.
+          step: position on the x-axis.
+          name: of the image.
+          image: [height, width, channels] uint8, with 1 or 3 channels.
+        """
+        with self._lock:
+            self._board(_checked(group)).add_image(name, image, step, dataformats="HWC")
 
     def close(self) -> None:
         """Closes the files; a later `write` opens them again."""
         with self._lock:
-            for group in self._groups.values():
-                group.close()
-            self._groups.clear()
+            for opened in (*self._tables.values(), *self._boards.values()):
+                opened.close()
+            self._tables.clear()
+            self._boards.clear()
             self._resume_step = None
 
+    def _board(self, group: str) -> Any:
+        if group not in self._boards:
+            # Imported here because it is slow, and only a process that writes needs it.
+            import tensorboardX
 
-class _Group:
-    def __init__(self, run_dir: pathlib.Path, name: str, resume_step: int | None, x_axis: str):
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise errors.ConfigError(
-                f"expected a group of letters, digits, '_', '-' and '.', got {name!r}; rename it"
+            self._boards[group] = tensorboardX.SummaryWriter(
+                str(self._run_dir / "tensorboard" / group),
+                flush_secs=1,
+                purge_step=None if self._resume_step is None else self._resume_step + 1,
             )
-        # Here, because it takes a while and only a process that writes needs it.
-        import tensorboardX
+        return self._boards[group]
 
-        self._path = run_dir / "metrics" / f"{name}.csv"
+
+class _Table:
+    """A CSV file with the columns x-axis, wall time, and one for each metric."""
+
+    def __init__(self, path: pathlib.Path, x_axis: str, resume_step: int | None):
+        self._path = path
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._columns, rows = _read_rows(self._path)
         if not self._columns:
@@ -86,16 +125,9 @@ class _Group:
             )
         if resume_step is not None:
             rows = [row for row in rows if int(row[0]) <= resume_step]
-        # The clock of a resumed run goes on where the kept rows end.
-        self._start = time.monotonic() - max((float(row[1]) for row in rows), default=0.0)
-        self._rewrite(rows)  # Also mends a last row that a killed process left unfinished.
-        self._board = tensorboardX.SummaryWriter(
-            str(run_dir / "tensorboard" / name),
-            flush_secs=1,
-            purge_step=None if resume_step is None else resume_step + 1,
-        )
+        self._rewrite(rows)  # Also removes a last row that a killed process left unfinished.
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         new = [name for name in values if name not in self._columns]
         if new:
             self._file.close()
@@ -104,18 +136,15 @@ class _Group:
             self._rewrite(rows)
         cells = {name: repr(value) for name, value in values.items()}
         cells[self._columns[0]] = str(step)
-        cells[WALL_TIME] = f"{time.monotonic() - self._start:.3f}"
+        cells[WALL_TIME] = f"{seconds:.3f}"
         self._writer.writerow([cells.get(column, "") for column in self._columns])
         self._file.flush()
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._file.close()
-        self._board.close()
 
     def _rewrite(self, rows: list[list[str]]) -> None:
-        """Replaces the file in one move, and leaves it open at its end."""
+        """Replaces the file atomically, and leaves it open at its end."""
         temporary = self._path.with_suffix(".csv.new")
         width = len(self._columns)
         with temporary.open("w", newline="") as file:
@@ -130,7 +159,11 @@ class _Group:
 
 
 def read_metrics(run_dir: str | os.PathLike, group: str) -> dict[str, np.ndarray]:
-    """Reads a group, also while it is being written.
+    """Reads a group, even while it is being written.
+
+    Args:
+      run_dir: the run's directory.
+      group: as for `MetricWriter.write`.
 
     Returns:
       For each column an array [rows]: int64 for the first (the x-axis), float64 for the others,
@@ -147,8 +180,16 @@ def read_metrics(run_dir: str | os.PathLike, group: str) -> dict[str, np.ndarray
     return result
 
 
+def _checked(group: str) -> str:
+    if not re.fullmatch(r"[\w.-]+", group):
+        raise errors.ConfigError(
+            f"expected a group of letters, digits, '_', '-' and '.', got {group!r}; rename it"
+        )
+    return group
+
+
 def _read_rows(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """The columns and the whole rows; a last row without its end is left out."""
+    """The columns and the complete rows; drops a last row that has no end of line."""
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Figures of runs."""
+"""Plots of the evaluations of runs."""
 
 from __future__ import annotations
 
@@ -14,109 +14,143 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
-_GROUP, _STEPS, _RETURN = "evaluator", "environment_steps", "episode_return"
+# Groups of metrics that hold evaluations; a run has one of them.
+_GROUPS = ("evaluation", "evaluator")
+# Columns that are no figures; run_seconds is of version 0.1.0.
+_CLOCKS = ("wall_time", "run_seconds")
+_SEEDS = ("seed", "config.seed")
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The evaluations of runs that differ in nothing but their seed.
+    """The evaluations of runs that differ only in their seed.
 
     Attributes:
-      settings: what the runs share.
-      seeds: how many runs there are.
-      steps: [T] environment steps, increasing; as far as the shortest run goes.
-      returns: [seeds, T] return at these steps, interpolated between a run's own evaluations.
+      settings: the settings that the runs share.
+      seeds: number of runs.
+      steps: [T], increasing; up to the end of the shortest run.
+      values: [seeds, T] figure at these steps, interpolated between the evaluations of each run.
+      x_label: what the steps are.
+      y_label: what the figure is.
     """
 
     settings: Mapping[str, Any]
     seeds: int
     steps: np.ndarray
-    returns: np.ndarray
+    values: np.ndarray
+    x_label: str
+    y_label: str
 
 
-def curves(run_dirs: Sequence[Path]) -> list[Curve]:
-    """Reads runs, and puts those together that share all settings but the seed.
+@dataclasses.dataclass(frozen=True)
+class _Evaluations:
+    """The evaluations of one run: steps [T], increasing, and values [T]."""
+
+    steps: np.ndarray
+    values: np.ndarray
+    x_label: str
+    y_label: str
+
+
+def curves(run_dirs: Sequence[Path], figure: str | None = None) -> list[Curve]:
+    """Reads runs, and groups those that share all settings but the seed.
+
+    Args:
+      run_dirs: directories of runs.
+      figure: which figure of the evaluations to read. Default: the first one.
 
     Raises:
-      UsageError: if one is not a run, or has not been evaluated yet.
+      UsageError: if a directory is not a run, has no evaluations yet, or lacks the figure; or if
+        the runs count different kinds of steps.
     """
-    groups: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    groups: dict[str, list[_Evaluations]] = {}
     for run_dir in run_dirs:
-        settings = _settings(run_dir)
-        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(_read(run_dir))
+        key = json.dumps(_settings(run_dir), sort_keys=True)
+        groups.setdefault(key, []).append(_read(run_dir, figure))
+    labels = {(run.x_label, run.y_label) for runs in groups.values() for run in runs}
+    if len(labels) > 1:
+        raise UsageError(
+            "expected runs with one figure over one kind of steps, got "
+            f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
+        )
     found = []
     for key, runs in groups.items():
-        end = min(steps[-1] for steps, _ in runs)
-        steps = np.unique(np.concatenate([steps for steps, _ in runs]))
-        steps = steps[(steps <= end) & (steps >= max(own[0] for own, _ in runs))]
+        end = min(run.steps[-1] for run in runs)
+        steps = np.unique(np.concatenate([run.steps for run in runs]))
+        steps = steps[(steps <= end) & (steps >= max(run.steps[0] for run in runs))]
         if not steps.size:  # The seeds' evaluations do not overlap at all.
             steps = np.array([end])
-        returns = np.stack([np.interp(steps, own, values) for own, values in runs])
-        found.append(Curve(json.loads(key), len(runs), steps, returns))
+        values = np.stack([np.interp(steps, run.steps, run.values) for run in runs])
+        found.append(
+            Curve(json.loads(key), len(runs), steps, values, runs[0].x_label, runs[0].y_label)
+        )
     return found
 
 
-def plot_returns(run_dirs: Sequence[Path], output: Path) -> Path:
-    """Draws return over environment steps, one line for each set of settings, into a PNG.
+def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> Path:
+    """Draws evaluations over steps, one line for each set of settings, into a PNG.
 
     Args:
-      run_dirs: directories of runs. Those that differ in their seed only become one line with a
+      run_dirs: directories of runs. Those that differ only in their seed become one line with a
         band from the lowest to the highest seed.
-      output: where the picture goes; its directory is made.
+      output: path of the image; its directory is created.
+      figure: as for `curves`.
 
     Returns:
       `output`.
 
     Raises:
-      UsageError: if a directory is not that of an evaluated run.
+      UsageError: as for `curves`.
+      OSError: if the image cannot be written.
     """
-    # Not pyplot: it keeps figures, and picks a window system.
+    # Not pyplot, which chooses a window system and keeps every figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = curves(run_dirs)
-    labels = _labels([curve.settings for curve in drawn])
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for curve, label in zip(drawn, labels, strict=True):
-        seeds = "1 seed" if curve.seeds == 1 else f"{curve.seeds} seeds"
-        mean = curve.returns.mean(axis=0)
-        marker = "o" if len(curve.steps) <= 40 else None
-        (line,) = axes.plot(
-            curve.steps,
-            mean,
-            marker=marker,
-            markersize=3,
-            label=f"{label} ({seeds})" if label else seeds,
-        )
-        if curve.seeds > 1:
-            low, high = curve.returns.min(axis=0), curve.returns.max(axis=0)
-            axes.fill_between(curve.steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
+    drawn = curves(run_dirs, figure)
+    canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    for curve, label in zip(drawn, _labels([curve.settings for curve in drawn]), strict=True):
+        _draw(axes, curve, label)
     axes.set_title(_title([curve.settings for curve in drawn]))
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("evaluation return (mean of the episodes)")
+    axes.set_xlabel(drawn[0].x_label)
+    axes.set_ylabel(f"{drawn[0].y_label} (evaluation)")
     axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     axes.set_xlim(left=0)
-    if all(curve.returns.min() >= 0 for curve in drawn):
+    if all(curve.values.min() >= 0 for curve in drawn):
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     several = any(curve.seeds > 1 for curve in drawn)
     axes.legend(loc="lower right", frameon=False, title=_BAND if several else None)
     output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, format="png")
+    canvas.savefig(output, format="png")
     return output
 
 
+def _draw(axes: Any, curve: Curve, label: str) -> None:
+    seeds = "1 seed" if curve.seeds == 1 else f"{curve.seeds} seeds"
+    (line,) = axes.plot(
+        curve.steps,
+        curve.values.mean(axis=0),
+        marker="o" if len(curve.steps) <= 40 else None,
+        markersize=3,
+        label=f"{label} ({seeds})" if label else seeds,
+    )
+    if curve.seeds > 1:
+        low, high = curve.values.min(axis=0), curve.values.max(axis=0)
+        axes.fill_between(curve.steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
+
+
 def _settings(run_dir: Path) -> dict[str, Any]:
-    """What makes this run the run it is, apart from the seed; and on how many replicas it ran."""
+    """Returns the settings that distinguish this run from others, except its seed."""
     config = RunDirectory(run_dir).config()
     settings = _flat(config["identity"])
     if "replicas" in config.get("options", {}):
         settings["replicas"] = config["options"]["replicas"]
-    return {name: value for name, value in settings.items() if name != "seed"}
+    return {name: value for name, value in settings.items() if name not in _SEEDS}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -127,26 +161,34 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read(run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and returns of one run, [T] each, with increasing steps."""
-    table = read_metrics(run_dir, _GROUP)
-    steps = np.asarray(table.get(_STEPS, ()), np.float64)
-    returns = np.asarray(table.get(_RETURN, ()), np.float64)
-    known = np.isfinite(returns)  # A row may hold other figures only.
-    if not known.any():
+def _read(run_dir: Path, figure: str | None) -> _Evaluations:
+    tables = [read_metrics(run_dir, group) for group in _GROUPS]
+    table = next((table for table in tables if table), {})
+    figures = [name for name in list(table)[1:] if name not in _CLOCKS]
+    if not figures:
         raise UsageError(
             f"expected evaluations in {run_dir}, got none yet; the run writes the first one to "
-            f"metrics/{_GROUP}.csv"
+            f"{run_dir / 'metrics'}"
         )
-    steps, returns = steps[known], returns[known]
+    name = figures[0] if figure is None else figure
+    if name not in figures:
+        raise UsageError(f"--figure: expected one of {', '.join(figures)}, got {name!r}")
+    x_label = next(iter(table))
+    steps, values = np.asarray(table[x_label], np.float64), table[name]
+    known = np.isfinite(values)  # A row may hold other figures only.
+    if not known.any():
+        raise UsageError(f"expected evaluations in {run_dir}, got none yet with {name}")
+    steps, values = steps[known], values[known]
     # A run that was killed and resumed may have evaluated a step twice: the later one counts.
     last = {step: index for index, step in enumerate(steps)}
     order = [last[step] for step in sorted(last)]
-    return steps[order], returns[order]
+    return _Evaluations(
+        steps[order], values[order], x_label.replace("_", " "), name.replace("_", " ")
+    )
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each line of the figure, the settings in which it differs from the others."""
+    """Returns, for each line, the settings in which it differs from the others."""
     names = sorted({name for one in settings for name in one})
     differing = [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
     if not differing:
@@ -159,4 +201,4 @@ def _title(settings: Sequence[Mapping[str, Any]]) -> str:
     for name in ("trainable", "env"):
         values = {str(one[name]) for one in settings if name in one}
         words += sorted(values) if len(values) == 1 else []
-    return " on ".join(words) or "Evaluation return"
+    return " on ".join(words) or "Evaluations"

@@ -1,18 +1,23 @@
-"""A line that says how a run is doing."""
+"""The line that shows how a run is doing."""
 
+import collections
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
+_RATE_WINDOW_SECONDS = 15.0
 
 
-class LiveLine:
-    """Draws one line over and over on a terminal; elsewhere prints it every ten seconds."""
+class ProgressLine:
+    """Redraws one line on a terminal; prints it every ten seconds elsewhere."""
 
     def __init__(self, stream: TextIO | None = None):
-        """Args:
-        stream: where to draw; default: standard error.
+        """Draws nothing yet.
+
+        Args:
+          stream: where to draw. Default: standard error.
         """
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
@@ -21,11 +26,11 @@ class LiveLine:
 
     @property
     def is_due(self) -> bool:
-        """Whether `show` would do anything at this moment."""
+        """Whether `show` would draw now."""
         return self._live or time.monotonic() >= self._next_line
 
     def show(self, text: str) -> None:
-        """Draws the newest state, if it is due."""
+        """Draws `text`, if it is due."""
         if not self.is_due:
             return
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
@@ -37,15 +42,56 @@ class LiveLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leaves the last state standing."""
+        """Ends the line and keeps its last text."""
         if self._live and self._width:
             self._stream.write("\n")
             self._stream.flush()
             self._width = 0
 
 
+class RateWindow:
+    """How fast counters grew in the last seconds, rather than since the start."""
+
+    def __init__(self) -> None:
+        self._samples: collections.deque[tuple[float, tuple[int, ...]]] = collections.deque()
+
+    def add(self, seconds: float, *counts: int) -> None:
+        """Adds a sample.
+
+        Args:
+          seconds: time of the sample, on any monotonic clock.
+          *counts: the counters; the same number of them in each call.
+        """
+        self._samples.append((seconds, counts))
+        while len(self._samples) > 2 and seconds - self._samples[0][0] > _RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+
+    def growth(self) -> tuple[int, ...]:
+        """By how much each counter grew within the window."""
+        (_, first), (_, last) = self._samples[0], self._samples[-1]
+        return tuple(b - a for a, b in zip(first, last, strict=True))
+
+    def rates(self) -> tuple[float, ...]:
+        """By how much each counter grew per second; 0 after a single sample."""
+        seconds = self._samples[-1][0] - self._samples[0][0]
+        return tuple(grown / seconds if seconds > 0 else 0.0 for grown in self.growth())
+
+
+def progress_text(done: int, total: int, rate: float, parts: Sequence[str]) -> str:
+    """The text of the line, without an end of line.
+
+    Args:
+      done: steps done.
+      total: steps of the whole run.
+      rate: steps per second.
+      parts: what else to show.
+    """
+    remaining = (total - done) / rate if rate > 0 else None
+    return " | ".join([f"{done:,}/{total:,} steps", f"ETA {clock(remaining)}", *parts])
+
+
 def clock(seconds: float | None) -> str:
-    """Seconds as 1:02:03 or 2:03; "-" where unknown."""
+    """Formats seconds as 1:02:03 or 2:03, and None as "-"."""
     if seconds is None:
         return "-"
     minutes, second = divmod(int(seconds), 60)

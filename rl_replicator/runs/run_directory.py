@@ -1,11 +1,11 @@
-"""The directory of a run: its config, where its files are, and whether it may be continued.
+"""The directory of a run: its config, the paths of its files, and whether it may be continued.
 
-RUN_DIR/config.json      what was asked for; `identity` is what may not change on resume
-RUN_DIR/metrics/*.csv    one table per group of figures
+RUN_DIR/config.json      the settings; `identity` holds those that must not change on resume
+RUN_DIR/metrics/*.csv    one table per group of metrics
 RUN_DIR/tensorboard/     the same for TensorBoard
 RUN_DIR/checkpoints/     the newest checkpoints
-RUN_DIR/best/            the checkpoint with the best evaluation, where there is such a thing
-RUN_DIR/return.png, evaluation.mp4
+RUN_DIR/best/            the checkpoint with the best evaluation, if the run keeps one
+RUN_DIR/evaluation.png   the plot of the evaluations
 """
 
 import contextlib
@@ -15,11 +15,14 @@ import json
 import os
 import socket
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_replicator.errors import UsageError
+
+# A setting that the machine decides at the start of a run.
+AUTO = "auto"
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
@@ -31,33 +34,33 @@ class RunDirectory:
     """A run's directory.
 
     Attributes:
-      path: where it is.
+      path: the directory.
     """
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
+        """Directory of the newest checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def best(self) -> Path:
-        """Where the checkpoint with the best evaluation goes."""
+        """Directory of the checkpoint with the best evaluation."""
         return self.path / "best"
 
     @property
     def plot(self) -> Path:
-        """The figure of the returns."""
-        return self.path / "return.png"
+        """Default path of the plot of the evaluations."""
+        return self.path / "evaluation.png"
 
     @property
-    def video(self) -> Path:
-        """The film of an evaluation episode."""
-        return self.path / "evaluation.mp4"
+    def exists(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / _CONFIG).exists()
 
     def config(self) -> dict[str, Any]:
-        """What `describe` wrote.
+        """Reads what `describe` wrote.
 
         Raises:
           UsageError: if this is not the directory of a run.
@@ -77,36 +80,39 @@ class RunDirectory:
         return config
 
     def check_visible(self) -> None:
-        """Refuses a machine that does not see the directory of a run that goes on.
+        """Checks that this machine sees the directory of a run that has begun.
 
         Raises:
-          UsageError: it does not.
+          UsageError: if it does not.
         """
-        if not (self.path / _CONFIG).exists():
+        if not self.exists:
             raise UsageError(
                 f"expected the run's directory {self.path} on every machine, but "
                 f"{socket.gethostname()} has none; pass a --run-dir on a file system that all share"
             )
 
     @contextlib.contextmanager
-    def opened(self, trainable: str, identity: Mapping[str, Any]) -> Iterator[bool]:
-        """Makes the directory, or takes up the same run, and keeps other processes out of it.
+    def opened(
+        self, trainable: str, identity: Mapping[str, Any], free: Collection[str] = ()
+    ) -> Iterator[bool]:
+        """Creates the directory, or opens that of the same run, and locks out other processes.
 
         Args:
           trainable: name of what is trained.
-          identity: settings that make it this run and no other, as plain data.
+          identity: the settings that distinguish this run from others, as plain data. A setting
+            that is "auto" matches any value.
+          free: settings of `identity` that may change on resume, as dotted names.
 
         Yields:
-          Whether the run was there already.
+          Whether the run existed before.
 
         Raises:
-          UsageError: another run is there, or other files; a process trains in it; or it cannot be
-            written. Nothing is changed then.
+          UsageError: if another run or other files are in the directory, another process trains in
+            it, or it cannot be written. Nothing is changed then.
         """
-        exists = (self.path / _CONFIG).exists()
+        exists = self.exists
         if exists:
-            wanted = json.loads(json.dumps({"trainable": trainable, **identity}))
-            _check_same(self.path, self.config()["identity"], wanted)
+            _check_same(self.path, self.config()["identity"], _plain(trainable, identity), free)
         elif self._has_other_files():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
@@ -118,15 +124,15 @@ class RunDirectory:
     def describe(
         self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
-        """Writes the run's config, in one move.
+        """Writes the run's config atomically.
 
         Args:
-          trainable: as in `opened`.
-          identity: as there.
-          options: all settings, for the reader.
+          trainable: name of what is trained.
+          identity: as for `opened`.
+          options: all settings, for people who read the file.
 
         Raises:
-          UsageError: it cannot be written.
+          UsageError: if it cannot be written.
         """
         identity = {"trainable": trainable, **identity}
         config = {"trainable": trainable, "identity": identity, "options": options}
@@ -167,10 +173,17 @@ class RunDirectory:
         return UsageError(f"cannot write to the run directory {self.path}: {error}")
 
 
-def _check_same(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _plain(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as JSON would return it."""
+    return json.loads(json.dumps({"trainable": trainable, **identity}))
+
+
+def _check_same(
+    path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any], free: Collection[str]
+) -> None:
     differences = [
         f"{name} was {old!r} and is now {new!r}"
-        for name, old, new in _differences("", there, wanted)
+        for name, old, new in _differences("", there, wanted, free)
     ]
     if differences:
         raise UsageError(
@@ -180,28 +193,28 @@ def _check_same(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any])
 
 
 def _differences(
-    prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]
+    prefix: str, old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str]
 ) -> Iterator[tuple[str, Any, Any]]:
     for key in sorted(set(old) | set(new)):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            yield from _differences(f"{prefix}{key}.", a, b)
-        elif a != b:
+            yield from _differences(f"{prefix}{key}.", a, b, free)
+        elif a != b and AUTO not in (a, b) and f"{prefix}{key}" not in free:
             yield f"{prefix}{key}", a, b
 
 
 def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
-    """A frozen config dataclass, as `dataclasses.asdict` and JSON have left it.
+    """Rebuilds a config dataclass from what `dataclasses.asdict` and JSON made of it.
 
     Args:
-      kind: the dataclass; fields may be dataclasses and tuples in turn.
-      plain: what `RunDirectory.config` gave for it.
+      kind: the dataclass; its fields may be dataclasses and tuples in turn.
+      plain: its part of `RunDirectory.config`.
 
     Returns:
       An instance of `kind`.
 
     Raises:
-      UsageError: if the file has a setting that `kind` does not have (another version wrote it).
+      UsageError: if `plain` has a setting that `kind` lacks, because another version wrote it.
     """
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(plain) - set(hints))
@@ -225,30 +238,32 @@ def choose(
     identity: Mapping[str, Any],
     run_dir: Path | None,
     resume: bool,
+    free: Collection[str] = (),
 ) -> RunDirectory:
-    """The directory that the options of a run ask for. Touches no file.
+    """Returns the directory that the options of a run ask for. Touches no file.
 
     Args:
-      root: where runs of its kind are.
-      base: how the name of a new one begins; a number follows.
-      trainable: as in `RunDirectory.opened`.
-      identity: as there.
-      run_dir: what the user has named.
-      resume: whether there must be a run to go on with: the one in `run_dir`, or the newest under
+      root: directory of the runs of this kind.
+      base: first part of the name of a new run; a number follows.
+      trainable: name of what is trained.
+      identity: as for `RunDirectory.opened`.
+      run_dir: the option `--run-dir`.
+      resume: the option `--resume`: continue the run in `run_dir`, or else the newest run under
         `root` of this identity.
+      free: as for `RunDirectory.opened`.
 
     Raises:
-      UsageError: there is none to go on with.
+      UsageError: if there is no run to resume.
     """
     if run_dir is not None:
         run = RunDirectory(run_dir)
         if resume:
-            run.config()  # Raises where there is no run.
+            run.config()  # Raises if there is no run.
         return run
     if resume:
-        wanted = json.loads(json.dumps({"trainable": trainable, **identity}))
+        wanted = _plain(trainable, identity)
         for run in runs(root):
-            if run.config()["identity"] == wanted:
+            if not any(_differences("", run.config()["identity"], wanted, free)):
                 return run
         raise UsageError(
             f"--resume: expected a run of {base} with these settings under {root}, found none; "
@@ -261,7 +276,7 @@ def choose(
 
 
 def runs(root: Path) -> list[RunDirectory]:
-    """The runs directly under `root`, the newest first."""
+    """Returns the runs directly under `root`, the newest first."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if (path / _CONFIG).is_file()]

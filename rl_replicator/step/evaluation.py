@@ -55,6 +55,10 @@ class Evaluation:
             )
         return tf.nest.pack_sequence_as(nest, totals)
 
+    def cancel(self) -> None:
+        """Makes the current call, or the next, raise `StepCancelled`. Any thread may call."""
+        self._inputs.cancel()
+
 
 def _wide(x: tf.Tensor) -> np.ndarray:
     """As a type in which a long sum is exact enough."""

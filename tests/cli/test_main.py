@@ -23,7 +23,7 @@ def _refused(done):
 def test_help_names_every_command(command, words):
     done = command(*words)
     assert (done.returncode, done.stderr) == (0, "")
-    for name in (*main.COMMANDS, "envs"):
+    for name in (*main.COMMANDS, "envs", "video"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -59,7 +59,7 @@ def test_every_command_explains_itself(command, name):
 def test_unknown_command(command):
     line = _refused(command("trian", "fake"))
     assert line == (
-        "expected a command (train, eval, video, plot, doctor, envs), got 'trian'; did you mean "
+        "expected a command (train, eval, plot, doctor, envs, video), got 'trian'; did you mean "
         "'train'? 'rl-replicator --help' explains them"
     )
 
@@ -123,12 +123,15 @@ FAKE = ("train", "fake")
             "got 'cartpole:swinup'; did you mean cartpole:swingup",
         ),
         ((*FAKE, "--env", "wrapped"), "got 'cartpole:swinup'; did you mean cartpole:swingup"),
-        (("eval",), "expected RUN_DIR, got nothing;"),
+        (("eval",), "expected RUN_DIR after 'rl-replicator eval', got nothing;"),
+        (
+            ("eval", "--episodes", "3"),
+            "expected RUN_DIR after 'rl-replicator eval', got --episodes",
+        ),
         (
             ("eval", "nowhere"),
             "expected the directory of a run, but there is no nowhere/config.json",
         ),
-        (("eval", "nowhere", "--episodes", "0"), "--episodes: expected at least 1, got 0"),
         (("video", "nowhere"), "expected the directory of a run"),
         (("plot",), "expected at least one RUN_DIR, got none"),
         (("plot", "nowhere"), "expected the directory of a run"),
@@ -148,6 +151,9 @@ def test_train_eval_video(command, tmp_path):
     )
     done = command("eval", "run", "--episodes", 4)
     assert (done.returncode, done.stdout, done.stderr) == (0, "evaluated run 4 1000\n", "")
+    assert "--episodes: expected at least 1, got 0" in _refused(
+        command("eval", "run", "--episodes", 0)
+    )
     done = command("video", tmp_path / "run", "--output", "a.gif", "--seed", 7)
     assert (done.returncode, done.stdout, done.stderr) == (0, "filmed run a.gif 7\n", "")
 

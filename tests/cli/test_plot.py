@@ -35,7 +35,7 @@ def test_seeds_become_one_curve(make_run):
     (curve,) = plots.curves([one, two])
     assert curve.seeds == 2
     np.testing.assert_array_equal(curve.steps, [0, 50, 100, 150])
-    np.testing.assert_array_equal(curve.returns, [[0, 50, 100, 250], [10, 60, 160, 260]])
+    np.testing.assert_array_equal(curve.values, [[0, 50, 100, 250], [10, 60, 160, 260]])
 
 
 def test_other_settings_become_other_curves(make_run):
@@ -50,12 +50,38 @@ def test_other_settings_become_other_curves(make_run):
 def test_a_step_evaluated_again_after_a_resume_counts_once(make_run):
     (curve,) = plots.curves([make_run("a", [(0, 1), (100, 7), (50, 4), (100, 9)])])
     np.testing.assert_array_equal(curve.steps, [0, 50, 100])
-    np.testing.assert_array_equal(curve.returns, [[1, 4, 9]])
+    np.testing.assert_array_equal(curve.values, [[1, 4, 9]])
 
 
 def test_a_run_without_evaluations(make_run):
     with pytest.raises(UsageError, match=r"expected evaluations in .*, got none yet"):
         plots.curves([make_run("a", [])])
+
+
+def test_runs_of_learners_are_plotted_too(make_run):
+    run = make_run("a", [])
+    (run / "metrics" / "evaluator.csv").unlink()
+    (run / "metrics" / "evaluation.csv").write_text(
+        "steps,wall_time,top_1,loss\n10,1.0,0.5,2.0\n20,2.0,0.75,1.0\n"
+    )
+    (curve,) = plots.curves([run])
+    assert (curve.x_label, curve.y_label) == ("steps", "top 1")
+    np.testing.assert_array_equal(curve.values, [[0.5, 0.75]])
+    (curve,) = plots.curves([run], "loss")
+    np.testing.assert_array_equal(curve.values, [[2.0, 1.0]])
+    with pytest.raises(UsageError, match="--figure: expected one of top_1, loss, got 'accuracy'"):
+        plots.curves([run], "accuracy")
+    with pytest.raises(UsageError, match="episode return over environment steps, top 1 over steps"):
+        plots.curves([run, make_run("b", [(0, 1)])])
+
+
+def test_runs_of_version_0_1_0(make_run):
+    run = make_run("a", [])
+    (run / "metrics" / "evaluator.csv").write_text(
+        "environment_steps,wall_time,run_seconds,episode_return\n100,1.0,5.0,7.5\n"
+    )
+    (curve,) = plots.curves([run])
+    assert curve.y_label == "episode return" and curve.values.tolist() == [[7.5]]
 
 
 def _colours(path):
@@ -69,8 +95,8 @@ def test_command_draws(command, make_run, tmp_path):
     single = make_run("a", rows)
     done = command("plot", single)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{single / 'return.png'}\n"
-    line, shape = _colours(single / "return.png")
+    assert done.stdout == f"{single / 'evaluation.png'}\n"
+    line, shape = _colours(single / "evaluation.png")
     assert shape == (600, 960, 3)
     assert line > 500
     other = make_run("b", [(step, value * 0.4) for step, value in rows], seed=2)

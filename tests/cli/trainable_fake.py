@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import environments
+from agents.runs.command import EvaluationOptions
 from rl_replicator.errors import ConfigError
 
 
@@ -71,6 +72,8 @@ class Fake:
         )
         print(f"trained {options.env} {options.steps} {options.resume} {options.agent}")
         return None
+
+    evaluation_options_type = EvaluationOptions
 
     def evaluate(self, run_dir, episodes, seed):
         print(f"evaluated {run_dir.name} {episodes} {seed}")

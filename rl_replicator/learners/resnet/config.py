@@ -1,11 +1,11 @@
-"""Every hyper-parameter of the classifier."""
+"""Hyper-parameters of the classifier."""
 
 import dataclasses
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
 
-# What depends on the data, for the data sets that are known.
+# Defaults that depend on the data set.
 _SMALL: dict[str, Any] = {
     "stem": "small",
     "depth": 18,
@@ -36,49 +36,50 @@ _BY_DATA: dict[str, dict[str, Any]] = {
 class ResNetConfig:
     """Train a ResNet v1.5 to classify images.
 
-    A setting that is None becomes what suits the data.
+    A setting that is None has a default that depends on the data set.
     """
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
     data_dir: str | None = None
-    """Folder of the data. Fashion-MNIST has one of its own where Debian's package is installed."""
+    """Directory of the data. Default for Fashion-MNIST: that of Debian's package."""
     depth: Literal[18, 34, 50, 101] | None = None
     """Layers of the network."""
     width: int | None = None
     """Channels of its first stage."""
     stem: Literal["imagenet", "small"] | None = None
-    """First layers: for images of about 224x224, or of about 32x32."""
+    """First layers: for images of about 224x224 (imagenet) or 32x32 (small)."""
     image_size: int | None = None
-    """Height and width to which images of TFRecord files are brought."""
+    """Height and width to which images of TFRecord files are resized."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type in which the layers compute; auto is bfloat16 where the machine is fast at it."""
+    """Type in which the layers compute; auto is bfloat16 if this machine computes it fast. The run
+    keeps the type with which it began."""
     epochs: float | None = None
     """How often each image is seen."""
     global_batch_size: int | None = None
     """Images in a step, over all replicas."""
     micro_batches: int = 1
-    """Parts of a replica's batch whose gradients are added up; more parts need less memory."""
+    """Parts of a replica's batch whose gradients are accumulated; more parts need less memory."""
     optimizer: Literal["momentum", "lars"] = "momentum"
     """Nesterov's momentum, or layer-wise adaptive rates for large batches."""
     learning_rate: float | None = None
     """Peak for a batch of 256; scaled with the batch. 0.1 for momentum, 1.0 for lars."""
     schedule: Literal["cosine", "step"] = "cosine"
-    """How the learning rate falls: half a wave, or by ten after 1/3, 2/3 and 8/9 of the run."""
+    """Decay of the learning rate: a cosine, or a factor of 10 after 1/3, 2/3 and 8/9 of the run."""
     warm_up_epochs: float | None = None
-    """Epochs in which the learning rate rises from 0."""
+    """Epochs in which the learning rate rises linearly from 0."""
     momentum: float = 0.9
-    """Share of the velocity that is kept."""
+    """Momentum: the factor by which the velocity decays."""
     weight_decay: float | None = None
-    """L2 penalty of all weights but those of norms and biases."""
+    """L2 penalty of all weights except biases and those of norms."""
     label_smoothing: float | None = None
-    """Probability mass that is spread over all classes."""
+    """Probability mass spread evenly over all classes."""
     cross_replica_norm: bool = False
-    """Take batch statistics over all replicas, and not in each alone."""
+    """Compute batch statistics over all replicas instead of each alone."""
     evaluate_epochs: float = 1.0
     """Epochs from one evaluation to the next."""
     seed: int = 1
-    """Of weights, order and variation of the images."""
+    """Seed of weights, and of order and augmentation of the images."""
 
     def __post_init__(self) -> None:
         for name in ("width", "global_batch_size", "micro_batches", "epochs", "learning_rate"):
@@ -100,8 +101,14 @@ class ResNetConfig:
             self.evaluate_epochs > 0, "evaluate_epochs", "more than 0", self.evaluate_epochs
         )
 
+    def on_this_machine(self) -> "ResNetConfig":
+        """Returns the config with the precision that suits this machine, if it is "auto"."""
+        from rl_replicator.layers import precision  # Imports TensorFlow.
+
+        return dataclasses.replace(self, precision=precision.choose(self.precision).name)
+
     def resolved(self) -> Any:
-        """A config with the settings that suit the data in place of every None but `data_dir`."""
+        """Returns a config with defaults for the data set in place of None, except `data_dir`."""
         suits = _BY_DATA[self.data] | {
             "learning_rate": {"momentum": 0.1, "lars": 1.0}[self.optimizer]
         }

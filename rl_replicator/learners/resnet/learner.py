@@ -1,4 +1,4 @@
-"""The classifier: its variables, and one step."""
+"""The classifier: its variables and its training step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from rl_replicator.errors import check_option
 from rl_replicator.layers import precision
-from rl_replicator.learners.learner import Evaluation, Learner
+from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.resnet import data, losses, networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
@@ -18,9 +18,10 @@ from rl_replicator.step.inputs import InputContext
 
 _STEMS = {"imagenet": networks.ImageNetStem, "small": networks.SmallImageStem}
 _TOP = (1, 5)
-# Nothing in the steps depends on tensors, and they are traced in half the time as they stand.
+# No Python control flow in the steps depends on tensors; without AutoGraph, tracing takes half of
+# the time.
 _as_written = tf.autograph.experimental.do_not_convert
-# Of the other types, none has so little range that it needs one.
+# The range of the other types is wide enough without one.
 _LOSS_SCALES = {tf.float16: "dynamic"}
 
 
@@ -28,10 +29,14 @@ class ResNetLearner(Learner):
     """Trains a ResNet on labelled images."""
 
     def __init__(self, replicator: Replicator, config: ResNetConfig):
-        """Reads the data, or where it is, and creates all variables.
+        """Opens the data and creates all variables.
+
+        Args:
+          replicator: in whose scope the variables are created.
+          config: hyper-parameters.
 
         Raises:
-          UsageError: the data is not there.
+          UsageError: if the data is missing.
         """
         self._recipe = recipe = config.resolved()
         self._images = data.load(recipe)
@@ -67,7 +72,14 @@ class ResNetLearner(Learner):
 
     @_as_written
     def step_fn(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-        """One step of gradient descent on the smoothed cross-entropy."""
+        """Takes one step of gradient descent on the smoothed cross-entropy.
+
+        Args:
+          batch: images, [B, H, W, C] uint8, and labels, [B] int32.
+
+        Returns:
+          Metrics by name: scalars.
+        """
         gradients, metrics = micro_batches.accumulate(
             self._gradients, batch, self._recipe.micro_batches
         )
@@ -78,7 +90,7 @@ class ResNetLearner(Learner):
     def _gradients(
         self, batch: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Of the loss, scaled, by the parameters; and the metrics."""
+        """Returns the gradients of the scaled loss by the parameters, and the metrics."""
         images, labels = batch  # [B, H, W, C] uint8, [B] int32
         with tf.GradientTape() as tape:
             logits = self._network(self._normalised(images), is_training=True)  # [B, K] float32
@@ -89,7 +101,14 @@ class ResNetLearner(Learner):
         return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
 
     def classify(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Of images as the data set has them, 0 to 255: [B, F] features, [B, K] logits, float32."""
+        """Classifies images.
+
+        Args:
+          images: [B, H, W, C], 0 to 255, as in the data set.
+
+        Returns:
+          Features, [B, F] float32, and logits, [B, K] float32.
+        """
         return self._network.classify(self._normalised(images), is_training=False)
 
     def trackables(self) -> dict[str, Any]:
@@ -112,11 +131,11 @@ class ResNetLearner(Learner):
         sums = {f"top_{k}": losses.in_top(k, labels, logits) for k in _TOP}
         sums["loss"] = losses.smoothed_cross_entropy(labels, logits)
         sums["examples"] = tf.ones_like(mask)
-        # Filling can hold anything, also what is not a number.
+        # Padding can hold anything, NaN included.
         return {name: tf.reduce_sum(tf.where(mask > 0, x, 0.0)) for name, x in sums.items()}
 
     def _normalised(self, images: tf.Tensor) -> tf.Tensor:
-        """Of mean 0 and deviation 1 in each channel, in the type that the layers compute in."""
+        """Scales each channel to mean 0 and deviation 1, in the type that the layers compute in."""
         images = (tf.cast(images, tf.float32) - self._images.mean) / self._images.deviation
         return tf.cast(images, self._dtype)
 
@@ -132,7 +151,13 @@ def _check_micro_batches(recipe: Any, num_replicas: int) -> None:
 
 
 def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedules.Schedule:
-    """The learning rate over the run, from a resolved config."""
+    """Returns the learning rate as a function of the step.
+
+    Args:
+      config: a resolved config.
+      steps_per_epoch: may be fractional.
+      num_steps: steps of the run.
+    """
     peak = schedules.scaled(config.learning_rate, config.global_batch_size)
     rising = min(round(config.warm_up_epochs * steps_per_epoch), num_steps)
     if config.schedule == "cosine":
@@ -143,7 +168,7 @@ def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedu
 
 
 def make_optimizer(config: Any, rate: schedules.Schedule) -> momentum.Momentum:
-    """The optimizer of a resolved config, not yet wrapped."""
+    """Returns the optimizer of a resolved config, not yet wrapped."""
     kind = {"momentum": momentum.Momentum, "lars": momentum.LARS}[config.optimizer]
     return kind(rate, networks.decayed, config.momentum, config.weight_decay)
 

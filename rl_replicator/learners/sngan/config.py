@@ -1,11 +1,11 @@
-"""Every hyper-parameter of the GAN."""
+"""Hyper-parameters of the GAN."""
 
 import dataclasses
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
 
-# What depends on the data, for the data sets that are known.
+# Defaults that depend on the data set.
 _BY_DATA: dict[str, dict[str, Any]] = {
     "fashion_mnist": {
         "width": 16,
@@ -49,48 +49,49 @@ _BY_DATA: dict[str, dict[str, Any]] = {
 class SNGANConfig:
     """Train a class-conditional SN-GAN to make images.
 
-    A setting that is None becomes what suits the data.
+    A setting that is None has a default that depends on the data set.
     """
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
     data_dir: str | None = None
-    """Folder of the data. Fashion-MNIST has one of its own where Debian's package is installed."""
+    """Directory of the data. Default for Fashion-MNIST: that of Debian's package."""
     features: str | None = None
-    """What FID and inception score see by: the run directory of a ResNet trained on the same data,
-    or the file classify_image_graph_def.pb of Inception. Without it there are none."""
+    """Features for FID and inception score: the run directory of a ResNet trained on the same data,
+    or Inception's file classify_image_graph_def.pb. Default: neither is computed."""
     width: int | None = None
-    """Channels of the finest layers."""
+    """Channels of the layers with the highest resolution."""
     image_size: int | None = None
-    """Height and width to which images of TFRecord files are brought."""
+    """Height and width to which images of TFRecord files are resized."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Type in which the layers compute; auto is bfloat16 where the machine is fast at it."""
+    """Type in which the layers compute; auto is bfloat16 if this machine computes it fast. The run
+    keeps the type with which it began."""
     steps: int | None = None
     """Updates of the generator."""
     global_batch_size: int | None = None
-    """Images in an update, over all replicas."""
+    """Real images in an update, over all replicas."""
     discriminator_steps: int | None = None
-    """Updates of the discriminator for one of the generator."""
+    """Updates of the discriminator for each one of the generator."""
     generator_learning_rate: float | None = None
-    """Of the generator's Adam."""
+    """Learning rate of the generator's Adam."""
     discriminator_learning_rate: float | None = None
-    """Of the discriminator's Adam."""
+    """Learning rate of the discriminator's Adam."""
     beta_1: float = 0.0
-    """Share of the mean of gradients that Adam keeps."""
+    """Adam's decay of the mean of gradients."""
     beta_2: float = 0.9
-    """Share of the mean of their squares that it keeps."""
+    """Adam's decay of the mean of squared gradients."""
     decay_steps: int | None = None
-    """Last steps, in which the learning rates fall linearly to 0; 0 for none."""
+    """Steps at the end in which the learning rates fall linearly to 0; 0 for none."""
     noise_size: int = 128
-    """Numbers that the generator makes an image of, besides the class."""
+    """Size of the noise vector that the generator gets besides the class."""
     average_decay: float = 0.999
-    """Share of the generator's moving average that is kept; the samples are the average's."""
+    """Decay of the generator's moving average, which makes the samples."""
     samples: int = 10_000
-    """Images that an evaluation makes."""
+    """Images that an evaluation generates."""
     evaluate_steps: int | None = None
     """Steps from one evaluation to the next."""
     seed: int = 1
-    """Of weights, noise and order of the images."""
+    """Seed of weights, noise and order of the images."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -116,8 +117,14 @@ class SNGANConfig:
         )
         check_option(self.samples >= 2, "samples", "at least 2", self.samples)
 
+    def on_this_machine(self) -> "SNGANConfig":
+        """Returns the config with the precision that suits this machine, if it is "auto"."""
+        from rl_replicator.layers import precision  # Imports TensorFlow.
+
+        return dataclasses.replace(self, precision=precision.choose(self.precision).name)
+
     def resolved(self) -> Any:
-        """A config with the settings that suit the data in place of every None but paths."""
+        """Returns a config with defaults for the data set in place of None, except for paths."""
         suits = _BY_DATA[self.data]
         missing = {name: value for name, value in suits.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)

@@ -1,4 +1,4 @@
-"""The GAN: its variables, and the two steps that take turns."""
+"""The GAN: its variables, and the two steps that alternate."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,38 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import values
 from rl_replicator.layers import precision
-from rl_replicator.learners.learner import Evaluation, Learner, Phase
+from rl_replicator.learners.contract import Evaluation, Learner, Phase
 from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
 
 _GREY = 127.5
-# The share of the moving average that is kept in update t is at most t / (t + 9).
+# The decay of the moving average in update t is at most t / (t + 9).
 _WARM_UP = 9.0
 
 
-# Nothing in the steps depends on tensors, and they are traced in a third of the time as they stand.
+# No Python control flow in the steps depends on tensors; without AutoGraph, tracing takes a third
+# of the time.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
 class SNGANLearner(Learner):
-    """Trains a generator and a discriminator in turns.
+    """Trains a generator and a discriminator alternately.
 
     A step is `discriminator_steps` updates of the discriminator and one of the generator. Each
-    takes a batch of the data, the generator's only to keep the count.
+    takes a batch of the data; the generator's update uses nothing of it but its size.
     """
 
     def __init__(self, replicator: Replicator, config: SNGANConfig):
-        """Reads the data, or where it is, and creates all variables.
+        """Opens the data and creates all variables.
+
+        Args:
+          replicator: in whose scope the variables are created.
+          config: hyper-parameters.
 
         Raises:
-          UsageError: data or features are not there, or do not fit.
+          UsageError: if data or features are missing, or do not fit.
         """
         self._recipe = recipe = config.resolved()
         self._replicator = replicator
@@ -64,7 +69,7 @@ class SNGANLearner(Learner):
         replicator.build_optimizer(
             self._discriminator_optimizer, self._discriminator.trainable_variables
         )
-        # For pictures: outside of the scope, as they are made without the replicas.
+        # For the grid of samples: outside of the scope, because the chief process draws it alone.
         self._painter = self._make_generator("painter")
 
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
@@ -81,12 +86,19 @@ class SNGANLearner(Learner):
 
     @_as_written
     def discriminator_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-        """One update of the discriminator, on as many generated images as real ones."""
+        """Updates the discriminator once, on as many generated images as real ones.
+
+        Args:
+          batch: images, [B, H, W, C] uint8, and labels, [B] int32.
+
+        Returns:
+          Metrics by name: scalars.
+        """
         images, labels = batch  # [B, H, W, C] uint8, [B] int32
         optimizer = self._discriminator_optimizer
         noise, fake_labels = self._draw(labels.shape[0], optimizer, samples.DISCRIMINATOR)
         fakes = self._generator(noise, self._one_in_k(fake_labels), is_training=True)
-        # In one pass, so that spectral norms are iterated once.
+        # In one pass, so that there is one power iteration per update.
         both = tf.concat([self._scaled(images), tf.stop_gradient(fakes)], axis=0)
         classes = self._one_in_k(tf.concat([labels, fake_labels], axis=0))
         variables = self._discriminator.trainable_variables
@@ -105,14 +117,21 @@ class SNGANLearner(Learner):
 
     @_as_written
     def generator_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-        """One update of the generator, and one of its moving average."""
+        """Updates the generator and its moving average once.
+
+        Args:
+          batch: as for `discriminator_step`; only its size is used.
+
+        Returns:
+          Metrics by name: scalars.
+        """
         optimizer = self._generator_optimizer
         noise, labels = self._draw(batch[1].shape[0], optimizer, samples.GENERATOR)
         classes = self._one_in_k(labels)
         variables = self._generator.trainable_variables
         with tf.GradientTape() as tape:
             fakes = self._generator(noise, classes, is_training=True)
-            # Reads the spectral norms that the discriminator's last update has left.
+            # Uses the spectral norms as the discriminator's last update left them.
             scores = self._discriminator(fakes, classes, is_training=False)
             loss = tf.reduce_mean(losses.generator_hinge(scores))
         self._set_rate(optimizer, self._recipe.generator_learning_rate, optimizer.step)
@@ -130,7 +149,7 @@ class SNGANLearner(Learner):
         }
 
     def evaluation(self) -> Evaluation:
-        """Of images of the moving average; their FID is that to all test images."""
+        """Evaluates images of the moving average; FID compares them with all test images."""
         return Evaluation(
             input_fn=lambda context: samples.evaluation_data(
                 context,
@@ -147,16 +166,17 @@ class SNGANLearner(Learner):
             best="score" if self._classify is None else f"-fid{self._suffix}",
         )
 
-    def write_artifacts(self, step: int, directory: Path) -> None:
-        """A picture of the moving average's images."""
+    def images(self, step: int) -> Mapping[str, np.ndarray]:
+        """Returns a grid of samples of the moving average; see `samples.grid`."""
+        del step
         _copy(self._average, self._painter)
-        image = samples.picture(
+        image = samples.grid(
             lambda noise, labels: tf.cast(self._pixels(self._paint(noise, labels)), tf.uint8),
             self._recipe.noise_size,
             self._num_classes,
             self._recipe.seed,
         )
-        samples.write(image, step, directory)
+        return {"samples": image}
 
     def _make_generator(self, name: str) -> networks.Generator:
         recipe, channels = self._recipe, self._images.image_shape[-1]
@@ -172,7 +192,7 @@ class SNGANLearner(Learner):
         )
 
     def _set_rate(self, optimizer: Any, first: float, step: tf.Tensor) -> None:
-        """The learning rate of a step: constant, then falling linearly to 0."""
+        """Assigns the learning rate of a step: constant, then falling linearly to 0."""
         if self._recipe.decay_steps:
             left = tf.cast(self.num_steps - step, tf.float32) / self._recipe.decay_steps
             optimizer.learning_rate.assign(first * tf.clip_by_value(left, 0.0, 1.0))
@@ -180,7 +200,7 @@ class SNGANLearner(Learner):
             optimizer.learning_rate.assign(first)
 
     def _draw(self, batch_size: int, optimizer: Any, stream: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Noise, [B, Z], and labels, [B], for the optimizer's next update."""
+        """Draws noise, [B, Z], and labels, [B], for the optimizer's next update."""
         noise, labels = samples.draw(
             batch_size,
             self._recipe.noise_size,
@@ -190,10 +210,10 @@ class SNGANLearner(Learner):
         return tf.cast(noise, self._dtype), labels
 
     def _update_average(self, step: tf.Tensor) -> None:
-        """`average <- d average + (1 - d) x`, also of the moving statistics.
+        """`average <- d average + (1 - d) x`, for weights and moving statistics.
 
-        Yazici et al. 2019 (arXiv:1806.04498). d grows from 0.1 at first, so that little is left of
-        the first weights.
+        Yazici et al. 2019 (arXiv:1806.04498). d starts at 0.1 and grows, so that little of the
+        initial weights remains.
         """
         t = tf.cast(step, tf.float32)
         decay = tf.minimum(self._recipe.average_decay, t / (t + _WARM_UP))
@@ -227,7 +247,7 @@ class SNGANLearner(Learner):
 
     @functools.cached_property
     def _real_statistics(self) -> metrics.Statistics:
-        """Of the test images; every process comes by here in its first evaluation."""
+        """Statistics of the test images; computed by all processes in their first evaluation."""
 
         @_as_written
         def sums_fn(batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -249,17 +269,17 @@ class SNGANLearner(Learner):
         return tf.one_hot(labels, self._num_classes, dtype=self._dtype)  # [B, K]
 
     def _scaled(self, images: tf.Tensor) -> tf.Tensor:
-        """From 0 to 255 to [-1, 1], in the type that the layers compute in."""
+        """Scales pixels from [0, 255] to [-1, 1], in the type in which the layers compute."""
         wide = tf.float64 if self._dtype == tf.float64 else tf.float32
         return tf.cast(tf.cast(images, wide) / _GREY - 1.0, self._dtype)
 
     @staticmethod
     def _pixels(images: tf.Tensor) -> tf.Tensor:
-        """From [-1, 1] to whole numbers from 0 to 255, as files have them, in float32."""
+        """Scales [-1, 1] to whole numbers from 0 to 255, in float32."""
         return tf.round((tf.cast(images, tf.float32) + 1.0) * _GREY)
 
 
 def _copy(source: tf.Module, target: tf.Module) -> None:
-    """Outside of steps: makes the variables of two networks of the same build equal."""
+    """Copies the variables of a network to another one of the same structure. Outside of steps."""
     for a, b in zip(source.variables, target.variables, strict=True):
         values.write(b.name, b, values.read(a.name, a))

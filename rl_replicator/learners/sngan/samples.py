@@ -1,7 +1,6 @@
-"""Noise and classes to make images of, and the picture of some images."""
+"""Noise and classes for the generator, and a grid of its images."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -13,26 +12,26 @@ _ROWS = 10
 _COLUMNS = 10
 _BORDER = 2
 _WHITE = 255
-# Added to a seed: what each use draws is another stream.
-DISCRIMINATOR, GENERATOR, _LABELS, _EVALUATION, _PICTURE = (i << 40 for i in range(5))
+# Added to a seed, so that each use has a stream of its own.
+DISCRIMINATOR, GENERATOR, _LABELS, _EVALUATION, _GRID = (i << 40 for i in range(5))
 
 
 def draw(
     batch_size: int, noise_size: int, num_classes: int, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """This replica's part of what all replicas make images of, for one update.
+    """Draws this replica's part of the noise and the labels for one update.
 
-    Every replica draws for all and takes its own: so the images of all are the same ones however
-    many replicas there are.
+    Every replica draws for all replicas and takes its own part. So the images of all replicas
+    together do not depend on the number of replicas.
 
     Args:
-      batch_size: of a replica.
+      batch_size: images per replica, B.
       noise_size: Z.
-      num_classes: K; each is as likely as the others.
+      num_classes: K; all are equally likely.
       seed: [2] int64, of the run and of the update.
 
     Returns:
-      [B, Z] float32 from a standard normal distribution, [B] int32.
+      Standard normal noise, [B, Z] float32, and labels, [B] int32.
     """
     total = batch_size * collectives.num_replicas()
     noise = tf.random.stateless_normal([total, noise_size], seed)
@@ -52,9 +51,18 @@ def evaluation_data(
     num_classes: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """This pipeline's part of `count` pairs of noise and label, always the same ones.
+    """Returns this pipeline's part of `count` fixed pairs of noise and label.
 
-    The classes take turns.
+    Args:
+      context: the pipeline.
+      global_batch_size: over all replicas.
+      count: pairs, over all pipelines; their labels cycle through the classes.
+      noise_size: Z.
+      num_classes: K.
+      seed: seed of the run.
+
+    Returns:
+      A finite dataset of batches: noise, [B, Z] float32, and labels, [B] int32.
     """
     noise = tf.random.stateless_normal([count, noise_size], [seed + _EVALUATION, 0])
     labels = tf.range(count) % num_classes
@@ -62,25 +70,25 @@ def evaluation_data(
     return context.shard(data.batch(context.per_replica_batch_size(global_batch_size)))
 
 
-def picture(
+def grid(
     generate: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     noise_size: int,
     num_classes: int,
     seed: int,
 ) -> np.ndarray:
-    """A row of ten images for each class (the first ten), from the same noise in every row.
+    """Returns a grid of images: a row for each of the first ten classes, a column for each noise.
 
     Args:
       generate: [B, Z] float32 noise, [B] int32 labels -> [B, H, W, C] uint8.
       noise_size: Z.
       num_classes: K.
-      seed: of the noise.
+      seed: seed of the noise.
 
     Returns:
       [height, width, C] uint8.
     """
     rows = min(num_classes, _ROWS)
-    noise = tf.random.stateless_normal([_COLUMNS, noise_size], [seed + _PICTURE, 0])
+    noise = tf.random.stateless_normal([_COLUMNS, noise_size], [seed + _GRID, 0])
     images = generate(tf.tile(noise, [rows, 1]), tf.repeat(tf.range(rows), _COLUMNS)).numpy()
     images = np.pad(
         images,
@@ -91,14 +99,3 @@ def picture(
     grid = images.reshape(rows, _COLUMNS, height, width, channels).transpose(0, 2, 1, 3, 4)
     whole = grid.reshape(rows * height, _COLUMNS * width, channels)
     return whole[:-_BORDER, :-_BORDER]
-
-
-def write(image: np.ndarray, step: int, directory: Path) -> None:
-    """Writes `samples/<step>.png` in the run's directory, and the same for TensorBoard."""
-    import tensorboardX
-
-    path = directory / "samples" / f"{step:07d}.png"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(tf.io.encode_png(image).numpy())
-    with tensorboardX.SummaryWriter(str(directory / "tensorboard" / "samples")) as board:
-        board.add_image("samples", image, step, dataformats="HWC")

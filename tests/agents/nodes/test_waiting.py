@@ -8,8 +8,9 @@ import pytest
 import launchpad as lp
 from agents.nodes.counter import Counter, Episode, Progress, restored_counter
 from agents.nodes.waiting import StoppedError, Waiting
-from agents.runs.progress import clock, describe, verdict
+from agents.runs.progress import describe, verdict
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.progress_line import clock
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def run_dir(finished, tmp_path):
 
 
 def test_a_run_leaves_what_it_promises(finished):
-    assert (finished / "return.png").stat().st_size > 1000
+    assert (finished / "evaluation.png").stat().st_size > 1000
     assert json.loads((finished / "config.json").read_text())["trainable"] == "d4pg"
     evaluator = read_metrics(finished, "evaluator")
     assert evaluator["environment_steps"][-1] == 1000 and evaluator["episodes"][-1] == 3

@@ -17,6 +17,7 @@ from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.runs.metrics import read_metrics
+from tests.rl_replicator.learners import tiny_learners
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "spirals_learner.py"
@@ -95,7 +96,7 @@ def test_interrupt_says_how_to_go_on(folder):
     process.send_signal(signal.SIGINT)
     out = finish(process, 128 + signal.SIGINT)
     step = Checkpointer(folder / "run" / "checkpoints").latest().step
-    assert f"stopped and saved at step {step:,}; go on with: --run-dir run" in out
+    assert f"stopped and saved at step {step:,}; continue with: --run-dir run" in out
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def importable(folder, monkeypatch):
     ("name", "error"),
     [
         ("spirals_learner:make", "expected a function 'make' in .*; define make"),
-        ("spirals_learner:spirals", "expected spirals_learner:spirals to say which dataclass"),
+        ("spirals_learner:spirals", "expected spirals_learner:spirals to annotate its config"),
         ("spiral_learner:make_learner", "expected a module such as the file spiral_learner.py"),
     ],
 )
@@ -133,6 +134,71 @@ def test_options_that_every_learner_has():
 
     with pytest.raises(UsageError, match="got 'replicas', which every learner has"):
         command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
+
+
+def test_a_field_without_default():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        depth: int
+
+    with pytest.raises(UsageError, match="a default for every field of Config, got none for 'dep"):
+        command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine(tiny_learners.Config):
+    """One of its settings depends on the machine."""
+
+    precision: str = "auto"
+
+    def on_this_machine(self):
+        return dataclasses.replace(
+            self, precision=MACHINE if self.precision == "auto" else self.precision
+        )
+
+
+MACHINE = "bfloat16"
+
+
+def files(run):
+    return {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def make_learner(replicator, config):
+        made.append(config.precision)
+        return tiny_learners.Regression(replicator, config)
+
+    mine = command.LearnerCommand("mine", Machine, make_learner)
+
+    def train(**settings):
+        kind = mine.options_type()
+        return mine.train(kind(config=Machine(**settings), run_dir=tmp_path / "run"))
+
+    assert train(steps=20) == 0
+    monkeypatch.setattr(sys.modules[__name__], "MACHINE", "float32")
+    before = files(tmp_path / "run")
+    capsys.readouterr()
+    assert train(steps=20) == 0
+    assert capsys.readouterr().out.startswith("finished: all 20 steps of the run in ")
+    with pytest.raises(UsageError, match="expected at least 20 steps"):
+        train(steps=19)
+    with pytest.raises(UsageError, match=r"config\.learning_rate was 0\.1 and is now 0\.2"):
+        train(steps=30, learning_rate=0.2)
+    assert files(tmp_path / "run") == before
+    assert train(steps=30) == 0
+    assert read_metrics(tmp_path / "run", "evaluation")["steps"].tolist() == [15, 20, 30]
+    assert set(made) == {"bfloat16"}
+    with pytest.raises(UsageError, match=r"config\.precision was 'bfloat16' and is now 'float32'"):
+        train(steps=30, precision="float32")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "run").rename(tmp_path / "runs" / "mine" / "mine-1")
+    options_type = mine.options_type()
+    assert mine.train(options_type(config=Machine(steps=30), resume=True)) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
 
 
 def test_something_that_is_no_learner():

@@ -7,7 +7,6 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
-from rl_replicator.learners.command import replicator_name
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.sngan import SNGANConfig, features, samples
@@ -15,6 +14,7 @@ from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.sngan.learner import SNGANLearner
 from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 
@@ -135,7 +135,7 @@ def test_command(folder, tmp_path, classifier, capsys):
     assert 1 <= table["inception_score_own_classifier"][0] <= 10
     trained = capsys.readouterr().out.splitlines()[-1]
     assert trained.startswith(f"fid_own_classifier {table['fid_own_classifier'][0]:.4f}, ")
-    assert sngan.evaluate(tmp_path / "run", 1, 0) == 0
+    assert sngan.evaluate(tmp_path / "run") == 0
     assert capsys.readouterr().out.splitlines()[-1].split(" after")[0] == trained.split(" after")[0]
     side = image_files.SIDE
     picture = tf.io.decode_png((tmp_path / "run" / "samples" / "0000002.png").read_bytes())
@@ -164,12 +164,12 @@ def test_two_replicas_evaluate_as_one(folder, tmp_path):
     )
 
 
-def test_pictures_have_a_row_for_each_class():
+def test_the_grid_has_a_row_for_each_class():
     def generate(noise, labels):
         shade = tf.cast(labels, tf.float32)[:, None] * 20 + tf.cast(noise[:, :1] > 0, tf.float32)
         return tf.cast(tf.tile(shade[:, :, None, None], [1, 4, 4, 1]), tf.uint8)
 
-    image = samples.picture(generate, noise_size=3, num_classes=5, seed=1)
+    image = samples.grid(generate, noise_size=3, num_classes=5, seed=1)
     assert image.shape == (5 * 6 - 2, 10 * 6 - 2, 1)
     assert (image[4:6] == 255).all() and (image[:, 4:6] == 255).all()
     cells = image[::6, ::6, 0]

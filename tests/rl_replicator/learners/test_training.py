@@ -10,16 +10,21 @@ import pytest
 import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.learners.training import Diverged, Training
+from rl_replicator.learners.training import Diverged, Training, is_finished
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
     Alternating,
     Config,
+    Endless,
     Exploding,
     Finite,
+    Forgetful,
+    Headstrong,
     Overflowing,
     Regression,
+    Varying,
+    Waiting,
     Wrong,
 )
 
@@ -58,7 +63,9 @@ def test_a_whole_run(tmp_path, replicas, uninterrupted):
     table = read_metrics(tmp_path, "evaluation")
     np.testing.assert_array_equal(table["steps"], [15, 30, 40])  # Not multiples of ten all.
     np.testing.assert_array_equal(table["examples"], [37, 37, 37])
-    assert learner.artifacts == [15, 30, 40]
+    assert learner.drawn == [15, 30, 40]
+    assert len(list((tmp_path / "weights").glob("00000*.png"))) == 3
+    assert list((tmp_path / "tensorboard" / "weights").iterdir())
     assert read_metrics(tmp_path, "train")["steps"][-1] == 40
     np.testing.assert_allclose(learner.w.numpy(), uninterrupted, rtol=1e-5)
 
@@ -98,8 +105,15 @@ def test_resumed_on_another_number_of_replicas(tmp_path, monkeypatch, uninterrup
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path):
-    _, training = make(Regression, tmp_path, steps=10)
+    learner, training = make(Regression, tmp_path, steps=10)
+    assert not is_finished(RunDirectory(tmp_path), learner)
     training.run()
+    assert is_finished(RunDirectory(tmp_path), learner)
+    learner.num_steps = 9
+    with pytest.raises(errors.ConfigError, match="expected at least 10 steps, .* got 9; ask for"):
+        is_finished(RunDirectory(tmp_path), learner)
+    learner.num_steps = 11
+    assert not is_finished(RunDirectory(tmp_path), learner)
     before = Checkpointer(tmp_path / "checkpoints").latest()
     _, training = make(Regression, tmp_path, steps=10)
     assert training.run() is None and training.step == 10
@@ -172,6 +186,70 @@ def test_data_that_ends(tmp_path):
     _, training = make(Finite, tmp_path)
     with pytest.raises(errors.ConfigError, match=r"for 40 steps, but it ended after 5; repeat"):
         training.run()
+
+
+def test_rows_of_training_are_those_of_an_uninterrupted_run(tmp_path, monkeypatch):
+    _, training = make(Regression, tmp_path / "whole", seconds=1e-6)
+    training.run()
+    _, training = make(Regression, tmp_path / "parts", steps_per_call=3)
+    interrupt(training, monkeypatch, after=4)
+    assert training.run() == signal.SIGINT
+    make(Regression, tmp_path / "parts")[1].run()
+    whole, parts = (read_metrics(tmp_path / name, "train") for name in ("whole", "parts"))
+    assert whole.pop("wall_time").size == parts.pop("wall_time").size == 40
+    for name, column in whole.items():
+        np.testing.assert_array_equal(parts[name], column, name)
+
+
+def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):
+    with pytest.raises(
+        errors.ConfigError, match=r"of Forgetful in trackables\(\), found 'self.opt"
+    ):
+        make(Forgetful, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Headstrong, r"batches of 6 examples \(2 replicas share the global batch\), got 7; batch "),
+        (Varying, r"batches of 6 examples .*, got another number; batch the data with"),
+    ],
+)
+def test_an_input_fn_that_ignores_the_batch_size(tmp_path, kind, message):
+    with pytest.raises(errors.ConfigError, match=message) as error:
+        make(kind, tmp_path, "multi_device:2")[1].run()
+    assert "\n" not in str(error.value)
+
+
+def test_endless_evaluation_data_is_refused(tmp_path):
+    with pytest.raises(errors.ConfigError, match=r"got an endless dataset; leave repeat\(\) out"):
+        make(Endless, tmp_path)
+
+
+def test_an_evaluation_that_takes_too_long(tmp_path):
+    learner, training = make(Waiting, tmp_path)
+    training._evaluation_seconds = 0.5
+    with pytest.raises(errors.ConfigError, match="evaluation within 0.5 s, but that after step 15"):
+        training.run()
+    learner.is_stuck = False
+
+
+def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypatch, uninterrupted):
+    learner, training = make(Waiting, tmp_path)
+    tick = training._reports.tick_evaluation
+
+    def interrupt(step, seconds):
+        os.kill(os.getpid(), signal.SIGINT)
+        tick(step, seconds)
+
+    monkeypatch.setattr(training._reports, "tick_evaluation", interrupt)
+    assert training.run() == signal.SIGINT and training.step == 15
+    learner.is_stuck = False
+    assert "steps" not in read_metrics(tmp_path, "evaluation")
+    learner, training = make(Regression, tmp_path)
+    assert training.run() is None
+    np.testing.assert_array_equal(read_metrics(tmp_path, "evaluation")["steps"], [15, 30, 40])
+    np.testing.assert_array_equal(learner.w.numpy(), uninterrupted)
 
 
 def test_metrics_that_are_no_scalars(tmp_path):

@@ -1,6 +1,7 @@
 """Learners that take no time."""
 
 import dataclasses
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,7 @@ class Regression(learners.Learner):
         with replicator.scope():
             self.w = tf.Variable(tf.zeros([3]), name="w")
             self.optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(config.learning_rate))
-        self.artifacts = []
+        self.drawn = []
 
     def input_fn(self, context):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(60, seed=3).repeat()
@@ -64,8 +65,9 @@ class Regression(learners.Learner):
             input_fn, sums_fn, metrics_fn, 8, self._config.every, self._config.best
         )
 
-    def write_artifacts(self, step, directory):
-        self.artifacts.append(step)
+    def images(self, step):
+        self.drawn.append(step)
+        return {"weights": np.full([2, 3, 1], step, np.uint8)}
 
 
 class Alternating(Regression):
@@ -138,3 +140,55 @@ class Overflowing(Regression):
 
     def trackables(self):
         return super().trackables() | {"calls": self.calls}
+
+
+class Forgetful(Regression):
+    """Leaves its optimizer out of its checkpoints."""
+
+    def trackables(self):
+        return {"w": self.w}
+
+
+class Headstrong(Regression):
+    """Has a batch size of its own."""
+
+    drop_remainder = True
+
+    def input_fn(self, context):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
+        return data.batch(7, drop_remainder=self.drop_remainder)
+
+
+class Varying(Headstrong):
+    """Its batch size is not known before training."""
+
+    drop_remainder = False
+
+
+class Endless(Regression):
+    """Repeats its evaluation data."""
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+        return dataclasses.replace(evaluation, input_fn=lambda c: evaluation.input_fn(c).repeat())
+
+
+class Waiting(Regression):
+    """Its evaluation data never ends, and never arrives after a while."""
+
+    is_stuck = True
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+
+        def examples():
+            yield from zip(X[:16], Y[:16], strict=True)
+            while self.is_stuck:
+                time.sleep(0.01)
+
+        def input_fn(context):
+            spec = (tf.TensorSpec([3]), tf.TensorSpec([]))
+            data = tf.data.Dataset.from_generator(examples, output_signature=spec)
+            return data.batch(context.per_replica_batch_size(8))
+
+        return dataclasses.replace(evaluation, input_fn=input_fn)

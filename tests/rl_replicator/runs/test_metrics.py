@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rl_replicator.runs import metrics
 
 
 def test_rows_and_late_columns(tmp_path):
-    writer = metrics.MetricWriter(tmp_path)
+    writer = metrics.MetricWriter(tmp_path, "environment_steps")
     writer.write("learner", 10, {"loss": 0.5})
     writer.write("learner", 20, {"loss": np.float32(0.25), 'a, "b"': 1e-20})
     writer.write("learner", 30, {'a, "b"': float("nan")})
@@ -31,12 +32,12 @@ def test_rows_and_late_columns(tmp_path):
 
 
 def test_resume_drops_what_will_be_made_again(tmp_path):
-    writer = metrics.MetricWriter(tmp_path, x_axis="steps")
+    writer = metrics.MetricWriter(tmp_path, "steps")
     for step in (0, 10, 20, 30):
         writer.write("eval", step, {"return": step})
     writer.write("other", 30, {"x": 1})
     writer.close()
-    writer = metrics.MetricWriter(tmp_path, resume_step=20, x_axis="steps")
+    writer = metrics.MetricWriter(tmp_path, "steps", resume_step=20)
     writer.write("eval", 25, {"return": -1, "new": 5})
     writer.close()
     read = metrics.read_metrics(tmp_path, "eval")
@@ -44,36 +45,46 @@ def test_resume_drops_what_will_be_made_again(tmp_path):
     assert read["return"].tolist() == [0, 10, 20, -1]
     assert metrics.read_metrics(tmp_path, "other")["steps"].tolist() == [30]  # Not its group.
     with pytest.raises(rr.ConfigError, match="expected x-axis 'frames'"):
-        metrics.MetricWriter(tmp_path, x_axis="frames").write("eval", 1, {"x": 1})
+        metrics.MetricWriter(tmp_path, "frames").write("eval", 1, {"x": 1})
 
 
 def test_an_unfinished_row_is_mended(tmp_path):
-    writer = metrics.MetricWriter(tmp_path)
+    writer = metrics.MetricWriter(tmp_path, "environment_steps")
     writer.write("eval", 1, {"return": 2})
     writer.close()
     with (tmp_path / "metrics" / "eval.csv").open("a") as file:
         file.write("2,0.3,4")
     assert metrics.read_metrics(tmp_path, "eval")["return"].tolist() == [2]
-    writer = metrics.MetricWriter(tmp_path)
+    writer = metrics.MetricWriter(tmp_path, "environment_steps")
     writer.write("eval", 3, {"return": 6})
     assert metrics.read_metrics(tmp_path, "eval")["return"].tolist() == [2, 6]
     writer.close()
 
 
-def test_the_clock_goes_on_after_a_resume(tmp_path):
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    (folder / "eval.csv").write_text("environment_steps,wall_time,x\n1,100.0,1.0\n2,200.0,1.0\n")
-    writer = metrics.MetricWriter(tmp_path, resume_step=1)
-    writer.write("eval", 2, {"x": 3})
+def test_all_groups_share_one_clock_that_a_resume_continues(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, "steps", seconds=100.0)
+    writer.write("train", 1, {"x": 1})
+    time.sleep(0.01)
+    writer.write("eval", 1, {"x": 1})
+    train, evaluation = (
+        metrics.read_metrics(tmp_path, group)["wall_time"][0] for group in ("train", "eval")
+    )
+    assert 100 <= train < evaluation <= writer.seconds < 160
     writer.close()
-    assert 100 <= metrics.read_metrics(tmp_path, "eval")["wall_time"][1] < 110
+
+
+def test_images_go_to_tensorboard_alone(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    writer.write_image("samples", 3, "grid", np.zeros([4, 5, 3], np.uint8))
+    writer.close()
+    assert list((tmp_path / "tensorboard" / "samples").glob("events*"))
+    assert not (tmp_path / "metrics").exists()
 
 
 KILLED = """
 import os, signal, sys
-from rl_replicator import metrics
-writer = metrics.MetricWriter(sys.argv[1])
+from rl_replicator.runs import metrics
+writer = metrics.MetricWriter(sys.argv[1], "environment_steps")
 for i in range(1000):
     writer.write("eval", i, {"x": i})
 assert "tensorflow" not in sys.modules
@@ -90,5 +101,5 @@ def test_a_kill_loses_nothing_written(tmp_path):
 
 def test_bad_group(tmp_path):
     with pytest.raises(rr.ConfigError, match="expected a group of letters"):
-        metrics.MetricWriter(tmp_path).write("a/b", 1, {"x": 1})
+        metrics.MetricWriter(tmp_path, "environment_steps").write("a/b", 1, {"x": 1})
     assert not list(pathlib.Path(tmp_path).iterdir())

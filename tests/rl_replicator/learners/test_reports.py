@@ -1,0 +1,55 @@
+"""What the line says of the pace, and which rows the tables get."""
+
+import itertools
+import types
+
+import numpy as np
+
+from rl_replicator.learners import reports
+from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
+
+
+def make(path, num_steps=100, state=None):
+    return reports.ChiefReports(RunDirectory(path), num_steps, 2, 8, None, 0.0, state or {})
+
+
+def test_an_evaluation_does_not_change_the_pace(tmp_path, monkeypatch, capfd):
+    now = 100.0
+    monkeypatch.setattr(reports, "time", types.SimpleNamespace(monotonic=lambda: now))
+    made = make(tmp_path)
+    made.tick(0, False)
+    assert "0/100 steps | ETA - |" in capfd.readouterr().err
+    now += 5
+    made.tick(40, False)
+    now += 30
+    made.add_evaluation(20, {"accuracy": 0.5}, "accuracy")
+    made._line._next_line = 0.0
+    made.tick(40, False)
+    line = capfd.readouterr().err
+    assert "20/100 steps | ETA 0:20 | accuracy 0.5 @20 | 4 steps/s | 64 examples/s | " in line
+    assert line.endswith("bottleneck: devices (the input is ahead)\n")
+    now += 5
+    made.tick(80, True)
+    made._line._next_line = 0.0
+    made.tick(80, True)
+    assert "4 steps/s | 64 examples/s | bottleneck: input (waited for 50%" in capfd.readouterr().err
+    made.close()
+
+
+def test_rows_depend_on_the_steps_alone(tmp_path):
+    """A run of 4000 steps has a row every 4 steps, however its calls are cut."""
+    values = np.arange(24.0)
+    tables = []
+    for name, cuts in (("whole", [0, 24]), ("cut", [0, 1, 7, 8, 24])):
+        made = make(tmp_path / name, num_steps=4000)
+        for start, end in itertools.pairwise(cuts):
+            made.add(start, {"loss": values[start:end]})
+            if end == 7:  # Stopped here, and resumed.
+                state = made.state()
+                made.close()
+                made = make(tmp_path / name, num_steps=4000, state=state)
+        made.close()
+        table = read_metrics(tmp_path / name, "train")
+        tables.append((table["steps"].tolist(), table["loss"].tolist()))
+    assert tables[0] == tables[1] == ([4, 8, 12], [3.5, 11.5, 19.5])
