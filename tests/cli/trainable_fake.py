@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import environments
-from agents.runs.command import EvaluationOptions
+from agents.runs.options import EvaluationOptions
 from rl_replicator.errors import ConfigError
 
 

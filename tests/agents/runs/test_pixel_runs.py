@@ -47,6 +47,7 @@ def options(run_dir, **changes):
         "steps": 3000,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
+        "video": False,
         "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
     }
     return PixelAgentOptions(**(settings | changes))

@@ -43,6 +43,7 @@ def options(run_dir, **changes):
         "run_dir": run_dir,
         "agent": SMALL,
         "checkpoint_seconds": 1.0,
+        "video": False,
         "evaluation": EvaluationSchedule(every=400, episodes=2, last_episodes=3),
     }
     return AgentOptions(**(settings | changes))
@@ -67,10 +68,12 @@ def run_dir(finished, tmp_path):
 
 
 def test_a_run_leaves_what_it_promises(finished):
+    assert not (finished / "evaluation.mp4").exists()  # `video=False`.
     assert (finished / "evaluation.png").stat().st_size > 1000
     assert json.loads((finished / "config.json").read_text())["trainable"] == "d4pg"
     evaluator = read_metrics(finished, "evaluator")
     assert evaluator["environment_steps"][-1] == 1000 and evaluator["episodes"][-1] == 3
+    assert evaluator["learner_steps"][-1] == latest_progress(finished)["learner_steps"]
     learner = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
         assert np.isfinite(learner[name]).all(), name
@@ -89,6 +92,16 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
     assert after["learner_steps"] > before["learner_steps"] + 100
     steps = read_metrics(run_dir, "evaluator")["environment_steps"]
     assert (np.diff(steps) > 0).all() and steps[-1] == 1500
+
+
+def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
+    before = untouched(run_dir)
+    assert d4pg.command.train(options(run_dir)) == 0
+    assert capsys.readouterr().out == (
+        f"finished: all 1,000 environment steps of the run in {run_dir} are done; a larger --steps "
+        "continues it\n"
+    )
+    assert untouched(run_dir) == before
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
@@ -110,6 +123,10 @@ def untouched(run_dir):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"steps": 999},
+            "--steps: expected at least 1,000, which the run in .* has taken, got 999",
+        ),
         ({"seed": 2}, "seed was 1 and is now 2"),
         ({"agent": dataclasses.replace(SMALL, n_step=3)}, r"agent\.n_step was 5 and is now 3"),
         ({"env": "environments.fakes:chain"}, "env was"),
@@ -120,7 +137,7 @@ def untouched(run_dir):
 def test_another_run_is_refused_and_nothing_is_touched(run_dir, changes, message):
     before = untouched(run_dir)
     with pytest.raises(UsageError, match=message) as error:
-        d4pg.command.train(options(run_dir, steps=1500, **changes))
+        d4pg.command.train(options(run_dir, **{"steps": 1500, **changes}))
     assert "\n" not in str(error.value)
     assert untouched(run_dir) == before
 
@@ -170,7 +187,7 @@ COMMAND = [
     *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
     *("--agent.replay.samples-per-insert", "16", "--checkpoint-seconds", "0.5"),
-    *("--evaluation.every", "1000", "--evaluation.episodes", "1"),
+    *("--evaluation.every", "1000", "--evaluation.episodes", "1", "--no-video"),
 ]
 
 

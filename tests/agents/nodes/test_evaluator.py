@@ -1,0 +1,100 @@
+"""The evaluator: which weights a row is of, and episodes that do not end."""
+
+import logging
+import threading
+
+import dm_env
+import numpy as np
+import pytest
+from acme import core
+
+import launchpad as lp
+from agents.environment_loop import evaluation_return
+from agents.learning.variables import LEARNER_STEPS
+from agents.nodes.counter import Counter
+from agents.nodes.evaluator import EvaluatorNode
+from agents.runs.evaluation import EvaluationSchedule
+from agents.task import Task
+from rl_replicator.runs.metrics import read_metrics
+
+
+class Policy(core.Actor):
+    """Does nothing; counts the updates of its weights."""
+
+    seen = np.zeros(1, np.float32)
+
+    def __init__(self, source):
+        self._source = source
+
+    def select_action(self, observation):
+        return np.zeros(1, np.float32)
+
+    def observe_first(self, timestep):
+        pass
+
+    def observe(self, action, next_timestep):
+        pass
+
+    def update(self, wait=False):
+        assert set(self._source.get_variables(["policy"])) == {"policy/w"}
+
+
+class Agent:
+    def make_evaluator(self, source):
+        return Policy(source)
+
+
+class Learner:
+    """Goes on training between one call and the next."""
+
+    def __init__(self, counter):
+        self.steps = 0
+        self._counter = counter
+
+    def get_variables(self, names):
+        assert list(names) == ["policy", LEARNER_STEPS]
+        self.steps += 16
+        self._counter.report_learner(self.steps + 1000, 0.0, {})
+        return {"policy/w": np.zeros(2), f"{LEARNER_STEPS}/count": np.array(self.steps)}
+
+
+def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypatch):
+    stops = []
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
+    monkeypatch.setattr(lp, "stop", lambda: stops.append(True))
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    learner = Learner(counter)
+    schedule = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
+    task = Task("environments.fakes:target")
+    node = EvaluatorNode(Agent(), task, 1, schedule, learner, counter)
+    node._evaluate(300, 1)
+    counter.learner_done()
+    node.run()
+    table = read_metrics(tmp_path, "evaluator")
+    assert table["environment_steps"].tolist() == [300, 500] and stops == [True]
+    assert table["learner_steps"].tolist() == [16, 32]
+
+
+class Endless(dm_env.Environment):
+    """A reward of 1 in every step, and no last step."""
+
+    def reset(self):
+        return dm_env.restart(np.zeros(1, np.float32))
+
+    def step(self, action):
+        return dm_env.transition(1.0, np.zeros(1, np.float32))
+
+    def observation_spec(self):
+        raise NotImplementedError
+
+    def action_spec(self):
+        raise NotImplementedError
+
+
+@pytest.mark.timeout(60)
+def test_an_episode_that_does_not_end_is_cut_off(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert evaluation_return(Endless(), Policy(None), max_actions=7) == 7.0
+    assert "did not end within 7 actions and was cut off" in caplog.text
+    assert evaluation_return(Endless(), Policy(None), 7, give_up=lambda: True) is None
