@@ -149,7 +149,7 @@ class Camera:
     def close(self) -> None:
         """Frees the context; a later frame would make a new one."""
         if self._context is not None:
-            self._context.free()
+            self._context.close()
             self._context = None
 
 

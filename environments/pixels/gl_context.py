@@ -1,59 +1,122 @@
 """OpenGL contexts that any thread may use, one thread at a time.
 
-An OpenGL context belongs to the thread that made it current, until that thread lets go of it, and
-drawing without a current context fails in silence. So a context here is current for the length of
-one picture only; afterwards the thread has back whatever context it had before, for instance one of
-dm_control's, which takes for granted that nobody else switches.
+A context belongs to the thread in which it is current, and OpenGL calls without a current context
+are lost in silence. Here a context is current only while one frame is drawn. Afterwards the thread
+gets back the context that it had before, for instance one of dm_control's, which assumes that
+nobody else switches contexts.
+
+Finalizers make no OpenGL call: the garbage collector runs them in any thread at any allocation, so
+also between two OpenGL calls of another context. A context that becomes unreachable is queued, and
+destroyed before the next one is opened, made current or closed.
+
+When the interpreter exits, all contexts are destroyed as soon as nobody draws, and none can be used
+any more. Otherwise a daemon thread could return from MuJoCo to an interpreter that has ended:
+Python ends such a thread by unwinding its stack, and the C++ frames on it crash the process.
 """
 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import importlib
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from environments.pixels import rendering
 
-_LIVE: weakref.WeakSet[Context] = weakref.WeakSet()
-_EXIT_HOOK = threading.Lock()  # Taken by the first context, for good.
-
 
 class Context:
-    """One OpenGL context, and what lives in it."""
+    """One OpenGL context and the objects that live in it."""
 
     def __init__(self, width: int, height: int):
-        """Makes a context for pictures of at most `width` x `height` pixels.
+        """Opens a context.
+
+        Args:
+          width: largest width of a frame, in pixels.
+          height: largest height of a frame, in pixels.
 
         Raises:
-          RenderingUnavailableError: if no OpenGL works here.
+          RenderingUnavailableError: if no OpenGL works on this machine.
+          RuntimeError: if the interpreter is exiting.
         """
-        self._context: Any = None  # For `__del__`, should the next lines raise.
-        self._contents: list[Any] = []
-        self._lock = threading.RLock()
-        self._kind = rendering.enable().kind
-        self._library = importlib.import_module(f"mujoco.{self._kind}")
-        with self._thread_as_found():
-            self._context = self._library.GLContext(width, height)
-        _LIVE.add(self)
-        if _EXIT_HOOK.acquire(blocking=False):
-            # Hooks run backwards: this one precedes the hook by which EGL shuts its display.
-            atexit.register(_free_all)
+        self._native: _NativeContext | None = None  # For `__del__`, in case the next line raises.
+        self._native = _PROCESS.open(width, height)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Within this block OpenGL calls of this thread go to this context."""
-        with self._lock, self._thread_as_found():
+        """Makes the context current in this thread, for the length of a `with` block.
+
+        Waits while another thread is in such a block of this context.
+
+        Raises:
+          RuntimeError: if the context has been closed, by `close` or by the interpreter's exit.
+        """
+        assert self._native is not None
+        _PROCESS.destroy_unreachable()
+        with self._native.current():
+            yield
+
+    def keep(self, content: Any) -> None:
+        """Frees `content`, by its method `free`, when the context is destroyed."""
+        assert self._native is not None
+        self._native.contents.append(content)
+
+    def close(self) -> None:
+        """Destroys the context and its contents, from any thread. Later calls do nothing."""
+        assert self._native is not None
+        _PROCESS.destroy_unreachable()
+        _PROCESS.destroy(self._native)
+
+    def __del__(self) -> None:
+        if self._native is not None:
+            _PROCESS.queue_unreachable(self._native)
+
+
+def count() -> int:
+    """Returns the number of contexts in this process that are not destroyed yet."""
+    return len(_PROCESS.contexts)
+
+
+class _NativeContext:
+    """An OpenGL context of the driver. It is destroyed by `destroy` alone.
+
+    Attributes:
+      contents: objects with a method `free` that must run with this context current.
+    """
+
+    def __init__(self, width: int, height: int):
+        self._kind = rendering.enable().kind
+        self._library = importlib.import_module(f"mujoco.{self._kind}")
+        self._lock = threading.Lock()
+        self.contents: list[Any] = []
+        with self._previous_restored():
+            self._context = self._library.GLContext(width, height)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        with self._lock, self._previous_restored():
             if self._context is None:
                 raise RuntimeError("expected an open OpenGL context, got one that has been closed")
             self._context.make_current()
             yield
 
+    def destroy(self) -> None:
+        """Waits until nobody draws. Later calls do nothing."""
+        with self._lock, self._previous_restored():
+            if self._context is None:
+                return
+            # Should this raise, the contents are kept: their own destructors call OpenGL as well.
+            self._context.make_current()
+            while self.contents:
+                self.contents.pop().free()
+            self._context.free()
+            self._context = None
+
     @contextlib.contextmanager
-    def _thread_as_found(self) -> Iterator[None]:
+    def _previous_restored(self) -> Iterator[None]:
+        """Gives this thread back, after the block, the context that it had before."""
         if self._kind == "egl":
             egl = self._library.EGL
             before = egl.eglGetCurrentContext()
@@ -71,26 +134,55 @@ class Context:
             else:
                 self._library.glfw.make_context_current(None)
 
-    def keep(self, content: Any) -> None:
-        """Frees `content`, by its method `free`, together with this context."""
-        self._contents.append(content)
 
-    def free(self) -> None:
-        """Frees the context and its contents, from any thread. Later calls do nothing."""
+class _Process:
+    """All contexts of this process, which are opened and destroyed one at a time.
+
+    Attributes:
+      contexts: those that are not destroyed; a strong reference keeps their own finalizers away.
+    """
+
+    def __init__(self) -> None:
+        self.contexts: set[_NativeContext] = set()
+        # Finalizers append to it, which takes no lock. A lock could be held by this very thread.
+        self._unreachable: collections.deque[_NativeContext] = collections.deque()
+        self._lock = threading.Lock()
+        self._has_exit_hook = self._is_exiting = False
+
+    def open(self, width: int, height: int) -> _NativeContext:
+        self.destroy_unreachable()
         with self._lock:
-            if self._context is None:
+            if self._is_exiting:
+                raise RuntimeError("expected no new OpenGL context while Python exits, got one")
+            native = _NativeContext(width, height)
+            self.contexts.add(native)
+            if not self._has_exit_hook:
+                # Hooks run backwards: this one precedes the one by which EGL closes its display.
+                atexit.register(self._exit)
+                self._has_exit_hook = True
+        return native
+
+    def queue_unreachable(self, native: _NativeContext) -> None:
+        self._unreachable.append(native)
+
+    def destroy_unreachable(self) -> None:
+        while self._unreachable:
+            try:
+                native = self._unreachable.popleft()
+            except IndexError:  # Another thread took the last one.
                 return
-            with self.current():
-                while self._contents:
-                    self._contents.pop().free()
-            with self._thread_as_found():
-                self._context.free()
-            self._context = None
+            self.destroy(native)
 
-    def __del__(self) -> None:
-        self.free()
+    def destroy(self, native: _NativeContext) -> None:
+        with self._lock:
+            native.destroy()
+            self.contexts.discard(native)
+
+    def _exit(self) -> None:
+        with self._lock:
+            self._is_exiting = True
+        for native in list(self.contexts):
+            self.destroy(native)
 
 
-def _free_all() -> None:
-    for context in list(_LIVE):
-        context.free()
+_PROCESS = _Process()

@@ -275,9 +275,11 @@ def test_threads_draw_what_one_thread_draws():
         assert environment.frame().any()
 
 
-def test_contexts_are_freed_from_any_thread():
+def test_contexts_are_destroyed_from_any_thread():
     gc.collect()
-    contexts, threads = len(gl_context._LIVE), len(os.listdir("/proc/self/task"))
+    survivor = environments.make("cartpole:swingup", 2, FAST(16, 16))
+    survivor.reset()
+    contexts, threads = gl_context.count(), len(os.listdir("/proc/self/task"))
     made = []
 
     def draw():
@@ -288,13 +290,101 @@ def test_contexts_are_freed_from_any_thread():
     thread = threading.Thread(target=draw)
     thread.start()
     thread.join()
-    assert len(gl_context._LIVE) == contexts + 4
+    assert gl_context.count() == contexts + 4
     made[0].close()
-    assert len(gl_context._LIVE) <= contexts + 4 and made[0].frame().any()  # Opens a new one.
+    assert gl_context.count() == contexts + 3
+    assert made[0].frame().any()  # Opens a new one.
     made.clear()
     gc.collect()
-    assert len(gl_context._LIVE) <= contexts
+    survivor.frame()
+    assert gl_context.count() == contexts
     assert len(os.listdir("/proc/self/task")) <= threads
+
+
+def _lose(context):
+    """Leaves a context to the cyclic garbage collector."""
+    context.itself = context
+
+
+def test_the_garbage_collector_makes_no_opengl_call():
+    """It runs finalizers in any thread, so maybe between two OpenGL calls of another context."""
+    gc.collect()
+    context = gl_context.Context(16, 16)
+    with context.current():
+        pass
+    count = gl_context.count()
+    with context.current():
+        _lose(gl_context.Context(16, 16))
+        gc.collect()
+        assert gl_context.count() == count + 1
+    with context.current():
+        assert gl_context.count() == count
+    context.close()
+    context.close()
+    assert gl_context.count() == count - 1
+    with pytest.raises(RuntimeError, match="got one that has been closed"), context.current():
+        pass
+
+
+def test_frames_survive_threads_that_open_lose_and_collect_contexts():
+    environment = environments.make("cartpole:swingup", 2, FAST(16, 16))
+    expected = environment.reset().observation
+    before = gl_context.count()
+    done = threading.Event()
+    errors = []
+
+    def churn():
+        try:
+            while not done.is_set():
+                for end in (_lose, gl_context.Context.close):
+                    context = gl_context.Context(8, 8)
+                    with context.current():
+                        gc.collect(0)
+                    end(context)
+                del context
+                gc.collect(1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(30):
+            np.testing.assert_array_equal(environment.frame(), expected)
+        environment.close()  # And with a new context of its own:
+        np.testing.assert_array_equal(environment.frame(), expected)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    gc.collect()
+    environment.frame()
+    assert gl_context.count() == before
+
+
+def test_the_interpreter_exits_while_daemon_threads_draw():
+    script = """
+import threading, time
+import environments
+config = environments.PixelConfig(32, 32, render="fast")
+made = [environments.make("cartpole:swingup", seed=0, pixels=config) for _ in range(3)]
+drawn = []
+
+def draw(environment):
+    while True:
+        drawn.append(environment.frame().shape)
+        environment.close()
+
+for environment in made:
+    environment.reset()
+    threading.Thread(target=draw, args=(environment,), daemon=True).start()
+while len(drawn) < 6:
+    time.sleep(0.01)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_opengl_is_loaded_by_the_first_frame():
