@@ -115,9 +115,10 @@ class Replicator(abc.ABC):
           max_global_norm: clips the reduced gradients of one `apply` to this global norm.
           loss_scale: a number, or "dynamic", for gradients too small for their dtype: the step
             takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
-          skip_nonfinite: a step with a gradient that is not finite changes neither variables nor
-            slots nor the optimizer's count, on any replica. `optimizer.num_skipped` counts these
-            steps, `optimizer.report_skipped()` warns of them. "dynamic" implies it.
+          skip_nonfinite: a step with a gradient that is not finite changes no parameter, slot or
+            optimizer's count on any replica, and the moving statistics of batch norm keep their
+            values from before the step. `optimizer.num_skipped` counts these steps,
+            `optimizer.report_skipped()` warns of them. "dynamic" implies it.
 
         Returns:
           The same object, changed in place; so checkpoints do not depend on the replicator.

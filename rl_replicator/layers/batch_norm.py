@@ -1,4 +1,4 @@
-"""Batch norm whose batch is that of all replicas, and statistics that replicas average."""
+"""Batch norm over the batches of all replicas, and moving statistics that replicas average."""
 
 from collections.abc import Iterable
 
@@ -6,15 +6,23 @@ import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator import collectives, errors
+from rl_replicator.layers import statistics
 
 
 class MovingAverage(snt.Metric):
     """`value <- decay value + (1 - decay) x`, from a given start and without bias correction.
 
-    As Keras has it. `snt.ExponentialMovingAverage` is the one that corrects for its start at 0.
+    The same as in Keras. `snt.ExponentialMovingAverage` starts at 0 and corrects for that.
     """
 
     def __init__(self, decay: float, start: float, name: str | None = None):
+        """Creates no variable yet.
+
+        Args:
+          decay: share of the old value that each update keeps, in [0, 1].
+          start: initial value of every element.
+          name: of the module.
+        """
         super().__init__(name=name)
         self._decay = decay
         self._start = start
@@ -26,27 +34,31 @@ class MovingAverage(snt.Metric):
         self.average = tf.Variable(start, trainable=False, name="average")
 
     def update(self, value: tf.Tensor) -> None:
+        """Moves the average towards `value`, of the shape that `initialize` was given."""
         self.initialize(value)
         self.average.assign_sub((self.average - value) * (1 - self._decay))
 
     @property
     def value(self) -> tf.Tensor:
+        """The current average."""
         return self.average.read_value()
 
     def reset(self) -> None:
+        """Sets the average to its initial value."""
         self.average.assign(tf.fill(self.average.shape, self._start))
 
 
 class CrossReplicaBatchNorm(snt.Module):
-    """Batch norm over the batches of all replicas, exact also if their sizes differ.
+    """Batch norm over the batches of all replicas; exact even if their sizes differ.
 
     Ioffe & Szegedy 2015, Algorithm 1 (arXiv:1502.03167), with the biased variance. The statistics
-    take one exchange of 2C + 1 numbers forward and one backward; they are the same on all replicas,
-    and so are the moving ones. For halves all statistics and parameters are float32.
+    take one exchange of 2C + 1 numbers forward and one backward. They are equal on all replicas,
+    and so are the moving statistics. A step that a wrapped optimizer skips does not update them.
+    For float16 and bfloat16 inputs all statistics and parameters are float32.
 
-    The arguments, attributes and calls are those of Sonnet's batch norms, and so are the names and
-    shapes of the variables. Called outside of a step, as to build a model, it takes the batch that
-    it is given as the whole.
+    Arguments, attributes and calls are those of Sonnet's batch norms, as are the names and shapes
+    of the variables. Called outside of a step, for example to build a model, it normalizes over
+    the batch that it is given.
     """
 
     def __init__(
@@ -63,23 +75,24 @@ class CrossReplicaBatchNorm(snt.Module):
         data_format: str = "channels_last",
         name: str | None = None,
     ):
-        """As Sonnet's, with defaults for the moving statistics.
+        """Creates no variable yet.
 
         Args:
           create_scale: whether to have a trainable scale per channel.
           create_offset: whether to have a trainable offset per channel.
-          moving_mean: what keeps the mean for use without training. By default an
-            `snt.ExponentialMovingAverage(decay_rate)`, which is corrected for its bias.
-          moving_variance: likewise.
-          decay_rate: of the default moving statistics.
-          eps: added to the variance.
-          scale_init: of the scale; ones by default.
-          offset_init: of the offset; zeros by default.
+          moving_mean: averages the mean for use without training. By default an
+            `snt.ExponentialMovingAverage(decay_rate)`, which corrects its bias.
+          moving_variance: averages the variance, with the same default.
+          decay_rate: decay of the default moving statistics.
+          eps: added to the variance before its square root.
+          scale_init: initializer of the scale; ones by default.
+          offset_init: initializer of the offset; zeros by default.
           data_format: "channels_last", "channels_first", or like "NHWC" and "NCHW".
           name: of the module.
 
         Raises:
-          ConfigError: an initializer of what is not created, or an unknown data format.
+          ConfigError: an initializer of a parameter that is not created, or an unknown data
+            format.
         """
         super().__init__(name=name)
         for is_created, init, what in (
@@ -113,12 +126,13 @@ class CrossReplicaBatchNorm(snt.Module):
           inputs: [B, ..., C], or [B, C, ...] if channels come first; B may differ between replicas
             and be 0. All replicas must make the call, outside of `tf.cond` and loops.
           is_training: whether to use the statistics of the batch and to update the moving ones.
-          test_local_stats: without training, uses those of the batch (of all replicas, too).
-          scale: if none is created, something that broadcasts against `inputs`.
-          offset: likewise.
+          test_local_stats: whether to use the statistics of the batch (over all replicas) although
+            `is_training` is False.
+          scale: only if `create_scale` is False: broadcasts against `inputs`.
+          offset: only if `create_offset` is False: broadcasts against `inputs`.
 
         Returns:
-          Of the shape and dtype of `inputs`.
+          A tensor of the shape and dtype of `inputs`.
 
         Raises:
           ConfigError: a tensor for `is_training`, or a scale or offset beside a created one.
@@ -162,6 +176,7 @@ class CrossReplicaBatchNorm(snt.Module):
         parameters = self._shape[1:] if self._channels_first else [size]
         self.moving_mean.initialize(tf.zeros(self._shape, dtype))
         self.moving_variance.initialize(tf.zeros(self._shape, dtype))
+        statistics.declare([*self.moving_mean.variables, *self.moving_variance.variables])
         self.scale = tf.Variable(
             self._scale_init(parameters, dtype), name="scale", trainable=self._create_scale
         )
@@ -181,14 +196,14 @@ class CrossReplicaBatchNorm(snt.Module):
 
 
 def moments(x: tf.Tensor, axis: tuple[int, ...]) -> tf.Tensor:
-    """Number, mean and sum of squared deviations of a batch, each but the first per channel.
+    """Computes the size of a batch and, per channel, its mean and sum of squared deviations.
 
     Args:
-      x: the batch; it may be empty.
+      x: float tensor of any rank; the batch may be empty.
       axis: all dimensions but that of the channels.
 
     Returns:
-      [1 + 2C], for `combine`.
+      [1 + 2C]: number of values per channel, means, sums; the input of `combine`.
     """
     count, mean, deviations = _moments(x, axis)
     return tf.concat([[count], mean, deviations], axis=0)
@@ -202,20 +217,20 @@ def _moments(x: tf.Tensor, axis: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor,
     return count, tf.reshape(mean, [-1]), deviations
 
 
-def combine(statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and biased variance of several batches together.
+def combine(gathered: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the mean and biased variance of several batches together.
 
     Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1: unlike
     the difference of two large sums, it does not cancel.
 
     Args:
-      statistics: [N, 1 + 2C], what `moments` gives for each.
+      gathered: [N, 1 + 2C], a row of `moments` for each batch.
 
     Returns:
       [C] mean, [C] variance; zeros if all batches are empty.
     """
-    counts = statistics[:, :1]  # [N, 1]
-    means, deviations = tf.split(statistics[:, 1:], 2, axis=1)  # [N, C] each
+    counts = gathered[:, :1]  # [N, 1]
+    means, deviations = tf.split(gathered[:, 1:], 2, axis=1)  # [N, C] each
     total = tf.maximum(tf.reduce_sum(counts), 1)
     mean = tf.reduce_sum(counts * means, axis=0) / total
     between = tf.reduce_sum(counts * tf.square(means - mean), axis=0)
@@ -223,12 +238,12 @@ def combine(statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def average_declared(variables: Iterable[tf.Variable]) -> None:
-    """Averages over the replicas the statistics that a step has updated on each of them.
+    """Averages the moving statistics that a step has updated over the replicas.
 
-    Called at the end of the trace of every replica. Which variables these are, their makers have
-    declared: not trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving
-    statistics of `tf.keras.layers.BatchNormalization` are. One exchange does for all of them; a
-    variable that the step only reads is left alone.
+    Called at the end of the trace of every replica. The layers' authors declare such variables:
+    not trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving statistics of
+    `tf.keras.layers.BatchNormalization` are. All share one exchange; a variable that the step only
+    reads is left alone.
 
     Args:
       variables: the replicator's, as they were created: each with the copies of all replicas; in
@@ -236,39 +251,12 @@ def average_declared(variables: Iterable[tf.Variable]) -> None:
     """
     if collectives.num_replicas() == 1:
         return
-    written = _written_handles()
-    chosen = [
-        variable
-        for variable in variables
-        if variable.aggregation == tf.VariableAggregation.MEAN
-        and not variable.trainable
-        and variable.dtype.is_floating
-        and not written.isdisjoint(_handles(variable))
-    ]
+    chosen = statistics.written(v for v in variables if statistics.averaged(v))
     if not chosen:
         return
     means = collectives.all_mean([variable.read_value() for variable in chosen])
     for variable, mean in zip(chosen, means, strict=True):
         variable.assign(mean)
-
-
-def _written_handles() -> set[int]:
-    """Of the variables that the graph uses for anything else than a plain reading."""
-    captures = getattr(tf.compat.v1.get_default_graph(), "captures", ())
-    return {
-        id(handle)
-        for handle, inside in captures
-        if any(user.type != "ReadVariableOp" for user in inside.consumers())
-    }
-
-
-def _handles(variable: tf.Variable) -> set[int]:
-    """Of all copies, which replicas update alike; and on TPUs of what one trace has for them."""
-    copies = getattr(variable, "values", None) or (variable,)
-    packed = getattr(variable, "_packed_var", None)
-    return {id(copy.handle) for copy in copies} | (
-        set() if packed is None else {id(packed.packed_handle)}
-    )
 
 
 def _channels_first(data_format: str) -> bool:

@@ -1,4 +1,4 @@
-"""The type in which layers compute."""
+"""The dtype in which layers compute."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,25 @@ import tensorflow as tf
 _AMPERE = (8, 0)
 
 
-def choose(name: str) -> tf.DType:
-    """A type by name; "auto" is bfloat16 where this machine is fast at it, else float32."""
+def resolve(name: str) -> str:
+    """Replaces "auto" by the name of the dtype that this machine computes fastest.
+
+    Save the result, not "auto": a run that is resumed on another machine must keep its dtype.
+
+    Args:
+      name: of a dtype, or "auto": "bfloat16" on hardware with bfloat16 units, else "float32".
+
+    Returns:
+      The name of a dtype.
+    """
     if name != "auto":
-        return tf.as_dtype(name)
-    return tf.bfloat16 if _has_fast_bfloat16() else tf.float32
+        return name
+    return "bfloat16" if _has_fast_bfloat16() else "float32"
+
+
+def choose(name: str) -> tf.DType:
+    """Returns the dtype of a name that `resolve` takes."""
+    return tf.as_dtype(resolve(name))
 
 
 def _has_fast_bfloat16() -> bool:

@@ -13,6 +13,7 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
+from rl_replicator.layers import statistics
 from rl_replicator.optimizers import gradients, slots
 from rl_replicator.optimizers.gradients import Guard, Options
 
@@ -118,6 +119,7 @@ class Wrapped:
         finite = gradients.all_finite(updates)
         tf.cond(finite, lambda: apply(updates), lambda: None)
         self.guard.update(finite)
+        statistics.restore_unless(finite)
 
 
 class _Sonnet(Wrapped):

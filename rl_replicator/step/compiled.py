@@ -12,7 +12,7 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
-from rl_replicator.layers import batch_norm
+from rl_replicator.layers import batch_norm, statistics
 from rl_replicator.step import inputs as inputs_lib
 
 if TYPE_CHECKING:
@@ -121,8 +121,9 @@ class CompiledStep(ReplicatedStep):
 
         def replica(index: int) -> Any:
             element = self._inputs.element(dealt[index])
-            results = tf.nest.map_structure(as_tensor, self._converted(element))
-            batch_norm.average_declared(self._replicator.registry.created())
+            with statistics.snapshot(self._replicator.registry.created()):
+                results = tf.nest.map_structure(as_tensor, self._converted(element))
+                batch_norm.average_declared(self._replicator.registry.created())
             return results
 
         with call_log.tracing() as calls, self._replicator.scope():

@@ -219,3 +219,57 @@ def test_misuse_has_one_line():
         norm(ROWS, tf.constant(True))
     with pytest.raises(rr.ConfigError, match="no scale or offset beside"):
         norm(ROWS, True, offset=1.0)
+
+
+def layers_with_statistics():
+    return {
+        "ours": lambda: rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9),
+        "without correction": lambda: rr.CrossReplicaBatchNorm(
+            True,
+            True,
+            batch_norm.MovingAverage(0.9, 0.0),
+            batch_norm.MovingAverage(0.9, 1.0),
+        ),
+        "keras": lambda: tf.keras.layers.BatchNormalization(momentum=0.9),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", layers_with_statistics())
+def test_a_skipped_step_keeps_the_statistics(kind, count):
+    """A NaN in the data must not stay in the moving averages; the next step goes on from them."""
+    chosen = replicator(count)
+    with chosen.scope():
+        norm = layers_with_statistics()[kind]()
+        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+        spoiled = tf.Variable(0.0, trainable=False)
+        seen = tf.Variable(0.0, trainable=False)
+        apply = norm if kind != "keras" else lambda x, t: norm(x, training=t)
+        apply(tf.zeros([2, 6]), False)
+
+    def step_fn(replica):
+        x = tf.constant(share(ROWS, replica, count)) + spoiled
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(apply(x, True)))
+        parameters = norm.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        # What the rest of the step reads is restored already.
+        seen.assign(tf.reduce_sum([tf.reduce_sum(tf.cast(v, tf.float32)) for v in norm.variables]))
+
+    def state():
+        return [v.numpy() for v in norm.variables]
+
+    step = compile_on(count, step_fn)
+    with chosen.scope():
+        spoiled.assign(float("nan"))
+    start = state()
+    step()
+    for before, after in zip(start, state(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert np.isfinite(seen.numpy())
+    with chosen.scope():
+        spoiled.assign(0.0)
+    step()
+    assert int(optimizer.num_skipped) == 1
+    moved = [not np.array_equal(a, b) for a, b in zip(start, state(), strict=True)]
+    assert all(moved) and np.isfinite(np.concatenate([v.ravel() for v in state()])).all()

@@ -1,0 +1,95 @@
+"""Moving statistics of layers: found in a step, and restored when the step is skipped."""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+
+import tensorflow as tf
+
+# Statistics whose layer says so, by id, because variables cannot be hashed.
+_DECLARED: "weakref.WeakValueDictionary[int, tf.Variable]" = weakref.WeakValueDictionary()
+
+
+class _State(threading.local):
+    """Variables and their values before the step that this thread is tracing."""
+
+    before: list[tuple[tf.Variable, tf.Tensor]] | None = None
+
+
+_STATE = _State()
+
+
+def declare(variables: Iterable[tf.Variable]) -> None:
+    """Marks variables as moving statistics, which a skipped step must not change.
+
+    Layers outside of this package declare theirs by `tf.VariableAggregation.MEAN`, as
+    `tf.keras.layers.BatchNormalization` does.
+    """
+    for variable in variables:
+        _DECLARED[id(variable)] = variable
+
+
+def averaged(variable: tf.Variable) -> bool:
+    """Whether the maker of a variable wants the mean over the replicas: a moving statistic."""
+    return (
+        variable.aggregation == tf.VariableAggregation.MEAN
+        and not variable.trainable
+        and variable.dtype.is_floating
+    )
+
+
+@contextlib.contextmanager
+def snapshot(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Reads all moving statistics, so that `restore_unless` can undo the updates made inside.
+
+    Entered while a step is traced, in the thread and graph of each replica.
+
+    Args:
+      variables: all variables of the replicator; those that are no statistics are ignored.
+    """
+    found = [v for v in variables if averaged(v) or id(v) in _DECLARED]
+    _STATE.before = [(variable, variable.read_value()) for variable in found]
+    try:
+        yield
+    finally:
+        _STATE.before = None
+
+
+def restore_unless(finite: tf.Tensor) -> None:
+    """Gives the statistics that the step has updated so far their values from before the step.
+
+    Batch norm updates them in the forward pass, before it is known whether the gradients are
+    finite: one NaN in a moving average stays there for good.
+
+    Args:
+      finite: bool scalar; nothing changes if it is true.
+    """
+    before = _STATE.before or []
+    for variable in written([variable for variable, _ in before]):
+        value = next(value for other, value in before if other is variable)
+        variable.assign(tf.where(finite, variable.read_value(), value))
+
+
+def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """The variables that the graph uses for anything but a plain read, in the same order.
+
+    Args:
+      variables: as they were created, each with the copies of all replicas.
+    """
+    captures = getattr(tf.compat.v1.get_default_graph(), "captures", ())
+    handles = {
+        id(handle)
+        for handle, inside in captures
+        if any(user.type != "ReadVariableOp" for user in inside.consumers())
+    }
+    return [variable for variable in variables if not handles.isdisjoint(_handles(variable))]
+
+
+def _handles(variable: tf.Variable) -> set[int]:
+    """The ids of the handles of all copies; on TPUs also of their one packed handle."""
+    copies = getattr(variable, "values", None) or (variable,)
+    packed = getattr(variable, "_packed_var", None)
+    return {id(copy.handle) for copy in copies} | (
+        set() if packed is None else {id(packed.packed_handle)}
+    )
