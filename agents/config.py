@@ -8,10 +8,16 @@ overrides their defaults where its paper does:
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Self
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
+
+# Larger values are typing mistakes: networks of such layers do not fit into memory, episodes have
+# fewer steps, and actions only span [-1, 1].
+_MAX_LAYER_SIZE = 8192
+_MAX_N_STEP = 1000
+_MAX_SIGMA = 10
 
 
 class Settings:
@@ -61,9 +67,10 @@ class OffPolicyConfig(Settings):
         super().__post_init__()
         for name in ("policy_layers", "critic_layers"):
             sizes = getattr(self, name)
-            is_good = len(sizes) > 0 and all(size >= 1 for size in sizes)
-            self.check(is_good, name, "one or more positive layer sizes")
+            is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
+            self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
         self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
+        self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
         for name in ("policy_learning_rate", "critic_learning_rate"):
             self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")
         self.check(0 <= self.discount < 1, "discount", "a number in [0, 1)")
@@ -85,9 +92,10 @@ class NoiseSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
-        self.check_at_least(0, "exploration_sigma")
-        if self.exploration_sigma_end is not None:
-            self.check_at_least(0, "exploration_sigma_end")
+        for name in ("exploration_sigma", "exploration_sigma_end"):
+            sigma = getattr(self, name)
+            is_good = sigma is None or 0 <= sigma <= _MAX_SIGMA
+            self.check(is_good, name, f"a number from 0 to {_MAX_SIGMA}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +112,16 @@ class PixelSettings(Settings):
     max_shift: int = 4
     """Pixels by which training observations are shifted at random. 0: no augmentation."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Dtype of the convolutions; "auto" is bfloat16 on machines that are fast at it."""
+    """Dtype of the convolutions; "auto" is bfloat16 if this machine computes it fast. A run keeps
+    the dtype with which it began."""
     replay: FrameReplayConfig = FrameReplayConfig()
     """The replay table."""
+
+    def on_this_machine(self) -> Self:
+        """Returns the config with the precision that suits this machine, if it is "auto"."""
+        from rl_replicator.layers import precision  # Imports TensorFlow.
+
+        return dataclasses.replace(self, precision=precision.choose(self.precision).name)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,7 @@
 """Every hyper-parameter of D4PG, once."""
 
 import dataclasses
+import math
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 
@@ -46,6 +47,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
             norm = getattr(self, name)
             self.check(norm is None or norm > 0, name, "a positive number or None")
         self.check_at_least(2, "num_atoms")
+        for name in ("value_min", "value_max"):
+            value = getattr(self, name)
+            self.check(value is None or math.isfinite(value), name, "a finite number")
         low, high = self.value_min, self.value_max
         is_range = low is None or high is None or low < high
         self.check(is_range, "value_min", f"less than value_max ({high})")

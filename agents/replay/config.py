@@ -31,6 +31,7 @@ class ReplayConfig:
 
         check(self.min_size >= 1, "min_size", "at least 1")
         check(self.max_size >= self.min_size, "max_size", f"at least min_size ({self.min_size})")
+        check(self.max_size < 2**31, "max_size", "less than 2**31")
         check(self.samples_per_insert > 0, "samples_per_insert", "a positive number")
         check(self.max_in_flight_items >= 1, "max_in_flight_items", "at least 1")
         for name in ("priority_exponent", "importance_exponent_start", "importance_exponent_end"):

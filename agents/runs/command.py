@@ -59,6 +59,12 @@ class AgentCommand:
         options.__doc__ = config.__doc__
         return options
 
+    def alternatives(self) -> Mapping[str, type]:
+        """Returns the flags that change the options: flag -> dataclass of the options with it."""
+        if self.pixel_config is None:
+            return {}
+        return {"--pixels": self.options_type(["--pixels"])}
+
     @property
     def evaluation_options_type(self) -> type:
         """Dataclass of the options of `evaluate`."""

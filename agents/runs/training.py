@@ -25,7 +25,7 @@ from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
-from rl_replicator.runs.run_directory import RunDirectory, choose
+from rl_replicator.runs.run_directory import RunDirectory, choose, settled
 
 if TYPE_CHECKING:
     from agents.runs.command import AgentCommand
@@ -38,6 +38,7 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
     """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
     check_actors(options.actors, options.launch, options.address)
     share_processors()
+    run, options = _choose_run(command.name, options)
     task = options.task
     agent = command.make_agent(options.agent, task.spec())
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
@@ -48,10 +49,6 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
     about = _announce(agent, task)
 
     identity = options.identity
-    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
-    run = choose(
-        _RUNS / command.name, base, command.name, identity, options.run_dir, options.resume
-    )
     with run.opened(command.name, identity) as there:
         continues = there and _has_checkpoint(run)
         if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
@@ -75,6 +72,14 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         return _run(agent, plan, options, run)
+
+
+def _choose_run(name: str, options: "AgentOptions") -> tuple[RunDirectory, "AgentOptions"]:
+    """Returns the run's directory, and the options without settings that are "auto"."""
+    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
+    run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
+    stored = run.config()["identity"].get("agent", {}) if run.exists else {}
+    return run, dataclasses.replace(options, agent=settled(options.agent, stored))
 
 
 def _announce(agent: Agent, task: Task) -> list[str]:

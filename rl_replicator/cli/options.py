@@ -8,7 +8,7 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import tyro
@@ -18,18 +18,28 @@ from rl_replicator.errors import UsageError
 Options = TypeVar("Options")
 
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
-# Columns of the terminal that tyro is made to believe in: wider than any message, so that none is
-# broken into lines; and so narrow that the help has its options in one column.
+# Terminal widths for tyro: wider than any message, so that none is broken into lines; and narrow
+# enough for the help to have its options in one column.
 _UNBROKEN, _ONE_COLUMN = 2000, 80
 
 
-def parse(kind: type[Options], command: str, args: Sequence[str]) -> Options:
+def parse(
+    kind: type[Options],
+    command: str,
+    args: Sequence[str],
+    alternatives: Mapping[str, type] | None = None,
+) -> Options:
     """Reads `args` into a dataclass. `--help` prints the options and exits.
 
     Args:
       kind: the dataclass. A nested one becomes `--field.name`.
       command: as the user typed it, such as 'rl-replicator train d4pg'.
       args: the words after it.
+      alternatives: flags that change the options, with the dataclass of the options with it. The
+        message for an unknown option that one of these has names the flag.
+
+    Returns:
+      An instance of `kind`.
 
     Raises:
       UsageError: if an option is unknown, missing or of the wrong type, or if the dataclass
@@ -43,11 +53,22 @@ def parse(kind: type[Options], command: str, args: Sequence[str]) -> Options:
             return tyro.cli(kind, prog=command, args=args)
     except SystemExit:
         pass
-    raise UsageError(_message(printed.getvalue(), _declared(kind, command), command, args))
+    declared = _declared(kind, command)
+    for flag, other in (alternatives or {}).items():
+        unknown = [name for name in _names(args) if name not in declared]
+        if unknown and unknown[0] in _declared(other, command):
+            raise UsageError(f"expected {flag} with {unknown[0]}, got no {flag}; add it")
+    raise UsageError(_message(printed.getvalue(), declared, command, args))
+
+
+def _names(args: Sequence[str]) -> list[str]:
+    """Returns the options among the words."""
+    names = [arg.partition("=")[0].replace("_", "-") for arg in args]
+    return [name for name in names if name.startswith("--")]
 
 
 def _declared(kind: type, command: str) -> dict[str, str]:
-    """The options that `kind` has, and the type of each, read from its help."""
+    """Returns the options of `kind` and the type of each, read from its help."""
     printed = io.StringIO()
     with (
         contextlib.suppress(SystemExit),
@@ -67,7 +88,7 @@ def _declared(kind: type, command: str) -> dict[str, str]:
 
 
 def _message(box: str, declared: dict[str, str], command: str, args: Sequence[str]) -> str:
-    """One line from tyro's box of several."""
+    """Makes one line of the several in tyro's box."""
     see = f"'{command} --help' lists the options"
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
@@ -93,12 +114,12 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
         name = wrong[1]
         kind = _kind(declared.get(name, ""))
         return f"expected {kind} for {name}, got {_given(name, args)}; {see}"
-    # The dataclass itself has refused a value, and has said why.
+    # The dataclass itself refused a value; the text says why.
     return re.sub(r"^Error parsing [\w.-]+: ", "", text) or f"expected other options; {see}"
 
 
 def _kind(value: str) -> str:
-    """A type as tyro writes it, in words: 'None or a number' for '{None}|FLOAT'."""
+    """Describes a type that tyro has written: 'None or a number' for '{None}|FLOAT'."""
     words = []
     for part in value.split("|"):
         if several := re.fullmatch(r"\[(\w+) \[\1 \.\.\.\]\]", part):
@@ -114,7 +135,7 @@ def _same_ending(name: str, declared: dict[str, str]) -> list[str]:
 
 
 def _given(name: str, args: Sequence[str]) -> str:
-    """The words that the user has put after the option `name`."""
+    """Returns the words that the user has put after the option `name`."""
     words: list[str] = []
     for index, arg in enumerate(args):
         key, equals, value = arg.partition("=")
@@ -128,7 +149,7 @@ def _given(name: str, args: Sequence[str]) -> str:
 
 
 def _text_lines(box: str) -> list[str]:
-    """The lines of a printed box, without its frame."""
+    """Returns the lines of a printed box, without its frame."""
     bare = "".join(
         " " if 0x2500 <= ord(char) <= 0x257F else char
         for char in re.sub(r"\x1b\[[0-9;]*m", "", unicodedata.normalize("NFC", box))

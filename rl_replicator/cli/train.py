@@ -31,5 +31,6 @@ def run(args: Sequence[str]) -> int:
         return 0
     trainable = trainables.load(args[0])
     kind = trainable.options_type(args[1:])
-    chosen: Any = options.parse(kind, f"rl-replicator train {args[0]}", args[1:])
+    command = f"rl-replicator train {args[0]}"
+    chosen: Any = options.parse(kind, command, args[1:], trainable.alternatives())
     return trainable.train(chosen) or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,9 @@ class Trainable(Protocol):
 
     def options_type(self, args: Sequence[str]) -> type:
         """Returns the frozen dataclass of its options, which may depend on a flag in `args`."""
+
+    def alternatives(self) -> Mapping[str, type]:
+        """Returns the flags that change the options: flag -> dataclass of the options with it."""
 
     def train(self, options: Any) -> int | None:
         """Trains, and returns the exit status (None is 0)."""

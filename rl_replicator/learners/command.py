@@ -5,13 +5,13 @@ import importlib
 import json
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.runs.replicas import replicator_name
-from rl_replicator.runs.run_directory import AUTO, RunDirectory, choose, from_plain
+from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
 
 if TYPE_CHECKING:
     from rl_replicator.learners.contract import Learner
@@ -95,6 +95,10 @@ class LearnerCommand:
         options.__doc__ = self.config_type.__doc__
         return options
 
+    def alternatives(self) -> Mapping[str, type]:
+        """Returns the flags that change the options: there are none."""
+        return {}
+
     @property
     def evaluation_options_type(self) -> type:
         """Dataclass of the options of `evaluate`: there are none."""
@@ -114,7 +118,8 @@ class LearnerCommand:
         """
         replicator = _make_replicator(options.replicas, options.deterministic)
         run = self._directory(replicator, options)
-        config = _settled(options.config, run)
+        stored = run.config()["identity"].get("config", {}) if run.exists else {}
+        config = settled(options.config, stored)
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             return _train(replicator, learner, run, options)
@@ -249,18 +254,6 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
         # Random operations are refused without a seed; learners set their own.
         tf.random.set_seed(0)
     return rr.make(replicator_name(replicas))
-
-
-def _settled(config: Any, run: RunDirectory) -> Any:
-    """Replaces settings that are "auto": by those of the run, or else as suits this machine."""
-    stored = run.config()["identity"].get("config", {}) if run.exists else {}
-    adopted = {
-        field.name: stored[field.name]
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) == AUTO and stored.get(field.name, AUTO) != AUTO
-    }
-    config = dataclasses.replace(config, **adopted)
-    return config.on_this_machine() if hasattr(config, "on_this_machine") else config
 
 
 def _identity(config: Any) -> dict[str, Any]:

@@ -231,6 +231,26 @@ def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
+def settled(config: Any, stored: Mapping[str, Any]) -> Any:
+    """Replaces settings that are "auto": by those of the run, or else as suits this machine.
+
+    Args:
+      config: a config dataclass. Its method `on_this_machine`, if there is one, returns it with
+        nothing left to decide.
+      stored: the config in the identity of the run; empty for a new run.
+
+    Returns:
+      A config of the same class.
+    """
+    adopted = {
+        field.name: stored[field.name]
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) == AUTO and stored.get(field.name, AUTO) != AUTO
+    }
+    config = dataclasses.replace(config, **adopted)
+    return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+
+
 def choose(
     root: Path,
     base: str,

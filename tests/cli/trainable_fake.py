@@ -73,6 +73,9 @@ class Fake:
         print(f"trained {options.env} {options.steps} {options.resume} {options.agent}")
         return None
 
+    def alternatives(self):
+        return {}
+
     evaluation_options_type = EvaluationOptions
 
     def evaluate(self, run_dir, episodes, seed):

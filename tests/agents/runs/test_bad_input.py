@@ -1,0 +1,104 @@
+"""What cannot work is refused with one line, before anything starts."""
+
+import resource
+
+import numpy as np
+import pytest
+
+from agents import d4pg
+from agents.d4pg import D4PGConfig, PixelD4PGConfig
+from agents.runs import launching, replicas, restored
+from rl_replicator.cli import options
+from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import RunDirectory, settled
+
+TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--agent.replay.max-size", "1000000000000000"),
+            r"--agent\.replay\.max-size: expected less than 2\*\*31, got 1000000000000000",
+        ),
+        (
+            ("--actors", "10000"),
+            r"--actors: expected at most 400 with --launch threads and 8\.0 GB of free memory, got",
+        ),
+        (
+            ("--actors", "27", "--launch", "processes"),
+            "--actors: expected at most 26 with --launch processes",
+        ),
+        (
+            ("--agent.policy-layers", "1000000", "1000000"),
+            r"--agent\.policy-layers: expected one or more layer sizes from 1 to 8192, got",
+        ),
+        (("--agent.value-max", "inf"), r"--agent\.value-max: expected a finite number, got inf"),
+        (("--agent.n-step", "100000"), r"--agent\.n-step: expected at most 1000, got 100000"),
+        (
+            ("--agent.exploration-sigma", "1e9"),
+            r"--agent\.exploration-sigma: expected a number from 0 to 10, got 1000000000\.0",
+        ),
+        (
+            ("--learner-gpus", "4", "--agent.value-max", "20"),
+            r"--learner-gpus: expected at most 0, as this machine has 0 GPUs, got 4",
+        ),
+        (
+            ("--agent.encoder", "small"),
+            r"expected --pixels with --agent\.encoder, got no --pixels; add it",
+        ),
+        (("--agent.encodr", "small"), r"got '--agent\.encodr'; "),
+        (("--evaluation.max-episode-steps", "0"), "max-episode-steps: expected at least 1, got 0"),
+    ],
+)
+def test_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "available_memory", lambda: 8e9)
+    monkeypatch.setattr(replicas, "_count_gpus", lambda: 0)
+    agent, args = d4pg.command, [*TRAIN, "--run-dir", str(tmp_path / "run"), *words]
+    with pytest.raises(UsageError, match=message) as error:
+        kind = agent.options_type(args)
+        agent.train(options.parse(kind, "rl-replicator train d4pg", args, agent.alternatives()))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_video_that_cannot_be_written(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with run.opened("d4pg", {}):
+        run.describe("d4pg", {}, {})
+    (tmp_path / "file").touch()
+    for place in ("/proc/video.mp4", tmp_path / "file" / "video.mp4"):
+        with pytest.raises(UsageError, match="--output: cannot write to .*; choose another direc"):
+            restored.film(d4pg.command, run.path, type(tmp_path)(place), seed=0)
+
+
+@pytest.mark.parametrize("name", ["video.mp4", "video.gif"])
+def test_a_video_on_a_full_disk(name, tmp_path):
+    frames = list(np.random.default_rng(0).integers(256, size=(20, 240, 320, 3), dtype=np.uint8))
+    path = tmp_path / name
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    try:
+        with (
+            pytest.raises(UsageError, match="cannot write the video: .*is the disk full"),
+            restored._replacement(path) as partial,
+        ):
+            restored._write_video(partial, frames)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert list(tmp_path.iterdir()) == []
+    with restored._replacement(path) as partial:
+        restored._write_video(partial, frames[:5])
+    assert [found.name for found in tmp_path.iterdir()] == [name]
+
+
+def test_auto_is_what_the_run_began_with():
+    config = PixelD4PGConfig()
+    assert config.precision == "auto"
+    assert settled(config, {}).precision in ("float32", "bfloat16")
+    for precision in ("float32", "bfloat16"):
+        assert settled(config, {"precision": precision}).precision == precision
+    asked = PixelD4PGConfig(precision="float32")
+    assert settled(asked, {"precision": "bfloat16"}).precision == "float32"  # Then refused.
+    assert settled(D4PGConfig(), {}) == D4PGConfig()
