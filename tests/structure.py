@@ -63,6 +63,35 @@ def imported(module: Module) -> set[str]:
     return {_longest(name) for name in found if _longest(name)} - {module.name}
 
 
+def dangling(path: Path) -> list[str]:
+    """Returns what the import statements of a file name in the project and is not there."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name not in modules()]
+        elif isinstance(node, ast.ImportFrom) and node.module not in modules():
+            found.append(str(node.module))
+        elif isinstance(node, ast.ImportFrom):
+            bound = _bound(modules()[node.module].tree)
+            found += [f"{node.module}.{a.name}" for a in node.names if a.name not in bound]
+    return [name for name in found if name.partition(".")[0] in PACKAGES and name not in modules()]
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Returns the names that a module defines or imports, those of lazy tables included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
 def foreign(module: Module) -> set[str]:
     """Returns the top-level names of what its import statements name."""
     return {name.partition(".")[0] for name in _statements(module)}

@@ -61,6 +61,13 @@ def test_imports_go_downward(package):
     assert not offenders
 
 
+@pytest.mark.parametrize("folder", ["bench", "docs", "tests"])
+def test_imports_name_what_is_there(folder):
+    """A module that moved must not be found missing by the whole suite only."""
+    paths = sorted((structure.ROOT / folder).rglob("*.py"))
+    assert {str(path): names for path in paths if (names := structure.dangling(path))} == {}
+
+
 @pytest.mark.parametrize("kind", KNOWN_CIRCLES)
 def test_no_import_circles(kind):
     """Imports in functions and under TYPE_CHECKING count too."""
@@ -133,6 +140,23 @@ def _module(name, source):
 )
 def test_every_kind_of_import_is_seen(source):
     assert structure.imported(_module("rl_replicator.x", source)) == {"environments.suite"}
+
+
+def test_dangling_imports_are_found(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("""
+import os, launchpad.nowhere
+from rl_replicator import errors, inputs
+from rl_replicator.errors import ConfigError, NoSuchError
+from rl_replicator.gone import anything
+import numpy.nowhere
+""")
+    assert structure.dangling(path) == [
+        "launchpad.nowhere",
+        "rl_replicator.inputs",
+        "rl_replicator.errors.NoSuchError",
+        "rl_replicator.gone",
+    ]
 
 
 def test_words_are_no_imports():
