@@ -11,6 +11,10 @@ STAMP := .venv/complete
 DEADLINE ?= 2400
 SUITE := timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
 	$(BIN)/python -m tests.suite --deadline $(DEADLINE)
+# The numerical core and what holds the structure.
+QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_environments.py \
+	$(addprefix agents/,acting d4pg learning networks replay) \
+	$(addprefix rl_replicator/,collectives layers optimizers runs step))
 # How many times `make stress` runs TESTS.
 N ?= 10
 
@@ -25,7 +29,7 @@ test: $(STAMP)
 
 # The inner loop: no processes, no learning, nothing that takes long. At most 90 s on two cores.
 quick: $(STAMP)
-	$(SUITE) -m "not processes and not learning and not slow"
+	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
 
 # make stress TESTS=tests/launchpad N=20: repeats tests beside two busy loops, counts failures.
 stress: $(STAMP)

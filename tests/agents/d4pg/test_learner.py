@@ -78,6 +78,7 @@ def train(replicator_name, config, steps_per_call):
     return weights, np.array([priorities[key] for key in sorted(priorities)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps_per_call"), [("multi_device:2", 5), ("multi_device:4", 1)])
 def test_replicas_train_as_one_device_does(name, steps_per_call):
     """N replicas with B / N examples: within 1e-4 of one replica with B after 20 Adam steps."""
@@ -95,6 +96,7 @@ def test_replicas_train_as_one_device_does(name, steps_per_call):
     assert moved > 0.1 and len(priorities_one) == STEPS * BATCH
 
 
+@pytest.mark.slow
 def test_targets_follow_when_due_and_only_then():
     layers = {"policy_layers": (8,), "critic_layers": (8,)}
     never, _ = train("single_device", D4PGConfig(**layers, target_update_period=1000), 5)

@@ -83,6 +83,7 @@ def train(replicator_name, config):
     return copy_variables(networks, networks)
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_device_does():
     """Every replica shifts its frames as one replica would shift them."""
     one, two = train("single_device", SMALL), train("multi_device:2", SMALL)

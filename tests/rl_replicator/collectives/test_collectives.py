@@ -59,6 +59,7 @@ def on_replicas(count, function):
     return replicator(count).gather(build(count, function)())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @quick
 @hypothesis.given(specs, st.integers(0, 99))
@@ -67,11 +68,13 @@ def test_values_and_gradients(count, drawn, seed):
     cases.check(on_replicas(count, cases.make_step(xs, count, seed)), xs, count, seed)
 
 
+@pytest.mark.slow
 def test_every_dtype():
     xs = cases.draw(0, 2, cases.FIXED)
     cases.check(on_replicas(2, cases.make_step(xs, 2, 0)), xs, 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @quick
 @hypothesis.given(st.lists(st.integers(1, 6), min_size=2, max_size=2), st.integers(0, 99))

@@ -112,6 +112,7 @@ def close(got, expected, tolerance=1e-5):
         np.testing.assert_allclose(one, other, tolerance, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_equals_one_device(name, count):
@@ -145,6 +146,7 @@ def test_clipping_counts_sparse_rows_as_dense(count):
     np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
 def test_loss_scale_changes_nothing(name):
     close(train(2, OPTIMIZERS[name], loss_scale=1024.0)[:2], reference(name))

@@ -79,6 +79,7 @@ def test_context():
 NAMES = ("single_device", "multi_device:2", "multi_device:4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("per_replica", [False, True], ids=["shared", "per_replica"])
 @pytest.mark.parametrize("steps_per_call", [None, 2])
