@@ -117,7 +117,9 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
     if options.workers > 1:
-        command += ["-n", str(options.workers), "--dist", "worksteal", "--max-worker-restart", "0"]
+        # Fixtures of modules are dear, so a file stays whole; the plugin starts long ones first.
+        command += ["-n", str(options.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+        command += ["--max-worker-restart", "0"]
     shared_memory = leftovers.SharedMemory()
     with tempfile.TemporaryDirectory(prefix="suite-") as directory:
         watcher = Watcher(Path(directory), options.deadline, options.patience)

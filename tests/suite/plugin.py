@@ -70,11 +70,25 @@ class Progress:
         self._path.unlink(missing_ok=True)
 
 
+def _limit(item: pytest.Item) -> float:
+    """Returns the time limit that a test sets for itself; 0 if it has the common one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker and marker.args else 0.0
+
+
 class Plugin:
     """Hooks of a worker, or of the only process."""
 
     def __init__(self, progress: Progress):
         self._progress = progress
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        """Moves files with long tests to the front, so that the workers end at about one time."""
+        longest: dict[Path, float] = {}
+        for item in items:
+            longest[item.path] = max(longest.get(item.path, 0.0), _limit(item))
+        items.sort(key=lambda item: -longest[item.path])
 
     def pytest_collection(self):
         self._progress.note("collection", _COLLECTION_LIMIT)
