@@ -20,7 +20,7 @@ from acme import specs, types
 
 import environments
 import rl_replicator as rr
-from agents.environment_loop import episode_return, interact
+from agents.environment_loop import evaluation_return, interact
 from agents.replay.transitions import Sample
 from environments.fakes import Target
 from rl_replicator.checkpoints import Checkpointer
@@ -223,7 +223,7 @@ def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
     environment = Target(seed=7, length=LENGTH)
-    returns = [episode_return(environment, evaluator, lambda: False) for _ in range(10)]
+    returns = [evaluation_return(environment, evaluator, LENGTH) for _ in range(10)]
     assert np.mean(returns) > 0.93 * LENGTH, returns
 
 

@@ -11,7 +11,7 @@ import environments
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.environment_loop import episode_return
+from agents.environment_loop import evaluation_return
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
 from tests.agents.d4pg import numpy_step
@@ -47,7 +47,7 @@ def trained(environment):
     actor = agent.make_actor(
         learner, agent.make_adder(client, print), np.random.default_rng(0), lambda: 0
     )
-    episode_return(environment, actor, give_up=lambda: False)  # Ten rows.
+    evaluation_return(environment, actor, max_actions=100)  # Ten rows.
     learner.step()
     yield agent, learner, before, client
     learner.close()
