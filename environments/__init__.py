@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.catalogue import adapt, make, names
 from environments.errors import (
+    EnvironmentDataError,
     EnvironmentNameError,
     EnvironmentSpecError,
     EnvironmentUsageError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Environment",
+    "EnvironmentDataError",
     "EnvironmentNameError",
     "EnvironmentSpecError",
     "EnvironmentUsageError",

@@ -76,16 +76,17 @@ def _make(name: str, seed: int) -> Environment:
         return suite.make(left, right, seed)
     if left in suite.domains() or not _is_module(left):
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
-    return adapt(_call_factory(name, seed), seed=seed)
+    return adapt(_call_factory(name, seed), seed=seed, name=name)
 
 
-def adapt(environment: Any, seed: int = 0) -> Environment:
+def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
     """Gives any continuous-control environment the form that `make` returns.
 
     Args:
       environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.
       seed: given to a `gymnasium.Env` at its first reset. A `dm_env.Environment` has no such hook:
         seed it when you build it.
+      name: of the environment, for error messages; its class by default.
 
     Raises:
       EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of
@@ -98,12 +99,12 @@ def adapt(environment: Any, seed: int = 0) -> Environment:
     if isinstance(environment, flat.Environment):
         return environment
     if isinstance(environment, dm_env.Environment):
-        return flat.Environment(environment, render=_render_of(environment))
+        return flat.Environment(environment, render=_render_of(environment), name=name)
     # Only the type's own ancestry is looked at, so that gymnasium is not imported for nothing.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
 
-        return gymnasium_adapter.adapt(environment, seed)
+        return gymnasium_adapter.adapt(environment, seed, name)
     raise EnvironmentSpecError(
         f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
         f"{type(environment).__qualname__}"

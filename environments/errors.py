@@ -13,6 +13,10 @@ class EnvironmentSpecError(EnvironmentUsageError):
     """The environment's actions, observations or rewards do not fit continuous control."""
 
 
+class EnvironmentDataError(EnvironmentUsageError):
+    """The environment returned an observation, reward or frame that its specs do not allow."""
+
+
 class RenderingUnavailableError(RuntimeError):
     """No OpenGL library of this machine draws without a screen."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import dm_env
 import numpy as np
 from dm_env import specs
 
-from environments import randomness
+from environments import randomness, timesteps
 from environments.errors import EnvironmentSpecError
 
 # MuJoCo's largest number: dm_control writes it where an actuator has no limits.
@@ -38,14 +38,6 @@ class NumpyRandomness:
         randomness.restore(self._random, state)
 
 
-class _Field(NamedTuple):
-    """Where one array of the wrapped observation goes in the flat one."""
-
-    path: tuple[Any, ...]
-    where: slice | int
-    ravel: bool
-
-
 Render = Callable[[int, int, int | str], np.ndarray]
 
 
@@ -70,6 +62,7 @@ class Environment(dm_env.Environment):
         reward_spec: specs.Array | None = None,
         random: Randomness | None = None,
         render: Render | str = "",
+        name: str = "",
     ):
         """Wraps `environment`.
 
@@ -82,6 +75,7 @@ class Environment(dm_env.Environment):
             NumPy generator as `random_state`, `task.random`, `random` or `_random`.
           render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3]; or the line
             that says why there are none.
+          name: of the environment, for error messages; its class by default.
 
         Raises:
           EnvironmentSpecError: if actions, observations or rewards do not fit.
@@ -92,8 +86,12 @@ class Environment(dm_env.Environment):
             "cannot"
         )
         self._random = random or _find_randomness(environment)
-        self._fields, self._size = _observation_plan(environment.observation_spec())
-        self._reward_spec = _float32_reward(reward_spec or environment.reward_spec())
+        self._timesteps = timesteps.TimeStepConverter(
+            name or type(environment).__qualname__,
+            environment.observation_spec(),
+            reward_spec or environment.reward_spec(),
+        )
+        self._convert = self._timesteps.convert
         self._set_action_range(action_spec or environment.action_spec())
 
     def _set_action_range(self, real: Any) -> None:
@@ -119,10 +117,10 @@ class Environment(dm_env.Environment):
     def observation_fields(self) -> dict[str, slice]:
         """Where each named array of the wrapped environment lies in the flat observation."""
         return {
-            "/".join(map(str, field.path)) or "observation": field.where
+            field.name: field.where
             if isinstance(field.where, slice)
             else slice(field.where, field.where + 1)
-            for field in self._fields
+            for field in self._timesteps.fields
         }
 
     @property
@@ -162,26 +160,14 @@ class Environment(dm_env.Environment):
         real = np.minimum(np.maximum(real, self._low), self._high)
         return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
 
-    def _convert(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        step_type, reward, discount, observation = timestep
-        flat = np.empty(self._size, np.float32)
-        for path, where, ravel in self._fields:
-            value = observation
-            for key in path:
-                value = value[key]
-            flat[where] = np.ravel(value) if ravel else value
-        if step_type is dm_env.StepType.FIRST:
-            return dm_env.TimeStep(step_type, None, None, flat)
-        return dm_env.TimeStep(step_type, np.float32(reward), np.float32(discount), flat)
-
     def observation_spec(self) -> specs.Array:
-        return specs.Array((self._size,), np.float32, name="observation")
+        return specs.Array((self._timesteps.size,), np.float32, name="observation")
 
     def action_spec(self) -> specs.BoundedArray:
         return self._action_spec
 
     def reward_spec(self) -> specs.Array:
-        return self._reward_spec
+        return self._timesteps.reward_spec
 
     def discount_spec(self) -> specs.BoundedArray:
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
@@ -209,38 +195,6 @@ class Environment(dm_env.Environment):
         self._environment.close()
 
 
-def _observation_plan(spec: Any) -> tuple[list[_Field], int]:
-    fields: list[_Field] = []
-    start = 0
-    for path, array in _leaves(spec, ()):
-        if not (isinstance(array, specs.Array) and array.dtype.kind in "fiub"):
-            raise EnvironmentSpecError(
-                f"expected observations of numeric arrays, got {array!r} at {path}"
-            )
-        if isinstance(array, specs.DiscreteArray):
-            raise EnvironmentSpecError(
-                f"expected observations of real numbers, got a category in "
-                f"0..{array.num_values - 1} at {path}; encode it one-hot in the factory"
-            )
-        size = math.prod(array.shape)
-        where = slice(start, start + size) if array.shape else start
-        fields.append(_Field(path, where, len(array.shape) > 1))
-        start += size
-    if start == 0:
-        raise EnvironmentSpecError(
-            "expected at least one number to observe, got an empty observation spec"
-        )
-    return fields, start
-
-
-def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
-    if isinstance(spec, Mapping):
-        return [leaf for key, item in spec.items() for leaf in _leaves(item, (*path, key))]
-    if isinstance(spec, (list, tuple)):
-        return [leaf for key, item in enumerate(spec) for leaf in _leaves(item, (*path, key))]
-    return [(path, spec)]
-
-
 def _check_action_spec(spec: Any) -> None:
     wanted = "expected continuous actions with finite bounds"
     if isinstance(spec, specs.DiscreteArray):
@@ -259,14 +213,6 @@ def _check_action_spec(spec: Any) -> None:
             f"{wanted}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
             "bound it in a factory"
         )
-
-
-def _float32_reward(spec: Any) -> specs.Array:
-    if not isinstance(spec, specs.Array) or spec.shape != ():
-        raise EnvironmentSpecError(f"expected one number as reward, got {spec!r}")
-    if isinstance(spec, specs.BoundedArray):
-        return specs.BoundedArray((), np.float32, spec.minimum, spec.maximum, name="reward")
-    return specs.Array((), np.float32, name="reward")
 
 
 def _find_randomness(environment: Any) -> Randomness | None:

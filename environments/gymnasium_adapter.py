@@ -16,23 +16,29 @@ from environments.errors import EnvironmentSpecError
 from environments.pixels import rendering
 
 
-def adapt(environment: gymnasium.Env, seed: int) -> flat.Environment:
-    """Wraps `environment`, whose first reset gets `seed`.
+def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environment:
+    """Gives a Gymnasium environment the agents' form.
+
+    Args:
+      environment: with spaces that are made of `spaces.Box`.
+      seed: given to its first reset.
+      name: of the environment, for error messages; its class by default.
+
+    Returns:
+      The environment; it renders if it was made with `render_mode="rgb_array"`.
 
     Raises:
       EnvironmentSpecError: if its spaces are not made of `spaces.Box`.
     """
-    bridge = GymnasiumEnvironment(environment, seed)
-    if environment.render_mode == "rgb_array":
-        return flat.Environment(
-            bridge, random=bridge, render=functools.partial(_render, environment)
+    render: flat.Render | str = functools.partial(_render, environment)
+    if environment.render_mode != "rgb_array":
+        render = (
+            "expected an environment made with render_mode='rgb_array', got "
+            f"{environment.render_mode!r}"
         )
-    return flat.Environment(
-        bridge,
-        random=bridge,
-        render="expected an environment made with render_mode='rgb_array', got "
-        f"{environment.render_mode!r}",
-    )
+    bridge = GymnasiumEnvironment(environment, seed)
+    name = name or type(environment.unwrapped).__qualname__
+    return flat.Environment(bridge, random=bridge, render=render, name=name)
 
 
 class GymnasiumEnvironment(dm_env.Environment):
@@ -62,10 +68,10 @@ class GymnasiumEnvironment(dm_env.Environment):
         observation, reward, terminated, truncated, _ = self._environment.step(action)
         self._over = bool(terminated or truncated)
         if terminated:
-            return dm_env.termination(float(reward), observation)
+            return dm_env.termination(reward, observation)
         if truncated:
-            return dm_env.truncation(float(reward), observation)
-        return dm_env.transition(float(reward), observation)
+            return dm_env.truncation(reward, observation)
+        return dm_env.transition(reward, observation)
 
     def observation_spec(self) -> Any:
         return self._observation_spec

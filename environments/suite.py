@@ -53,6 +53,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
         reward_spec=_reward_spec(domain),
         random=flat.NumpyRandomness(random),
         render=camera.Pictures(lambda: environment.physics),
+        name=f"{domain}:{task}",
     )
 
 

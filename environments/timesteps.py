@@ -1,0 +1,227 @@
+"""The time steps of any environment as flat float32 ones, checked against its specs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+from environments.errors import EnvironmentDataError, EnvironmentSpecError
+
+# Rewards are computed in floating point: a sum of terms may end just outside of its bounds.
+_REWARD_TOLERANCE = 1e-4
+_LARGEST = float(np.finfo(np.float32).max)
+_FIRST, _isfinite = dm_env.StepType.FIRST, math.isfinite  # Looked up once: this is the hot path.
+
+
+class Field(NamedTuple):
+    """One array of an observation and its place in the flat observation.
+
+    Attributes:
+      path: keys and indices that lead to it in the nested observation.
+      where: its slice of the flat observation; an index for a scalar.
+      shape: its declared shape.
+      has_axes: whether it has more than one axis, and so must be flattened.
+    """
+
+    path: tuple[Any, ...]
+    where: slice | int
+    shape: tuple[int, ...]
+    has_axes: bool
+
+    @property
+    def name(self) -> str:
+        """The path in one string; 'observation' if the observation is a single array."""
+        return "/".join(map(str, self.path)) or "observation"
+
+
+class TimeStepConverter:
+    """Flattens observations, casts numbers to float32 and checks every value once.
+
+    Attributes:
+      fields: the arrays of an observation, in the order of the observation spec.
+      size: length of a flat observation.
+      reward_spec: of the converted rewards, float32.
+    """
+
+    def __init__(self, name: str, observation_spec: Any, reward_spec: Any):
+        """Plans the conversion.
+
+        Args:
+          name: of the environment, for error messages.
+          observation_spec: nested `dm_env.specs.Array` of numbers.
+          reward_spec: a scalar `dm_env.specs.Array`; bounds are optional.
+
+        Raises:
+          EnvironmentSpecError: if the specs do not fit.
+        """
+        self._name = name
+        self._step = 0
+        self.fields, self.size = _plan(observation_spec)
+        self.reward_spec = _float32_reward(reward_spec)
+        low, high = -math.inf, math.inf
+        if isinstance(self.reward_spec, specs.BoundedArray):
+            low, high = float(self.reward_spec.minimum), float(self.reward_spec.maximum)
+        # NaN and infinities fail the comparison with these limits as well.
+        self._lowest = max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST)
+        self._highest = min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST)
+
+    def convert(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        """Converts the next time step of the environment.
+
+        Args:
+          timestep: from the environment's `reset` or `step`.
+
+        Returns:
+          The time step with a fresh float32 [size] observation and float32 scalars; reward and
+          discount are None at the first step of an episode.
+
+        Raises:
+          EnvironmentDataError: if an observation, reward or discount is missing, not finite, of
+            another shape than its spec, or outside its bounds.
+        """
+        step_type, reward, discount, observation = timestep
+        self._step = 0 if step_type is _FIRST else self._step + 1
+        flat = np.empty(self.size, np.float32)
+        try:
+            for path, where, shape, has_axes in self.fields:
+                value = observation
+                for key in path:
+                    value = value[key]
+                if value.shape != shape:
+                    raise ValueError
+                flat[where] = value.ravel() if has_axes else value
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            flat = np.concatenate([self._flat_value(observation, field) for field in self.fields])
+        # The cheapest test for NaN and infinities; the squares of huge numbers overflow as well.
+        if not _isfinite(flat.dot(flat)):
+            self._check_finite(flat)
+        if step_type is _FIRST:
+            return dm_env.TimeStep(step_type, None, None, flat)
+        try:
+            reward_t, discount_t = float(reward), float(discount)
+            if self._lowest <= reward_t <= self._highest and 0.0 <= discount_t <= 1.0:
+                return dm_env.TimeStep(
+                    step_type, np.float32(reward_t), np.float32(discount_t), flat
+                )
+        except (TypeError, ValueError):  # None, a string, an array of several numbers.
+            pass
+        raise self._scalar_error(reward, discount)
+
+    def _flat_value(self, observation: Any, field: Field) -> np.ndarray:
+        """Flattens one field; accepts Python numbers and lists too, and names what does not fit."""
+        name = f"observation {field.name!r}"
+        value = observation
+        try:
+            for key in field.path:
+                value = value[key]
+        except (IndexError, KeyError, TypeError):
+            raise self._error(
+                name, "an array", "none", "return what observation_spec() declares"
+            ) from None
+        try:
+            array = None if value is None else np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            array = None
+        if array is None or array.shape != field.shape:
+            raise self._error(
+                name,
+                f"numbers of shape {field.shape}",
+                _short(value) if array is None else f"shape {array.shape}",
+                "return what observation_spec() declares",
+            )
+        return array.ravel()
+
+    def _check_finite(self, flat: np.ndarray) -> None:
+        for field in self.fields:
+            values = np.ravel(flat[field.where])
+            bad = values[~np.isfinite(values)]
+            if bad.size:
+                raise self._error(
+                    f"observation {field.name!r}",
+                    "finite float32 numbers",
+                    str(bad[0]),
+                    "clip it, or end the episode before it diverges",
+                )
+
+    def _scalar_error(self, reward: Any, discount: Any) -> EnvironmentDataError:
+        for field, value in (("reward", reward), ("discount", discount)):
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                remedy = "return one number at every step"
+                return self._error(field, "a number", _short(value), remedy)
+            if not abs(number) <= _LARGEST:
+                return self._error(field, "a finite float32 number", f"{number:g}", "clip it")
+            if field == "reward" and not self._lowest <= number <= self._highest:
+                bounds = (
+                    f"{float(self.reward_spec.minimum):g} to {float(self.reward_spec.maximum):g}"
+                )
+                remedy = "widen the bounds in reward_spec(), or scale the reward"
+                return self._error(field, f"a number from {bounds}", f"{number:.7g}", remedy)
+        remedy = "return 0 at a termination, otherwise 1"
+        return self._error("discount", "a number from 0 to 1", _short(discount), remedy)
+
+    def _error(self, field: str, expected: str, got: str, remedy: str) -> EnvironmentDataError:
+        return EnvironmentDataError(
+            f"{self._name}: {field} at step {self._step} of the episode: expected {expected}, got "
+            f"{got}; {remedy}"
+        )
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plan(spec: Any) -> tuple[list[Field], int]:
+    fields: list[Field] = []
+    start = 0
+    for path, array in _leaves(spec, ()):
+        _check_leaf(path, array)
+        size = math.prod(array.shape)
+        where = slice(start, start + size) if array.shape else start
+        fields.append(Field(path, where, array.shape, len(array.shape) > 1))
+        start += size
+    if start == 0:
+        raise EnvironmentSpecError(
+            "expected at least one number to observe, got an empty observation spec"
+        )
+    return fields, start
+
+
+def _check_leaf(path: tuple[Any, ...], array: Any) -> None:
+    if not (isinstance(array, specs.Array) and array.dtype.kind in "fiub"):
+        raise EnvironmentSpecError(
+            f"expected observations of numeric arrays, got {array!r} at {path}"
+        )
+    if isinstance(array, specs.DiscreteArray):
+        raise EnvironmentSpecError(
+            f"expected observations of real numbers, got a category in "
+            f"0..{array.num_values - 1} at {path}; encode it one-hot in the factory"
+        )
+    if array.dtype == np.uint8 and len(array.shape) > 1:
+        raise EnvironmentSpecError(
+            f"expected observations of state, got a uint8 image of shape {array.shape} at {path}; "
+            "leave it out in the factory and train from frames with --pixels, or cast it to float32"
+        )
+
+
+def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    if isinstance(spec, Mapping):
+        return [leaf for key, item in spec.items() for leaf in _leaves(item, (*path, key))]
+    if isinstance(spec, (list, tuple)):
+        return [leaf for key, item in enumerate(spec) for leaf in _leaves(item, (*path, key))]
+    return [(path, spec)]
+
+
+def _float32_reward(spec: Any) -> specs.Array:
+    if not isinstance(spec, specs.Array) or spec.shape != ():
+        raise EnvironmentSpecError(f"expected one number as reward, got {spec!r}")
+    if isinstance(spec, specs.BoundedArray):
+        return specs.BoundedArray((), np.float32, spec.minimum, spec.maximum, name="reward")
+    return specs.Array((), np.float32, name="reward")

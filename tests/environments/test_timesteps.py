@@ -1,0 +1,140 @@
+"""What an environment returns is checked once per step."""
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import specs
+
+import environments
+from environments import EnvironmentDataError
+
+
+class Faulty(dm_env.Environment):
+    """Returns `faults`, by name, from step 3 of the episode on, in place of good values."""
+
+    def __init__(self, reward_spec=None, **faults):
+        self._faults = faults
+        self._reward_spec = reward_spec or specs.BoundedArray((), float, 0.0, 1.0)
+        self._time = 0
+
+    def _observation(self):
+        good = {"position": np.zeros((2, 2)), "speed": 0.5}
+        return good if self._time < 3 else self._faults.get("observation", good)
+
+    def reset(self):
+        self._time = 0
+        return dm_env.restart(self._observation())
+
+    def step(self, action):
+        self._time += 1
+        fault = self._faults if self._time >= 3 else {}
+        return dm_env.TimeStep(
+            dm_env.StepType.MID,
+            fault.get("reward", 1.0),
+            fault.get("discount", 1.0),
+            self._observation(),
+        )
+
+    def observation_spec(self):
+        return {"position": specs.Array((2, 2), float), "speed": specs.Array((), float)}
+
+    def reward_spec(self):
+        return self._reward_spec
+
+    def action_spec(self):
+        return specs.BoundedArray((1,), float, -1.0, 1.0)
+
+
+def faulty(seed: int, fault: str = "reward") -> Faulty:
+    """A factory for `--env`, whose third reward is NaN."""
+    return Faulty(reward=np.nan)
+
+
+def _third_step(**arguments):
+    environment = environments.adapt(Faulty(**arguments), name="module:function")
+    environment.reset()
+    action = np.zeros(1, np.float32)
+    environment.step(action)
+    environment.step(action)
+    return environment.step(action)
+
+
+def _position(value):
+    return {"observation": {"position": value, "speed": 0.5}}
+
+
+FAULTS = {
+    "NaN reward": ({"reward": np.nan}, "reward", "a finite float32 number, got nan; clip it"),
+    "infinite reward": ({"reward": -np.inf}, "reward", "a finite float32 number, got -inf; clip"),
+    "too large for float32": ({"reward": 1e39}, "reward", r"a finite float32 number, got 1e\+39"),
+    "no reward": ({"reward": None}, "reward", "a number, got None; return one number at every st"),
+    "two rewards": ({"reward": np.ones(2)}, "reward", r"a number, got array\(\[1., 1.\]\); return"),
+    "reward outside of its bounds": (
+        {"reward": 1.5},
+        "reward",
+        r"a number from 0 to 1, got 1.5; widen the bounds in reward_spec\(\), or scale the reward",
+    ),
+    "discount": ({"discount": 1.5}, "discount", "a number from 0 to 1, got 1.5; return 0 at a ter"),
+    "no discount": ({"discount": None}, "discount", "a number, got None; return one number"),
+    "NaN observation": (
+        _position(np.array([[0, 1], [np.nan, 2]])),
+        "observation 'position'",
+        "finite float32 numbers, got nan; clip it, or end the episode before it diverges",
+    ),
+    "infinite scalar": (
+        {"observation": {"position": np.zeros((2, 2)), "speed": np.inf}},
+        "observation 'speed'",
+        "finite float32 numbers, got inf; clip it",
+    ),
+    "another shape": (
+        _position(np.zeros((2, 1))),  # Would be broadcast.
+        "observation 'position'",
+        r"numbers of shape \(2, 2\), got shape \(2, 1\); return what observation_spec\(\) declares",
+    ),
+    "nothing in a field": (_position(None), "observation 'position'", "numbers of .* got None; ret"),
+    "words": (_position("left"), "observation 'position'", "numbers of .* got 'left'; return"),
+    "no observation": ({"observation": None}, "observation 'position'", "an array, got none; ret"),
+    "no such field": ({"observation": {}}, "observation 'position'", "an array, got none; return"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(name):
+    arguments, field, rest = FAULTS[name]
+    start = f"^module:function: {field} at step 3 of the episode: expected "
+    with pytest.raises(EnvironmentDataError, match=start + rest) as caught:
+        _third_step(**arguments)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, environments.EnvironmentUsageError)
+
+
+def test_steps_are_counted_within_the_episode():
+    environment = environments.adapt(Faulty(observation=None))
+    environment.reset()
+    action = np.zeros(1, np.float32)
+    environment.step(action)
+    environment.reset()
+    environment.step(action)
+    environment.step(action)
+    with pytest.raises(EnvironmentDataError, match="^Faulty: .* at step 3 of the episode"):
+        environment.step(action)
+
+
+def test_what_is_no_fault_passes():
+    """Lists, huge finite numbers, a reward that rounding moved, and rewards without bounds."""
+    timestep = _third_step(observation={"position": [[1, 2], [3, 3e38]], "speed": 2}, reward=1.00001)
+    np.testing.assert_array_equal(timestep.observation, np.array([1, 2, 3, 3e38, 2], np.float32))
+    assert timestep.reward == np.float32(1.00001)
+    assert _third_step(reward=-1e30, reward_spec=specs.Array((), float)).reward == np.float32(-1e30)
+
+
+def test_an_image_is_not_flattened():
+    class Drawn(Faulty):
+        def observation_spec(self):
+            return {"camera": specs.BoundedArray((8, 8, 3), np.uint8, 0, 255)}
+
+    with pytest.raises(
+        environments.EnvironmentSpecError,
+        match=r"expected observations of state, got a uint8 image of shape \(8, 8, 3\) at .*camera",
+    ):
+        environments.adapt(Drawn())
