@@ -91,7 +91,11 @@ FAULTS = {
         "observation 'position'",
         r"numbers of shape \(2, 2\), got shape \(2, 1\); return what observation_spec\(\) declares",
     ),
-    "nothing in a field": (_position(None), "observation 'position'", "numbers of .* got None; ret"),
+    "nothing in a field": (
+        _position(None),
+        "observation 'position'",
+        "numbers of .* got None; ret",
+    ),
     "words": (_position("left"), "observation 'position'", "numbers of .* got 'left'; return"),
     "no observation": ({"observation": None}, "observation 'position'", "an array, got none; ret"),
     "no such field": ({"observation": {}}, "observation 'position'", "an array, got none; return"),
@@ -122,7 +126,9 @@ def test_steps_are_counted_within_the_episode():
 
 def test_what_is_no_fault_passes():
     """Lists, huge finite numbers, a reward that rounding moved, and rewards without bounds."""
-    timestep = _third_step(observation={"position": [[1, 2], [3, 3e38]], "speed": 2}, reward=1.00001)
+    timestep = _third_step(
+        observation={"position": [[1, 2], [3, 3e38]], "speed": 2}, reward=1.00001
+    )
     np.testing.assert_array_equal(timestep.observation, np.array([1, 2, 3, 3e38, 2], np.float32))
     assert timestep.reward == np.float32(1.00001)
     assert _third_step(reward=-1e30, reward_spec=specs.Array((), float)).reward == np.float32(-1e30)
