@@ -2,8 +2,8 @@
 
     python bench/environment_overhead.py
 
-Columns: dm_control as it comes; the same environment with `environments.fast_physics`; what an
-actor sees (float32, flat, scaled), all in microseconds, the best of twelve rounds.
+Columns: dm_control as it comes; the same environment with `environments.suite.fast_physics`; what
+an actor sees (float32, flat, scaled), all in microseconds, the best of twelve rounds.
 """
 
 import time

@@ -23,7 +23,7 @@ _SEE_LIST = "'rl-replicator envs' lists the tasks"
 
 
 def names() -> tuple[str, ...]:
-    """All dm_control suite tasks as 'domain:task', sorted. Imports dm_control."""
+    """Returns all dm_control suite tasks as 'domain:task', sorted. Imports dm_control."""
     from environments import suite
 
     return suite.names()
@@ -51,7 +51,7 @@ def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment
       pixels: makes the observation a frame, uint8 [height, width, 3], in place of the state.
 
     Raises:
-      EnvironmentNameError: if nothing goes by that name.
+      EnvironmentNameError: if there is no environment of that name.
       EnvironmentSpecError: if the actions are not continuous and bounded, or frames are asked of an
         environment that cannot draw them.
       RenderingUnavailableError: if frames are asked for and no OpenGL works here.
@@ -74,8 +74,13 @@ def _make(name: str, seed: int) -> Environment:
 
     if name in suite.names():
         return suite.make(left, right, seed)
-    if left in suite.domains() or not _is_module(left):
+    if left in suite.domains():
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
+    if not _is_module(left):
+        raise EnvironmentNameError(
+            f"{_EXPECTED}, got {name!r}; {_nearest(name)}no module {left!r} was found "
+            f"in the working directory or on PYTHONPATH, and no domain of that name; {_SEE_LIST}"
+        )
     return adapt(_call_factory(name, seed), seed=seed, name=name)
 
 
@@ -100,7 +105,7 @@ def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
         return environment
     if isinstance(environment, dm_env.Environment):
         return flat.Environment(environment, render=_render_of(environment), name=name)
-    # Only the type's own ancestry is looked at, so that gymnasium is not imported for nothing.
+    # The base classes' modules tell, so that gymnasium is imported only if it is used.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
 
@@ -112,7 +117,7 @@ def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
 
 
 def _render_of(environment: dm_env.Environment) -> flat.Render | str:
-    """How a foreign environment draws: by its physics, or by a method of its own."""
+    """Finds how a user's environment renders: its physics, or a method `render` of its own."""
     from environments.pixels import camera, views
 
     physics = getattr(environment, "physics", None)
@@ -128,7 +133,7 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
 
 
 def _call_factory(name: str, seed: int) -> Any:
-    """Imports and calls the factory; errors inside its own code pass through unchanged."""
+    """Imports and calls the factory. Errors inside its own code pass through unchanged."""
     path, _, attribute = name.partition(":")
     module = importlib.import_module(path)
     factory = getattr(module, attribute, None)
@@ -155,7 +160,7 @@ def _is_module(path: str) -> bool:
 
 
 def _nearest(name: str) -> str:
-    """The part of a message that proposes up to three tasks, or nothing."""
+    """Returns the part of a message that proposes up to three tasks; '' if none is close."""
     known = names()
     near = difflib.get_close_matches(
         name.replace(" ", ":").replace("-", ":"), known, n=3, cutoff=0.5

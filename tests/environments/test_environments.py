@@ -280,7 +280,11 @@ def test_gymnasium_pictures_have_the_wanted_size():
             r"expected a task 'domain:task' or a factory 'package.module:function', got 'cartpole'",
         ),
         ("", "got ''; 'rl-replicator envs' lists the tasks"),
-        ("no_such.module:make", "got 'no_such.module:make'; 'rl-replicator envs' lists the tasks"),
+        ("nothere:foo", "got 'nothere:foo'; no module 'nothere' was found in the working direct"),
+        (
+            "no_such.module:make",
+            "no module 'no_such.module' was found .* 'rl-replicator envs' list",
+        ),
         ("environments.fakes:chian", "got 'chian'; did you mean environments.fakes:chain?"),
         (
             f"{FAKE}:make_without_seed",

@@ -1,8 +1,9 @@
-"""Two detours in dm_control's step, cut short: a tenth to a quarter of its time. No number changes.
+"""Two faster paths through dm_control's physics step, without a change in any number.
 
-Names of bodies and joints are turned into array indices at every access; here the answer is kept.
-The guard around the physics step is a context manager, and everything it needs is looked up anew;
-here it is one comparison. Tests hold every task against plain dm_control, bit for bit.
+They save a tenth to a quarter of the step. dm_control turns names of bodies and joints into array
+indices at every access; here the indices are cached. It guards the physics step by a context
+manager that looks everything up anew; here the guard is one comparison. Tests compare every task
+with plain dm_control, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import Any
 import numpy as np
 
 
-def shorten(physics: Any) -> None:
-    """Speeds up one `dm_control.mujoco.Physics`. Its model must not be reloaded afterwards."""
+def speed_up(physics: Any) -> None:
+    """Replaces the slow parts of one physics.
+
+    Args:
+      physics: a `dm_control.mujoco.Physics`. Its model must not be reloaded afterwards.
+    """
     axes = {
         id(axis): axis
         for struct in (physics.named.model, physics.named.data)
@@ -23,12 +28,12 @@ def shorten(physics: Any) -> None:
         if axis is not None
     }
     for axis in axes.values():
-        axis.convert_key_item = _kept(axis.convert_key_item)
+        axis.convert_key_item = _cached(axis.convert_key_item)
     physics.step = _stepper(physics)
 
 
-def _kept(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`convert`, which depends on its argument alone, computed once for each name or list."""
+def _cached(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Caches `convert` for every name and list of names. It depends on its argument alone."""
     known: dict[Any, Any] = {}
 
     def convert_key_item(item: Any) -> Any:
@@ -49,7 +54,7 @@ def _kept(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _stepper(physics: Any) -> Callable[..., None]:
-    """What `physics.step` does, with everything looked up beforehand."""
+    """Returns a function that does what `physics.step` does, with all lookups done beforehand."""
     import mujoco
 
     model, data = physics.model.ptr, physics.data.ptr
@@ -59,7 +64,7 @@ def _stepper(physics: Any) -> Callable[..., None]:
     warnings, before = physics._warnings, np.empty_like(physics._warnings)
     ordinary_step = type(physics).step
 
-    def shortened_step(nstep: int = 1) -> None:
+    def fast_step(nstep: int = 1) -> None:
         if not physics.legacy_step or options.integrator == runge_kutta:
             ordinary_step(physics, nstep)
             return
@@ -69,8 +74,8 @@ def _stepper(physics: Any) -> Callable[..., None]:
             step(model, data, nstep - 1)
         first_half(model, data)
         if (warnings > before).any():
-            # The guard of dm_control compares at its exit, and then raises or logs as it is set to.
+            # dm_control's guard compares at its exit, and then raises or logs as configured.
             with physics.check_invalid_state():
                 np.copyto(physics._warnings_before, before)
 
-    return shortened_step
+    return fast_step

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from dm_env import specs
 
-from environments import fast_physics, flat
+from environments import flat
 from environments.pixels import camera, rendering
+from environments.suite import fast_physics
 
 # The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
 # lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
@@ -32,21 +33,31 @@ def _dm_control_suite() -> Any:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """All tasks as 'domain:task', sorted."""
+    """Returns all tasks as 'domain:task', sorted."""
     return tuple(sorted(f"{domain}:{task}" for domain, task in _dm_control_suite().ALL_TASKS))
 
 
 def domains() -> frozenset[str]:
+    """Returns the parts of the names before the colon."""
     return frozenset(name.partition(":")[0] for name in names())
 
 
 def make(domain: str, task: str, seed: int) -> flat.Environment:
-    """Loads a task. Its random numbers all come from one `RandomState(seed)`."""
+    """Loads a task.
+
+    Args:
+      domain: a domain of the suite, such as 'cartpole'.
+      task: a task of the domain, such as 'swingup'.
+      seed: of the one `RandomState` that all random numbers of the task come from.
+
+    Returns:
+      The task in the agents' form.
+    """
     random = np.random.RandomState(seed)
     with _without_deprecations():
         environment = _load(domain, task, random)
     _keep_gl_out(environment.physics)
-    fast_physics.shorten(environment.physics)
+    fast_physics.speed_up(environment.physics)
     return flat.Environment(
         environment,
         action_spec=_limited(environment.action_spec()),
@@ -59,7 +70,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
 
 @contextlib.contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Drops what MuJoCo says about old attributes in the suite's own models: no user wrote them."""
+    """Drops MuJoCo's warnings about old attributes in the suite's own models."""
 
     def is_of_interest(record: logging.LogRecord) -> bool:
         return "is deprecated" not in record.getMessage()
