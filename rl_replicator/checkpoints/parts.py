@@ -45,11 +45,43 @@ class TrackablePart:
                 tensors=[tf.constant(values.read(*item)) for item in present.items()],
             )
 
+    def export_tf(self, prefix: str | pathlib.Path) -> str:
+        """Writes the variables as a checkpoint with an object graph, for TensorFlow's own tools.
+
+        Another program restores it without this package:
+
+            tf.train.Checkpoint(model=model).read(path).expect_partial()
+
+        Replicated variables are written as one value, whatever the number of replicas.
+
+        Args:
+          prefix: path of the checkpoint's files, without their suffixes.
+
+        Returns:
+          The path to pass to `tf.train.Checkpoint.read`.
+
+        Raises:
+          CheckpointError: something holds state that is not a variable.
+        """
+        import tensorflow as tf
+
+        self._variables()
+        return tf.train.Checkpoint(**self._trackables).write(str(prefix))
+
     def check(self, folder: pathlib.Path) -> None:
         """Compares names, shapes and types.
 
         Raises:
           CheckpointError: names the first variable that does not match.
+        """
+        for name, there in sorted(self._check_present(folder).items()):
+            raise _mismatch(folder, name, "no such variable", there)
+
+    def _check_present(self, folder: pathlib.Path) -> dict[str, str]:
+        """Checks that every variable here is saved there, in the same shape and dtype.
+
+        Returns:
+          The saved variables that are not here, by name, with their descriptions.
         """
         import tensorflow as tf
 
@@ -65,9 +97,7 @@ class TrackablePart:
             here = _describe(variable.dtype, variable.shape)
             if saved.get(name) != here:
                 raise _mismatch(folder, name, here, saved.get(name, "no such variable"))
-        for name, there in sorted(saved.items()):
-            if name not in present:
-                raise _mismatch(folder, name, "no such variable", there)
+        return {name: there for name, there in saved.items() if name not in present}
 
     def restore(self, folder: pathlib.Path) -> None:
         """Raises `CheckpointError` if anything does not match; see `check`."""
@@ -112,6 +142,30 @@ class TrackablePart:
                     escaped = name.replace(".", "..").replace("/", ".S")
                     queue.append((f"{path}/{escaped}" if path else escaped, child))
         return found
+
+
+class TrackableSubset(TrackablePart):
+    """Some of the objects of a saved `TrackablePart`, restored alone; it cannot be saved.
+
+    For example the network of a training run, without its optimizer:
+
+        checkpointer.restore({"learner": TrackableSubset(network=network)})
+    """
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Raises `CheckpointError`: a part that is missing something must not replace a whole."""
+        raise errors.CheckpointError(
+            "expected a TrackablePart of all objects to save, got a TrackableSubset; "
+            "use it for restoring only"
+        )
+
+    def check(self, folder: pathlib.Path) -> None:
+        """Compares names, shapes and types of the variables that are here.
+
+        Raises:
+          CheckpointError: names the first variable that is not saved, or saved differently.
+        """
+        self._check_present(folder)
 
 
 class InputPart:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.checkpoints.parts import TrackableSubset
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.replicator import Replicator
@@ -67,7 +67,9 @@ def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) ->
         raise errors.ConfigError(
             f"--features: expected an evaluated checkpoint in {run.best}, found none; train longer"
         )
-    checkpoint.restore({"learner": TrackablePart(**learner.trackables())})
+    # The network alone: the optimizer's slots are not needed to classify.
+    network = learner.trackables()["network"]
+    checkpoint.restore({"learner": TrackableSubset(network=network)})
     return learner.classify
 
 

@@ -1,6 +1,7 @@
 """Spectral norm against NumPy: the iterations, and the gradient by finite differences."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from rl_replicator.learners.sngan.spectral_norm import SpectralNorm
@@ -47,13 +48,15 @@ def test_training_iterates_and_other_passes_do_not():
         np.testing.assert_allclose(norm.u.numpy(), u, rtol=1e-10)
 
 
-def test_the_gradient_passes_through_the_norm_but_not_the_vectors():
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_gradient_passes_through_the_norm_but_not_the_vectors(is_training):
     norm = make()
     w = tf.constant(W)
     with tf.GradientTape() as tape:
         tape.watch(w)
-        loss = tf.reduce_sum(COEFFICIENTS * norm(w, is_training=True) ** 2)
+        loss = tf.reduce_sum(COEFFICIENTS * norm(w, is_training=is_training) ** 2)
     v, u = iterate(W, unit(U))
+    u = u if is_training else unit(U)
     numeric = np.zeros(SHAPE)
     for index in np.ndindex(SHAPE):
         step = np.zeros(SHAPE)
