@@ -1,1 +1,1 @@
-"""Agents: what acts, what remembers, what learns, and the program that joins them."""
+"""Agents: actors, replay and learners, and the program that connects them."""

@@ -1,4 +1,4 @@
-"""What a run is about: an environment, and how the agent sees it."""
+"""The task of a run: an environment, and the kind of its observations."""
 
 import dataclasses
 
@@ -13,29 +13,32 @@ class Task:
 
     Attributes:
       name: see `environments.make`.
-      pixels: how its pictures are made, where the agent sees these; None where it sees the state.
+      pixels: how frames are rendered; None to observe the state.
     """
 
     name: str
     pixels: environments.PixelConfig | None = None
 
     def make(self, seed: int) -> "environments.Environment | environments.PixelEnvironment":
-        """The environment.
+        """Makes the environment.
+
+        Args:
+          seed: of everything random in it.
 
         Raises:
-          EnvironmentUsageError: if nothing goes by that name, or it cannot be seen like that.
+          EnvironmentUsageError: if there is no such environment, or it cannot be rendered so.
         """
         return environments.make(self.name, seed=seed, pixels=self.pixels)
 
     def spec(self) -> specs.EnvironmentSpec:
-        """The specs of what `make` gives."""
+        """Returns the specs of the environment that `make` returns."""
         return specs.make_environment_spec(self.make(seed=0))
 
     @property
     def action_repeat(self) -> int:
-        """Environment steps of one action."""
+        """Environment steps per action."""
         return 1 if self.pixels is None else self.pixels.repeats(self.name)
 
     def agent_steps(self, environment_steps: int) -> int:
-        """Actions in so many environment steps, the last of them whole."""
+        """Returns the number of actions in `environment_steps`, rounded up."""
         return -(-environment_steps // self.action_repeat)

@@ -1,1 +1,1 @@
-"""Policies that act: actors, exploration, and stacks of frames."""
+"""Actors, exploration, and stacks of frames."""

@@ -1,1 +1,1 @@
-"""The learning end of an agent: the replicated learner and its variables."""
+"""The replicated learner, and what the steps of agents share."""

@@ -1,1 +1,1 @@
-"""Networks that agents share: encoders of frames, and augmentation."""
+"""Networks that agents share: encoders, policies, critics, and augmentation of frames."""

@@ -1,1 +1,1 @@
-"""The nodes of a run: counter, actor, learner, evaluator (the replay node is Launchpad's)."""
+"""The nodes of a run: counter, actor, learner and evaluator. The replay node is Launchpad's."""

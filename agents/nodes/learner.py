@@ -32,19 +32,19 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 
-# The learner is watched ten times a second, and reports once.
+# The learner is polled ten times a second and reports once a second.
 _SECONDS_BETWEEN_LOOKS = 0.1
 _LOOKS_PER_REPORT = 10
-# How long a step may go on waiting for rows once no more will come.
+# How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
-# Ctrl-C ends a program within ten seconds: a replay that takes longer than this to write is then
-# saved as it was at the checkpoint before.
+# Ctrl-C ends a program within ten seconds: if the replay takes longer than this to write, the last
+# checkpoint links the replay of the one before.
 _SECONDS_TO_SAVE_IN_HASTE = 3.0
 _SECONDS_FOR_INFO = 2
-# A replay that died is started again; one that saves nothing for this long is broken.
+# A replay that died is restarted; if nothing can be saved for this long, the run fails.
 _SECONDS_WITHOUT_REPLAY = 600.0
 _SECONDS_BETWEEN_TRIES = 2.0
-# A low guess, good enough to tell a table that is saved in a second from one that takes ten.
+# A low estimate, which tells a table that is saved in a second from one that takes ten.
 _BYTES_PER_SECOND = 1.5e7
 
 
@@ -87,7 +87,7 @@ class LearnerNode:
         self._saved: tuple[int, int] | None = None
         self._save_at = 0.0
         self._unsaved_since: float | None = None
-        # How long the last save took; before the first, what the size of a restored one says.
+        # Seconds that the last save took; at first, estimated from a restored checkpoint.
         latest = self._checkpointer.latest()
         self._save_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
         self._trained = threading.Event()
@@ -95,11 +95,11 @@ class LearnerNode:
         self._run_over = threading.Event()
 
     def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """The weights after the last call of the learner, by path."""
+        """Returns the weights after the learner's last call, by path."""
         return self._learner.get_variables(names)
 
     def run(self) -> None:
-        """Trains, and saves now and then; the last checkpoint is of the trained learner."""
+        """Trains and saves checkpoints; the last one holds the trained learner."""
         with futures.ThreadPoolExecutor(1, "learner-report") as executor:
             report = executor.submit(self._report)
             try:
@@ -111,7 +111,7 @@ class LearnerNode:
                         self._counter.learner_done()
                 lp.wait_for_stop()
             except rr.WorkerLost as loss:
-                # TensorFlow can't go on in this process: all of the group start again.
+                # TensorFlow cannot continue in this process: the whole group restarts.
                 _LOG.warning("%s", loss)
                 sys.stdout.flush()
                 os._exit(WORKER_LOST_STATUS)
@@ -127,14 +127,14 @@ class LearnerNode:
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
                 self._learner.step()
                 if report.done():
-                    report.result()  # It ends early by an error alone.
+                    report.result()  # It ends early only by an error.
                 if self._is_chief and time.monotonic() >= self._save_at:
                     self._save()
             while self._has_partners:
-                self._learner.cancel()  # So that all end at the same step, which ends this loop.
+                self._learner.cancel()  # All workers end at the same step, which ends this loop.
                 self._learner.step()
         except (StoppedError, rr.StepCancelled):
-            # Nobody feeds the table any more. Some steps of the last call may have been done.
+            # No actor inserts any more. Some steps of the cancelled call may have been done.
             self._learner.refresh()
         finally:
             self._trained.set()
@@ -142,7 +142,7 @@ class LearnerNode:
             report.result()
 
     def _wait_for_first_rows(self) -> None:
-        """Waits where it can be interrupted, until the table lets itself be sampled."""
+        """Waits, interruptibly, until the table has enough items to be sampled."""
         started = time.monotonic()
         waiting = Waiting("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
@@ -171,11 +171,11 @@ class LearnerNode:
         )
 
     def _report(self) -> None:
-        """Every second: figures to the counter, and an eye on a learner that gets no rows."""
+        """Reports to the counter every second, and cancels a step that will get no more items."""
         try:
             self._watch()
         except BaseException:
-            self._learner.cancel()  # A step that waits must not hide the error.
+            self._learner.cancel()  # A waiting step must not hide the error.
             raise
 
     def _watch(self) -> None:
@@ -198,10 +198,10 @@ class LearnerNode:
                 progress = self._counter.progress()
             if progress.steps_done:
                 self._no_more_rows.set()
-            # A learner that saves, or whose steps are long, does not move either.
+            # A learner that saves, or whose steps are long, makes no progress either.
             is_waiting = starved == _LOOKS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or lp.stop_event().is_set():
-                # A partner may be the one that gets no rows.
+                # Another worker may be the one that gets no items.
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
                 if may_starve and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
@@ -209,10 +209,10 @@ class LearnerNode:
                 waiting.tick(now - last_change)
 
     def _save(self) -> bool:
-        """One checkpoint of everything: replay, learner, counters, random streams.
+        """Saves a checkpoint of everything: replay, learner, counters, random generators.
 
         Returns:
-          False if there is no replay at the moment.
+          False if the replay cannot be saved now.
         """
         try:
             self._save_all()
@@ -230,7 +230,7 @@ class LearnerNode:
     def _save_all(self) -> None:
         steps = self._learner.num_steps
         started = time.monotonic()
-        # What the counter was told of the learner may be a second old.
+        # The counter's number of learner steps may be a second old.
         progress = {**self._counter.snapshot(), "learner_steps": steps}
         if self._saved == (steps, progress["environment_steps"]):
             return
@@ -244,7 +244,7 @@ class LearnerNode:
             },
         )
         self._saved = (steps, progress["environment_steps"])
-        # A large table takes seconds to write: saving is to cost a twentieth of the time at most.
+        # A large table takes seconds to write: saving takes at most a twentieth of the time.
         self._save_seconds = time.monotonic() - started
         pause = max(self._checkpoint_seconds, 20.0 * self._save_seconds)
         self._save_at = time.monotonic() + pause

@@ -1,17 +1,17 @@
-"""What an agent sees, for those who watch its run in TensorBoard."""
+"""The agent's observations as images for TensorBoard."""
 
 import numpy as np
 
 
 def strip(observation: np.ndarray) -> np.ndarray | None:
-    """The frames of an observation side by side, the oldest on the left.
+    """Returns the frames of an observation side by side, the oldest on the left.
 
     Args:
-      observation: of an agent.
+      observation: observation of an agent.
 
     Returns:
-      uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S]; None where an observation
-      is no picture.
+      uint8 [H, W * S, 3] for S stacked frames of shape [H, W, 3 * S]; None if the observation is
+      not a stack of frames.
     """
     if observation.ndim != 3 or observation.dtype != np.uint8:
         return None

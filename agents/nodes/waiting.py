@@ -1,4 +1,4 @@
-"""Waiting aloud: a node that is held up says what for, and gives up when the program stops."""
+"""Reports long waits of a node, and ends them when the program stops."""
 
 import logging
 from collections.abc import Callable
@@ -10,23 +10,25 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class StoppedError(Exception):
-    """Raised out of a wait when the program stops."""
+    """Ends a wait because the program stops."""
 
 
 class Waiting:
-    """Counts the seconds of a wait and speaks every ten of them."""
+    """Logs a line every ten seconds of a wait."""
 
     def __init__(self, who: str, reason: Callable[[], str]):
-        """Args:
-        who: the node, as users know it.
-        reason: what it waits for and why, asked when a line is due.
+        """Stores what to log.
+
+        Args:
+          who: the node, as users know it.
+          reason: returns what it waits for and why; called when a line is due.
         """
         self._who = who
         self._reason = reason
         self._next_line = _SECONDS_BETWEEN_LINES
 
     def tick(self, waited: float) -> None:
-        """To be called now and then during a wait.
+        """Logs a line if one is due; to be called repeatedly during a wait.
 
         Args:
           waited: seconds since the wait began.

@@ -16,7 +16,7 @@ _FULL_DISK_BYTES = 1 << 20
 
 
 class ReplayError(Exception):
-    """The replay server did not write its tables: it has died, and may be starting again."""
+    """The replay server did not write its tables: it died, and may be restarting."""
 
 
 class ReplayPart:
@@ -26,17 +26,19 @@ class ReplayPart:
     """
 
     def __init__(self, client: reverb.Client):
-        """Args:
-        client: of the replay server.
+        """Stores the client.
+
+        Args:
+          client: of the replay server.
         """
         self._client = client
 
     def save(self, folder: Path) -> None:
-        """Writes the tables; inserting and sampling wait meanwhile.
+        """Writes the tables; inserts and samples wait meanwhile.
 
         Raises:
-          OSError: the disk is full.
-          ReplayError: the server does not do it.
+          OSError: if the disk is full.
+          ReplayError: if the server does not write them.
         """
         try:
             written = Path(self._client.checkpoint())
@@ -50,37 +52,40 @@ class ReplayPart:
         written.rmdir()
 
     def restore(self, folder: Path) -> None:
-        """Nothing: a Reverb server can only load a checkpoint as it starts."""
+        """Does nothing: a Reverb server loads a checkpoint only when it starts."""
 
 
 class SameReplayPart:
-    """The replay of an earlier checkpoint once more: costs nothing, and is a little older.
+    """Links the replay of an earlier checkpoint, which takes no time.
 
-    For a program that has seconds to end and a table that takes longer to write. Actors and learner
-    go on from a replay that lacks the last rows; its limiter fits its own rows.
+    For a program that must end within seconds while its table takes longer to write. Training then
+    continues from a replay that lacks the newest items; its rate limiter fits the items it has.
     """
 
     def __init__(self, earlier: Path):
-        """Args:
-        earlier: the replay's folder in a checkpoint.
+        """Stores the folder.
+
+        Args:
+          earlier: the replay's folder in a checkpoint.
         """
         self._earlier = earlier
 
     def save(self, folder: Path) -> None:
-        """Links the files; they live until both checkpoints are gone."""
+        """Links the files; they exist until both checkpoints are deleted."""
         for path in self._earlier.iterdir():
             os.link(path, folder / path.name)
 
     def restore(self, folder: Path) -> None:
-        """Nothing, as for `ReplayPart`."""
+        """Does nothing; see `ReplayPart`."""
 
 
 def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
-    """How the replay server saves and, as it starts, loads its tables: those of the newest
-    checkpoint, or empty ones.
+    """Makes the constructor of the replay server's checkpointer.
+
+    When the server starts, it loads the tables of the newest checkpoint, if there is one.
 
     Args:
-      run_dir: of the run.
+      run_dir: directory of the run.
 
     Returns:
       What `launchpad.ReverbNode` takes as `checkpoint_ctor`.
@@ -90,7 +95,7 @@ def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
         run = RunDirectory(run_dir)
         run.check_visible()
         scratch = replay_scratch(run_dir)
-        shutil.rmtree(scratch, ignore_errors=True)  # What a server wrote that was killed then.
+        shutil.rmtree(scratch, ignore_errors=True)  # Left by a server that was killed.
         scratch.mkdir(parents=True)
         latest = Checkpointer(run.checkpoints).latest()
         return DefaultCheckpointer(
@@ -102,5 +107,5 @@ def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
 
 
 def replay_scratch(run_dir: Path) -> Path:
-    """Where the replay server writes before its tables move into a checkpoint."""
+    """Returns the folder where the replay server writes before its files move to a checkpoint."""
     return RunDirectory(run_dir).checkpoints / ".replay"

@@ -1,4 +1,4 @@
-"""How much memory a replay of frames will take: measured on frames of the very task."""
+"""An estimate of the memory of a replay of frames, measured on frames of the task."""
 
 import dataclasses
 from pathlib import Path
@@ -9,20 +9,20 @@ import tensorflow as tf
 
 from rl_replicator.errors import UsageError
 
-# What the table and the allocator need for an item beside its frames (`bench/pixel_replay.py`).
+# Memory of an item beside its frames, in table and allocator (`bench/pixel_replay.py`).
 _BYTES_PER_ITEM = 1_800
 _FRAMES = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySize:
-    """A prediction.
+    """An estimate.
 
     Attributes:
-      transitions: of the full table.
-      bytes_each: of one of them, predicted.
-      frame_bytes: of a frame as it comes.
-      frames_measured: that were compressed for the prediction.
+      transitions: number of transitions in the full table.
+      bytes_each: estimated bytes of one transition.
+      frame_bytes: bytes of an uncompressed frame.
+      frames_measured: number of frames that were compressed for the estimate.
     """
 
     transitions: int
@@ -32,7 +32,7 @@ class ReplaySize:
 
     @property
     def num_bytes(self) -> float:
-        """Of the full table."""
+        """Estimated bytes of the full table."""
         return self.transitions * self.bytes_each
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class ReplaySize:
         )
 
     def check_fits(self, available: float) -> None:
-        """Raises UsageError, with the numbers, if it exceeds `available` bytes."""
+        """Raises UsageError, with the numbers, if the estimate exceeds `available` bytes."""
         if self.num_bytes > available:
             fitting = int(available / self.bytes_each)
             raise UsageError(
@@ -58,9 +58,12 @@ def predict(environment: dm_env.Environment, max_size: int, chunk_length: int) -
     """Plays a few random steps and compresses their frames as the replay would.
 
     Args:
-      environment: one uint8 frame as observation.
-      max_size: transitions of the full table.
-      chunk_length: frames that are compressed together.
+      environment: its observations are single uint8 frames.
+      max_size: number of transitions in the full table.
+      chunk_length: number of frames that are compressed together.
+
+    Returns:
+      The estimate.
     """
     frames = _play(environment, np.random.default_rng(0))
     # Reverb compresses with Snappy, as does this operation of tf.data.
@@ -91,9 +94,9 @@ def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.nd
 
 
 def available_memory() -> float:
-    """Bytes that this process may still take: of the machine, or of its control group.
+    """Returns the bytes that this process may still allocate, on the machine or in its cgroup.
 
-    Infinite where the system does not say.
+    Infinite if the system does not tell.
     """
     available = [float("inf")]
     try:

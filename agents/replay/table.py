@@ -8,9 +8,9 @@ from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import ConfigError, check_option
 
-# Batches that the input pipeline holds ready beside those being sampled.
+# Batches that the input pipeline prefetches.
 PREFETCHED_BATCHES = 2
-# Batches that a sampler may have requested ahead of those.
+# Batches that a sampler may request ahead of those.
 IN_FLIGHT_BATCHES = 2
 
 
@@ -39,7 +39,7 @@ class LearnerDemand:
 
     @property
     def per_replica_batch_size(self) -> int:
-        """The share of one replica."""
+        """Transitions of one replica's batch."""
         return self.global_batch_size // self.num_replicas
 
     @property
@@ -49,18 +49,18 @@ class LearnerDemand:
 
     @property
     def transitions_in_flight(self) -> int:
-        """The most that the input pipelines can hold beyond what a call has consumed."""
+        """Most transitions that the input pipelines can hold beyond those that a call consumed."""
         # In the sampler, being built, ready; two queued for the step, and one on its way there.
         held = IN_FLIGHT_BATCHES + 1 + PREFETCHED_BATCHES + 3
         return held * self.global_batch_size
 
 
 def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
-    """Samples by which the ratio of samples to inserts may be off in either direction.
+    """Computes the tolerance of the rate limiter, in samples, in either direction.
 
-    It must hold a whole call of the learner plus everything its pipelines keep in flight, twice:
-    otherwise actors and learner could only run in turns, or (below one insert's worth of samples)
-    block each other for ever.
+    It must cover a whole call of the learner plus everything its pipelines keep in flight, twice:
+    otherwise actors and learner could only run in turns, or (below the samples of one insert) block
+    each other forever.
 
     Args:
       config: of the table.
@@ -89,12 +89,12 @@ def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
 
 
 def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> reverb.Table:
-    """The prioritized table (Schaul et al. 2016), held to a ratio of samples to inserts.
+    """Makes the table: prioritized (Schaul et al. 2016) or uniform, with a rate limiter.
 
     Args:
       config: of the table.
       demand: of the learner, for the limiter's tolerance.
-      layout: of the rows.
+      layout: of the items.
 
     Returns:
       A table to be served by one Reverb server.

@@ -166,11 +166,3 @@ class AgentCommand:
                 f"expected an agent that learns from pixels, got {self.name}; leave --pixels out"
             )
         return self.pixel_config
-
-
-def __getattr__(name: str) -> Any:
-    # An installation from before agents moved to folders of their own looks for `d4pg` here.
-    if name == "d4pg":
-        package = __name__.partition(".")[0]
-        return importlib.import_module(".".join([package, name])).command
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

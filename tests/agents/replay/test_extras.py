@@ -1,0 +1,78 @@
+"""What actors record with each action, from the adder through a real table to the learner."""
+
+import dm_env
+import numpy as np
+import pytest
+import reverb
+from acme import specs
+
+from agents.replay.adder import NStepTransitionAdder
+from agents.replay.config import ReplayConfig
+from agents.replay.frames import FrameLayout
+from agents.replay.input import make_input_fn
+from agents.replay.table import LearnerDemand, make_table
+from agents.replay.transitions import TransitionLayout
+
+EXTRAS = {
+    "log_prob": specs.Array((), np.float32, "log_prob"),
+    "state": specs.Array((2, 2), np.float32, "state"),
+}
+STATE, FRAME = specs.Array((2,), np.float32), specs.Array((4, 4, 3), np.uint8)
+
+
+def make_layout(observations):
+    spec = specs.EnvironmentSpec(
+        observations=observations,
+        actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
+        rewards=specs.Array((), np.float32),
+        discounts=specs.Array((), np.float32),
+    )
+    if observations is STATE:
+        return TransitionLayout(spec, EXTRAS)
+    return FrameLayout(spec, 2, 2, 1, EXTRAS)
+
+
+def extras_of(t):
+    return {"log_prob": np.float32(-t), "state": np.full((2, 2), 10 * t, np.float32)}
+
+
+@pytest.mark.parametrize("observations", [STATE, FRAME], ids=["state", "frames"])
+def test_a_transition_has_the_extras_of_its_first_action(observations):
+    layout = make_layout(observations)
+    demand = LearnerDemand(4, 1, 1)
+    config = ReplayConfig(min_size=4, samples_per_insert=100.0, priority_exponent=0.0)
+    server = reverb.Server([make_table(config, demand, layout)])
+    adder = NStepTransitionAdder(
+        reverb.Client(f"localhost:{server.port}"),
+        layout,
+        n_step=2,
+        discount=0.9,
+        initial_priority=1.0,
+        max_in_flight_items=0,
+        on_wait=lambda _: None,
+    )
+    blank = np.zeros(observations.shape, observations.dtype)
+    adder.add_first(dm_env.restart(blank))
+    for t in range(5):
+        step = dm_env.termination(0.0, blank) if t == 4 else dm_env.transition(0.0, blank)
+        adder.add(np.array([t / 10], np.float32), step, extras_of(t))
+    sample = next(iter(make_input_fn(f"localhost:{server.port}", layout, demand)(None)))
+    seen = sample.transition.extras
+    times = np.round(10 * sample.transition.action[:, 0].numpy())
+    np.testing.assert_array_equal(seen["log_prob"], -times)
+    np.testing.assert_array_equal(seen["state"], 10 * times[:, None, None] * np.ones((1, 2, 2)))
+    server.stop()
+
+
+def test_extras_of_another_kind_are_named():
+    layout = make_layout(STATE)
+    action = np.zeros(1, np.float32)
+    layout.check_action(action, extras_of(1))
+    with pytest.raises(ValueError, match=r"replay expects extras like .* the agent gave \(\)"):
+        layout.check_action(action, ())
+    with pytest.raises(ValueError, match=r"extras of shape \(2, 2\).* gave shape \(3,\)"):
+        layout.check_action(action, extras_of(1) | {"state": np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match="expected float32 extras, got 'step' of int64"):
+        TransitionLayout(
+            specs.EnvironmentSpec(STATE, STATE, STATE, STATE), specs.Array((), np.int64, "step")
+        )
