@@ -22,7 +22,7 @@ class VariableSource(Protocol):
         ...
 
 
-class Learner(VariableSource, Protocol):
+class AgentLearner(VariableSource, Protocol):
     """Trains on the replay table."""
 
     @property
@@ -124,7 +124,7 @@ class Agent(Protocol):
 
     def make_learner(
         self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
-    ) -> Learner:
+    ) -> AgentLearner:
         """Makes the learner.
 
         Args:

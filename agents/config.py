@@ -8,7 +8,7 @@ overrides their defaults where its paper does:
 """
 
 import dataclasses
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
@@ -121,7 +121,8 @@ class PixelSettings(Settings):
         """Returns the config with the precision that suits this machine, if it is "auto"."""
         from rl_replicator.layers import precision  # Imports TensorFlow.
 
-        return dataclasses.replace(self, precision=precision.choose(self.precision).name)
+        name: Any = precision.resolve(self.precision)
+        return dataclasses.replace(self, precision=name)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -216,7 +216,7 @@ class Replicator(abc.ABC):
         sums_fn: Callable[[Any, tf.Tensor], Any],
         input_fn: inputs_lib.InputFn,
         global_batch_size: int,
-    ) -> evaluation.Evaluation:
+    ) -> evaluation.EvaluationStep:
         """Compiles a sum over finite data in which every example counts exactly once.
 
         Args:
@@ -233,7 +233,7 @@ class Replicator(abc.ABC):
         Raises:
           ConfigError: the batch does not divide by the replicas, or the data cannot be padded.
         """
-        return evaluation.Evaluation(self, sums_fn, input_fn, global_batch_size)
+        return evaluation.EvaluationStep(self, sums_fn, input_fn, global_batch_size)
 
     def reduce(self, op: str, outputs: Any) -> Any:
         """Reduces outputs over the replicas, on the host.

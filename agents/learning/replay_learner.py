@@ -56,7 +56,7 @@ class ReplayLearner:
 
     After each call of some steps it writes the new priorities back to the table and copies the
     weights for the actors, so that no actor gets weights in the middle of an update. It implements
-    `agents.agent.Learner`.
+    `agents.agent.AgentLearner`.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import launchpad as lp
 import rl_replicator as rr
-from agents.agent import Agent, Learner
+from agents.agent import Agent, AgentLearner
 from agents.learning.variables import WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.waiting import StoppedError, Waiting
@@ -77,7 +77,7 @@ class LearnerNode:
         self._replay = replay
         self._counter = counter
         self._checkpoint_seconds = plan.checkpoint_seconds
-        self._learner: Learner = agent.make_learner(
+        self._learner: AgentLearner = agent.make_learner(
             replicator, replay.server_address, plan.task.agent_steps(plan.total_steps)
         )
         self._checkpointer = Checkpointer(run.checkpoints)

@@ -24,7 +24,7 @@ _ENTRY = pathlib.Path(__file__).with_name("task_entry.py")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Task:
+class JobTask:
     """One process of a job.
 
     Attributes:
@@ -43,7 +43,7 @@ class Task:
 class LocalJob:
     """Processes that all run one command. For `supervisor.Supervisor`; used by one thread."""
 
-    def __init__(self, command: Sequence[str], tasks: Sequence[Task], restarts: Restarts):
+    def __init__(self, command: Sequence[str], tasks: Sequence[JobTask], restarts: Restarts):
         """Starts nothing yet.
 
         Args:
@@ -54,8 +54,8 @@ class LocalJob:
         self._command = list(command)
         self._tasks = tasks
         self._restarts = restarts
-        self._running: dict[Task, subprocess.Popen] = {}
-        self._again_at: dict[Task, float] = {}
+        self._running: dict[JobTask, subprocess.Popen] = {}
+        self._again_at: dict[JobTask, float] = {}
         self._failed_at: float | None = None
         self._output = _Output(sys.stdout.buffer)
 
@@ -112,7 +112,7 @@ class LocalJob:
             _kill(process)
         self._output.drain()
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: JobTask) -> None:
         process = subprocess.Popen(
             [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *self._command],
             # Lines appear when they are printed.
@@ -127,7 +127,7 @@ class LocalJob:
         self._output.follow(task.name, process.stdout)
         self._running[task] = process
 
-    def _replace(self, task: Task, status: int) -> Outcome | None:
+    def _replace(self, task: JobTask, status: int) -> Outcome | None:
         _kill(self._running.pop(task))
         delay = self._restarts.next_delay()
         how = f"{task.name} {_how(status)}"
@@ -187,7 +187,7 @@ class Ports:
 
 def make_tasks(
     num_workers: int, num_parameter_servers: int, addresses: Sequence[str]
-) -> list[Task]:
+) -> list[JobTask]:
     """The tasks of a job on this machine, with TF_CONFIG for each.
 
     Args:
@@ -205,7 +205,7 @@ def make_tasks(
         for index in range(count):
             config = cluster.Cluster(places, kind, index).to_json()
             tasks.append(
-                Task(
+                JobTask(
                     f"{kind} {index}",
                     {"TF_CONFIG": config},
                     ends_job=not num_parameter_servers or kind == "chief",

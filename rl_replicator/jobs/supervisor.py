@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tasks(options: argparse.Namespace) -> tuple[list[local_job.Task], local_job.Ports | None]:
+def _tasks(options: argparse.Namespace) -> tuple[list[local_job.JobTask], local_job.Ports | None]:
     """The tasks to run here, and what keeps their ports for them."""
     is_configured = bool(os.environ.get("TF_CONFIG"))
     if options.workers is None:
@@ -80,7 +80,7 @@ def _tasks(options: argparse.Namespace) -> tuple[list[local_job.Task], local_job
                 "--workers 2 to start a job on this machine"
             )
         own = cluster.Cluster.from_environment()
-        return [local_job.Task(f"{own.task_type} {own.task_index}", {})], None
+        return [local_job.JobTask(f"{own.task_type} {own.task_index}", {})], None
     if is_configured:
         raise errors.ConfigError(
             "expected either --workers or TF_CONFIG in the environment, got both; leave --workers "

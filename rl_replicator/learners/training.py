@@ -174,7 +174,7 @@ class Training:
         figures = self._evaluation.metrics_fn(self._wait_for_sums(self._compute_sums))
         return {name: float(value) for name, value in figures.items()}
 
-    def _wait_for_sums(self, compute: evaluation_step.Evaluation) -> Any:
+    def _wait_for_sums(self, compute: evaluation_step.EvaluationStep) -> Any:
         """Computes the sums in the background: the main thread must stay free for signals."""
         started = time.monotonic()
         future = self._replicator.background.submit(compute)
@@ -346,7 +346,7 @@ def is_finished(run: RunDirectory, learner: Learner) -> bool:
 
 def _compile(
     replicator: Replicator, evaluation: Evaluation | None
-) -> evaluation_step.Evaluation | None:
+) -> evaluation_step.EvaluationStep | None:
     if evaluation is None:
         return None
     return replicator.make_evaluation(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rl_replicator.replicator import Replicator
 
 
-class Evaluation:
+class EvaluationStep:
     """Sums what a function makes of each batch, over finite data. Made by `make_evaluation`."""
 
     def __init__(

@@ -121,7 +121,8 @@ class SNGANConfig:
         """Returns the config with the precision that suits this machine, if it is "auto"."""
         from rl_replicator.layers import precision  # Imports TensorFlow.
 
-        return dataclasses.replace(self, precision=precision.choose(self.precision).name)
+        name: Any = precision.resolve(self.precision)
+        return dataclasses.replace(self, precision=name)
 
     def resolved(self) -> Any:
         """Returns a config with defaults for the data set in place of None, except for paths."""

@@ -26,7 +26,7 @@ _GLOROT_RELU = snt.initializers.VarianceScaling(2.0, "fan_avg", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Shape:
     """The two networks for images of one size.
 
     Attributes:
@@ -42,19 +42,19 @@ class Layout:
     num_halvings: int
 
 
-def layout(image_size: int) -> Layout:
+def layout(image_size: int) -> Shape:
     """A block for each doubling from 4x4 to 7x7 on.
 
     For 128x128 and 64x64 images the networks of Miyato & Koyama 2018, for 32x32 those of Miyato et
     al. 2018, table 4, with 64 as the width.
     """
     if image_size == 32:
-        return Layout(4, (4, 4, 4, 4), (2, 2, 2, 2), num_halvings=2)
+        return Shape(4, (4, 4, 4, 4), (2, 2, 2, 2), num_halvings=2)
     side, doublings = image_size, 0
     while side % 2 == 0 and side >= 2 * _SMALLEST_SIDE:
         side, doublings = side // 2, doublings + 1
     multiples = [min(2**i, _LARGEST_MULTIPLE) for i in range(doublings + 1)]
-    return Layout(side, tuple(multiples[::-1]), tuple(multiples), doublings)
+    return Shape(side, tuple(multiples[::-1]), tuple(multiples), doublings)
 
 
 class Layer(snt.Module):
@@ -142,7 +142,7 @@ class GeneratorBlock(snt.Module):
 class Generator(snt.Module):
     """Noise and classes to images."""
 
-    def __init__(self, layout: Layout, width: int, image_channels: int, name: str | None = None):
+    def __init__(self, layout: Shape, width: int, image_channels: int, name: str | None = None):
         """Builds no variable yet.
 
         Args:
@@ -201,7 +201,7 @@ class DiscriminatorBlock(snt.Module):
 class Discriminator(snt.Module):
     """Images and classes to scores; every weight is spectrally normalised."""
 
-    def __init__(self, layout: Layout, width: int, name: str | None = None):
+    def __init__(self, layout: Shape, width: int, name: str | None = None):
         """Builds no variable yet. Arguments as for `Generator`."""
         super().__init__(name=name)
         channels = [multiple * width for multiple in layout.discriminator]

@@ -119,7 +119,7 @@ def test_conditional_norm():
 )
 def test_layouts(size, side, generator, discriminator, halvings):
     layout = networks.layout(size)
-    assert layout == networks.Layout(side, generator, discriminator, halvings)
+    assert layout == networks.Shape(side, generator, discriminator, halvings)
 
 
 def test_image_sizes():
