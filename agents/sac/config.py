@@ -1,0 +1,55 @@
+"""Every hyper-parameter of SAC, once."""
+
+import dataclasses
+
+from agents.config import OffPolicyConfig, PixelSettings
+from agents.replay.config import ReplayConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SACConfig(OffPolicyConfig):
+    """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv:1812.05905).
+
+    Every default is the paper's, unless its line says otherwise.
+    """
+
+    n_step: int = 3
+    """Steps of reward in a return before it bootstraps; the entropy of the steps in between is left
+    out. The paper uses 1."""
+    initial_temperature: float = 0.1
+    """alpha at first: how much a nat of entropy is worth in units of reward. The paper uses 1."""
+    target_entropy: float | None = None
+    """Entropy of the policy, in nats, that the temperature maintains. Default: minus the number of
+    action dimensions."""
+    temperature_learning_rate: float = 3e-4
+    """Adam's step size for the logarithm of the temperature."""
+    target_update_rate: float = 0.01
+    """tau: how far an update takes the target to the online networks. The paper uses 0.005, with
+    four times as many learner steps for each environment step."""
+    td_loss: str = "squared"
+    """Loss of a TD error: `squared`, `huber`, or the import path of a function
+    (`agents.learning.td_losses`)."""
+    replay: ReplayConfig = ReplayConfig(priority_exponent=0.0)
+    """The replay table, sampled uniformly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(self.initial_temperature > 0, "initial_temperature", "more than 0")
+        rate = self.temperature_learning_rate
+        self.check(0 < rate < 1, "temperature_learning_rate", "a number between 0 and 1")
+        self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelSACConfig(PixelSettings, SACConfig):
+    """Hyper-parameters of SAC from pixels.
+
+    Shifts of the frames and the encoder follow DrQ-v2 (Yarats et al. 2021, arXiv:2107.09645).
+    """
+
+    discount: float = 0.97
+    """gamma of an agent step, which is several steps of the simulator."""
+    global_batch_size: int = 128
+    """Transitions of one learner step, over all replicas."""
+    steps_per_call: int = 4
+    """Learner steps inside one compiled call."""

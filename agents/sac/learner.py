@@ -1,0 +1,170 @@
+"""The learner's variables and one step of SAC, written as if for one machine."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.learning import td_losses
+from agents.learning.importance import normalized_weights
+from agents.learning.randomness import normal, step_seed
+from agents.learning.replay_learner import StepOutput
+from agents.learning.targets import update_targets
+from agents.networks.actor_critic import ActorCritic
+from agents.replay.transitions import Sample
+from agents.sac import losses
+from agents.sac.config import SACConfig
+
+
+class Target(NamedTuple):
+    """The built target networks; the policy has none.
+
+    Attributes:
+      encoder: as in `ActorCritic`.
+      critic: as in `ActorCritic`.
+    """
+
+    encoder: snt.Module
+    critic: snt.Module
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """All variables, in the order of the online encoder's and critic's."""
+        return (*self.encoder.variables, *self.critic.variables)
+
+
+class SACLearner(tf.Module):
+    """Owns the variables of SAC and the step that trains them.
+
+    Build it inside `replicator.scope()`; the caller then replicates `step_fn`.
+    """
+
+    def __init__(
+        self,
+        config: SACConfig,
+        online: ActorCritic,
+        target: Target,
+        total_steps: int,
+        augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        replicator: rr.Replicator,
+    ):
+        """Copies the online critic to `target` and makes the optimizers.
+
+        Args:
+          config: hyper-parameters.
+          online: built networks; the critic is a `TwinCritic`, the policy a `GaussianPolicy`.
+          target: built networks of the same shape.
+          total_steps: learner steps over which the importance exponent grows to its end.
+          augment: (observations [B, ...], seed [2] int32) -> observations to train on.
+          replicator: the replicator of the current scope.
+        """
+        super().__init__(name="sac")
+        self._config = config
+        self._td_loss = td_losses.find_td_loss(config.td_loss)
+        self._total_steps = total_steps
+        self._augment = augment
+        self.online, self.target = online, target
+        self.log_temperature = tf.Variable(
+            math.log(config.initial_temperature), name="log_temperature"
+        )
+
+        def make_optimizer(rate: float, variables) -> rr.optimizers.Adam:
+            optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(rate))
+            # Their slots must exist before a checkpoint can be restored.
+            replicator.build_optimizer(optimizer, variables)
+            return optimizer
+
+        self._policy_optimizer = make_optimizer(
+            config.policy_learning_rate, online.policy.trainable_variables
+        )
+        self._critic_optimizer = make_optimizer(
+            config.critic_learning_rate, online.critic_variables
+        )
+        self._temperature_optimizer = make_optimizer(
+            config.temperature_learning_rate, [self.log_temperature]
+        )
+        self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
+        update_targets(target.variables, self._online_variables(), rate=1.0)
+
+    @property
+    def acting_networks(self) -> dict[str, snt.Module]:
+        """The online networks act."""
+        return {"encoder": self.online.encoder, "policy": self.online.policy}
+
+    def step_fn(self, sample: Sample) -> StepOutput:
+        """One update of the critics, the policy, the temperature and the targets.
+
+        Algorithm 1 of Haarnoja et al. 2018 (arXiv:1812.05905), with n-step returns.
+
+        Args:
+          sample: a batch of this replica.
+
+        Returns:
+          The new priorities and the metrics.
+        """
+        config, online = self._config, self.online
+        o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
+        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        temperature = tf.exp(self.log_temperature)
+
+        a_t, log_prob_t = self._sample_action(online.encoder(o_t), stream=2)  # [B, A], [B]
+        q_t = self.target.critic(self.target.encoder(o_t), a_t)  # [B, 2]
+        target_t = losses.soft_target(r_t, d_t, q_t, log_prob_t, temperature)  # [B]
+
+        with tf.GradientTape() as critic_tape:
+            s_tm1 = online.encoder(o_tm1)  # [B, F]
+            q_tm1 = online.critic(s_tm1, a_tm1)  # [B, 2]
+            td_errors = target_t[:, None] - q_tm1  # [B, 2]
+            weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
+            td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
+            critic_loss = tf.reduce_mean(weights * td_loss)
+
+        s_tm1 = tf.stop_gradient(s_tm1)
+        policy_variables = online.policy.trainable_variables
+        with tf.GradientTape(watch_accessed_variables=False) as policy_tape:
+            policy_tape.watch(policy_variables)
+            action, log_prob_tm1 = self._sample_action(s_tm1, stream=3)  # [B, A], [B]
+            policy_loss = losses.policy_loss(
+                online.critic(s_tm1, action), log_prob_tm1, temperature
+            )
+        with tf.GradientTape() as temperature_tape:
+            temperature_loss = losses.temperature_loss(
+                self.log_temperature, log_prob_tm1, self._target_entropy(action)
+            )
+
+        critic_gradients = critic_tape.gradient(critic_loss, online.critic_variables)
+        policy_gradients = policy_tape.gradient(policy_loss, policy_variables)
+        temperature_gradient = temperature_tape.gradient(temperature_loss, [self.log_temperature])
+        self._critic_optimizer.apply(critic_gradients, online.critic_variables)
+        self._policy_optimizer.apply(policy_gradients, policy_variables)
+        self._temperature_optimizer.apply(temperature_gradient, [self.log_temperature])
+        self.num_steps.assign_add(1)
+        update_targets(self.target.variables, self._online_variables(), config.target_update_rate)
+        return StepOutput(
+            keys=sample.keys,
+            priorities=tf.reduce_max(tf.abs(td_errors), axis=-1),
+            metrics={
+                "critic_loss": critic_loss,
+                "q_mean": tf.reduce_mean(q_tm1),
+                "entropy": -tf.reduce_mean(log_prob_tm1),
+                "temperature": temperature,
+            },
+        )
+
+    def _sample_action(self, features: tf.Tensor, stream: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns actions of the policy [B, A] and their log-probabilities [B]."""
+        gaussian = self.online.policy(features)
+        shape = [tf.shape(gaussian.mean)[0], gaussian.mean.shape[1]]
+        noise = normal(shape, step_seed(self.num_steps, stream))
+        return losses.squashed_sample(gaussian.mean, gaussian.stddev, noise)
+
+    def _target_entropy(self, action: tf.Tensor) -> float:
+        entropy = self._config.target_entropy
+        return -float(action.shape[1]) if entropy is None else entropy
+
+    def _online_variables(self) -> tuple[tf.Variable, ...]:
+        return (*self.online.encoder.variables, *self.online.critic.variables)

@@ -1,0 +1,160 @@
+"""SAC's step against NumPy: every variable after every step, replicated and not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from acme import specs, types
+
+import rl_replicator as rr
+from agents.learning.variables import copy_variables
+from agents.replay.config import ReplayConfig
+from agents.replay.transitions import Sample
+from agents.sac import SACConfig
+from agents.sac.agent import SAC
+from tests.agents import actor_critic_reference as reference
+
+BATCH, STEPS, OBSERVATION, ACTION = 8, 3, 3, 2
+CONFIG = SACConfig(
+    policy_layers=(5, 4),
+    critic_layers=(5, 4),
+    policy_learning_rate=3e-3,
+    critic_learning_rate=1e-2,
+    temperature_learning_rate=2e-2,
+    target_update_rate=0.3,
+    global_batch_size=BATCH,
+    replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
+)
+SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((OBSERVATION,), np.float32),
+    actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
+    rewards=specs.Array((), np.float32),
+    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+
+
+def make_samples():
+    random = np.random.default_rng(3)
+    n = STEPS * BATCH
+    return Sample(
+        keys=np.arange(n, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, n),
+        table_size=random.integers(900, 1000, n),
+        transition=types.Transition(
+            observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
+            action=random.uniform(-1, 1, (n, ACTION)).astype(np.float32),
+            reward=random.uniform(-3, 5, n).astype(np.float32),
+            discount=random.choice([0.0, 0.95], n).astype(np.float32),
+            next_observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
+        ),
+    )
+
+
+def weights_of(module):
+    networks = {
+        "policy": module.online.policy,
+        "critic": module.online.critic,
+        "target_critic": module.target.critic,
+    }
+    return copy_variables(networks, networks) | {
+        "temperature/log": np.array([module.log_temperature.numpy()])
+    }
+
+
+class NumpySAC:
+    """Haarnoja et al. 2018 (arXiv:1812.05905), Algorithm 1."""
+
+    def __init__(self, weights):
+        self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
+        self._adams = {
+            "critic": reference.Adam(CONFIG.critic_learning_rate),
+            "policy": reference.Adam(CONFIG.policy_learning_rate),
+            "temperature": reference.Adam(CONFIG.temperature_learning_rate),
+        }
+        self._steps = 0
+
+    def _act(self, weights, observation, stream):
+        """An action of the policy and its log-probability, with the learner's own noise."""
+        shape = (BATCH, ACTION)
+        noise = tf.random.stateless_normal(shape, [self._steps, stream]).numpy().astype(np.float64)
+        torso = {path.replace("policy/torso", "policy"): x for path, x in weights.items()}
+        heads = {}
+        for head in ("mean", "log_stddev"):
+            renamed = {
+                path.replace(f"policy/{head}", "policy/head"): x for path, x in torso.items()
+            }
+            heads[head] = reference.mlp(renamed, "policy", observation)
+        stddev = np.exp(heads["log_stddev"])
+        u = heads["mean"] + stddev * noise
+        log_prob = -0.5 * noise**2 - np.log(stddev) - 0.5 * np.log(2 * np.pi)
+        return np.tanh(u), (log_prob - np.log(1 - np.tanh(u) ** 2)).sum(-1)
+
+    def step(self, probabilities, table_size, transition):
+        """Trains on a global batch; returns the new priorities."""
+        o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
+        start = self.weights
+        alpha = np.exp(start["temperature/log"])
+        a_next, log_prob_next = self._act(start, o_next, stream=2)
+        soft = reference.twin(start, "target_", o_next, a_next).min(-1) - alpha * log_prob_next
+        target = r + d * soft
+        beta = 0.3 + 0.7 * min(1.0, self._steps / STEPS)
+        importance = reference.importance(probabilities, table_size, beta)
+
+        def critic_loss(weights):
+            errors = target[:, None] - reference.twin(weights, "", o, a)
+            return (importance * (0.5 * errors**2).sum(-1)).mean()
+
+        def policy_loss(weights):
+            action, log_prob = self._act(weights, o, stream=3)
+            return (alpha * log_prob - reference.twin(start, "", o, action).min(-1)).mean()
+
+        def temperature_loss(weights):
+            log_prob = self._act(start, o, stream=3)[1]
+            return -(np.exp(weights["temperature/log"]) * (log_prob - ACTION)).mean()
+
+        losses = {"critic": critic_loss, "policy": policy_loss, "temperature": temperature_loss}
+        priorities = np.abs(target[:, None] - reference.twin(start, "", o, a)).max(-1)
+        gradients = {
+            name: reference.gradient(loss, start, reference.names(start, name))
+            for name, loss in losses.items()
+        }
+        for name, adam in self._adams.items():
+            self.weights = adam.apply(self.weights, gradients[name])
+        self._steps += 1
+        self.weights = reference.update_targets(self.weights, CONFIG.target_update_rate)
+        return priorities
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
+def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name):
+    replicator = rr.make(replicator_name)
+    with replicator.scope():
+        module = SAC(CONFIG, SPEC).make_module(replicator, total_steps=STEPS)
+    random = np.random.default_rng(11)
+    for variable in (*module.online.variables, *module.target.variables):
+        variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
+    numpy_sac = NumpySAC(weights_of(module))
+    samples = make_samples()
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    for number in range(STEPS):
+        outputs = replicator.local_results(step())
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        before = numpy_sac.weights
+        expected = numpy_sac.step(
+            samples.probabilities[rows],
+            samples.table_size[rows],
+            [x[rows] for x in samples.transition[:5]],
+        )
+        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
+        np.testing.assert_allclose(got, expected, rtol=5e-4, atol=1e-4)
+        for path, array in weights_of(module).items():
+            message = f"{path} after step {number + 1}"
+            np.testing.assert_allclose(
+                array, numpy_sac.weights[path], rtol=5e-4, atol=1e-4, err_msg=message
+            )
+            assert np.abs(numpy_sac.weights[path] - before[path]).max() > 5e-4, message
