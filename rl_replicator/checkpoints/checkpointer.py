@@ -75,7 +75,7 @@ class Checkpointer:
         Raises:
           CheckpointError: the disk is full or cannot be written. No older checkpoint is touched.
         """
-        pending_work.settle()
+        pending_work.wait()
         folders = self._folders()
         number = int(folders[-1].name.split("_")[0]) + 1 if folders else 1
         final = self._directory / f"{number:06d}_step_{step}"
@@ -142,7 +142,7 @@ class Checkpointer:
             check = getattr(part, "check", None)
             if check is not None:
                 check(info.path / name)
-        pending_work.settle()
+        pending_work.wait()
         for name, part in parts.items():
             part.restore(info.path / name)
         return info

@@ -1,29 +1,33 @@
-"""Work that may still change variables after the call that began it has returned.
+"""Background work that may change variables after the call that started it has returned.
 
-Steps of parameter servers run ahead of their caller. Whoever needs variables that stand still, such
-as a checkpoint, settles first, and does not have to know what kind of replicator there is.
+Steps of parameter servers run ahead of their caller. Code that needs variables to stand still, such
+as a checkpoint, calls `wait` and does not have to know which replicator is in use.
 """
 
 import weakref
 from typing import Protocol
 
 
-class Unsettled(Protocol):
-    """Something that begins work before it is asked for."""
+class BackgroundWorker(Protocol):
+    """Runs work in the background."""
 
     def synchronize(self) -> None:
-        """Returns when all work that was begun has ended; begins none."""
+        """Returns when all work that was started has ended; starts none."""
 
 
-_OPEN: "weakref.WeakSet[Unsettled]" = weakref.WeakSet()
+_REGISTERED: "weakref.WeakSet[BackgroundWorker]" = weakref.WeakSet()
 
 
-def register(owner: Unsettled) -> None:
-    """Has `settle` call `owner.synchronize()` for as long as `owner` lives."""
-    _OPEN.add(owner)
+def register(worker: BackgroundWorker) -> None:
+    """Makes `wait` call `worker.synchronize()` for as long as `worker` is alive."""
+    _REGISTERED.add(worker)
 
 
-def settle() -> None:
-    """Returns when nothing changes variables in the background; raises what a step would."""
-    for owner in tuple(_OPEN):
-        owner.synchronize()
+def wait() -> None:
+    """Waits until nothing changes variables in the background.
+
+    Raises:
+      Exception: whatever the background work raised.
+    """
+    for worker in tuple(_REGISTERED):
+        worker.synchronize()

@@ -10,13 +10,20 @@ from rl_replicator import errors
 
 
 def read(name: str, variable: Any) -> np.ndarray:
-    """The value; that of this process's first replica where each replica has a copy.
+    """Returns the value of a variable; of its first copy in this process if it has several.
 
-    Copies that are to be averaged, and that no step has averaged, are so now: Keras' moving
-    averages after `fit`. Nothing is asked of other processes, so one of several can save alone.
+    Averages the copies of variables with MEAN aggregation that no step has averaged yet, such as
+    Keras's moving averages after `fit`. It does not communicate, so one process can save alone.
+
+    Args:
+      name: for errors.
+      variable: on one device, on replicas or on a mesh.
+
+    Returns:
+      An array of the variable's shape and dtype.
 
     Raises:
-      CheckpointError: the copies are parts of a sum, of which one says nothing.
+      CheckpointError: the variable has SUM aggregation, so its copies are parts of the value.
     """
     copies = _copies(name, variable)
     if isinstance(copies[0], dtensor.DVariable):
@@ -31,10 +38,15 @@ def read(name: str, variable: Any) -> np.ndarray:
 
 
 def write(name: str, variable: Any, value: np.ndarray) -> None:
-    """Assigns the value, to the copies of all replicas of this process.
+    """Assigns a value to all copies of a variable in this process.
+
+    Args:
+      name: for errors.
+      variable: on one device, on replicas or on a mesh.
+      value: array of the variable's shape and dtype.
 
     Raises:
-      CheckpointError: as in `read`.
+      CheckpointError: see `read`.
     """
     for copy in _copies(name, variable):
         if isinstance(copy, dtensor.DVariable):

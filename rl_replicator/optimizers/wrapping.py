@@ -160,11 +160,11 @@ class _Keras(Wrapped):
         raise NotImplementedError
 
 
-class _Here:
-    """In place of a strategy: updates happen where they are called, on the replica's own copy."""
+class _ReplicaLocal:
+    """Stands in for a strategy: applies updates in the calling replica, to its own copies."""
 
     @property
-    def extended(self) -> "_Here":
+    def extended(self) -> "_ReplicaLocal":
         return self
 
     def update(self, variable, function, args=(), kwargs=None, group=True):
@@ -177,7 +177,7 @@ class _Here:
 
 
 class _NewKeras(_Keras):
-    """Keras 2.11 and later. Its updates want to leave the replica for the strategy."""
+    """Keras 2.11 and later, whose updates would otherwise leave the replica for the strategy."""
 
     def _apply_here(self, pairs, name):
         inner = self
@@ -186,7 +186,7 @@ class _NewKeras(_Keras):
         super(Wrapped, inner).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
 
     def _internal_apply_gradients(self, grads_and_vars):
-        return self._distributed_apply_gradients_fn(_Here(), grads_and_vars)
+        return self._distributed_apply_gradients_fn(_ReplicaLocal(), grads_and_vars)
 
     def _apply_weight_decay(self, variables):
         # That of Keras's base class, which knows no strategy.
@@ -200,7 +200,7 @@ class _LegacyKeras(_Keras):
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         variables = [variable for _, variable in pairs]
         state = self._prepare(variables)
-        self._distributed_apply(_Here(), self._transform_gradients(pairs), state, name)
+        self._distributed_apply(_ReplicaLocal(), self._transform_gradients(pairs), state, name)
 
     def _trackable_children(self, *args, **kwargs):
         # Keras ties slots to their parameters, where tf.train.TrackableView does not see them.
@@ -254,7 +254,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
     elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
         mixin = _NewKeras
         optimizer.jit_compile = False  # Or it compiles every update by itself.
-        optimizer._distribution_strategy = _Here()
+        optimizer._distribution_strategy = _ReplicaLocal()
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         mixin = _LegacyKeras
         _check_aggregator(optimizer)
