@@ -44,6 +44,10 @@ class StepFailed(RuntimeError):  # noqa: N818 - reads like the two above
     """A step that another process could not take; its replicas stopped together."""
 
 
+class ReplicasDiffer(UsageError):  # noqa: N818 - likewise
+    """Copies of a variable that must be equal differ between replicas."""
+
+
 # A process that ends because it lost another one: the status says "start the group again".
 WORKER_LOST_STATUS = 75
 

@@ -2,29 +2,17 @@
 
 import abc
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from rl_replicator import errors
-from rl_replicator.collectives import call_log
+from rl_replicator import collectives
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import background, compiled, evaluation, variable_registry
+from rl_replicator.step import compiled, evaluation, results
+from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
-
-Array = npt.NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class PerReplica:
-    """One tensor from each replica: a leaf of a step's outputs on several replicas."""
-
-    values: tuple[Any, ...]
 
 
 class Replicator(abc.ABC):
@@ -35,65 +23,63 @@ class Replicator(abc.ABC):
     (arXiv:1902.00465).
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy):
-        self._strategy = strategy
-        self.registry = variable_registry.Registry()
+    def __init__(self, host: host_lib.Host):
+        """Takes the host on which the steps will run."""
+        self._host = host
 
     @classmethod
     @abc.abstractmethod
     def from_text(cls, argument: str) -> "Replicator":
-        """Makes one from what follows the colon in `rr.make`; "" if nothing does.
+        """Makes a replicator from what follows the colon in `rr.make`.
+
+        Args:
+          argument: the text after the colon; "" if there is none.
 
         Raises:
-          ConfigError: says what was expected.
+          ConfigError: if the argument is malformed.
         """
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """TensorFlow's own strategy on the same devices, for what brings a loop of its own.
+        """TensorFlow's own strategy on the same devices, for libraries that bring their own loop.
 
         For Keras' `fit`, with the model made and compiled in `strategy.scope()`, and for an
-        Estimator's `train_distribute`. Steps of `replicate` use `scope()` in its place.
+        Estimator's `train_distribute`. Steps of `replicate` use `scope()` instead.
 
         Raises:
-          ConfigError: TensorFlow has none that does what this replicator does.
+          ConfigError: if TensorFlow has no strategy that does what this replicator does.
         """
-        return self._strategy
+        return self._host.strategy
 
     @property
     def num_replicas(self) -> int:
-        """All replicas, of all processes."""
-        return int(self._strategy.num_replicas_in_sync)
+        """Number of replicas in all processes."""
+        return self._host.num_replicas
 
     @property
     def num_local_replicas(self) -> int:
-        """Replicas of this process."""
-        return self.num_replicas // self.num_processes
+        """Number of replicas of this process."""
+        return self._host.num_local_replicas
 
     @property
     def num_processes(self) -> int:
-        """Processes that run the same program, each with its share of the replicas."""
-        return 1
+        """Number of processes that run the same program, each with its share of the replicas."""
+        return self._host.num_processes
 
     @property
     def process_index(self) -> int:
-        """Which of the processes this is, from 0."""
-        return 0
+        """Index of this process, from 0."""
+        return self._host.process_index
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one to write checkpoints and to report."""
+        """Whether this process writes checkpoints and reports."""
         return self.process_index == 0
-
-    @functools.cached_property
-    def background(self) -> background.Background:
-        """Where `ReplicatedStep.begin` runs."""
-        return background.Background()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Where variables are created: models, optimizers, counters, random generators."""
-        with self._strategy.scope(), self.registry.recording():
+        """Context in which variables are created: models, optimizers, counters, generators."""
+        with self._host.scope():
             yield
 
     def wrap_optimizer(
@@ -111,7 +97,8 @@ class Replicator(abc.ABC):
 
         Args:
           optimizer: of Sonnet or of Keras (`apply_gradients` works too).
-          reduction: "mean", or "sum" where the loss of a replica is its share of the whole.
+          reduction: "mean", or "sum" where the loss of a replica is its share of the whole; "none"
+            for gradients that the step has reduced itself, as it must to call `apply` in `tf.cond`.
           max_global_norm: clips the reduced gradients of one `apply` to this global norm.
           loss_scale: a number, or "dynamic", for gradients too small for their dtype: the step
             takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
@@ -129,23 +116,6 @@ class Replicator(abc.ABC):
         """
         options = wrapping.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
         return wrapping.wrap(optimizer, options)
-
-    def logical_device(self, index: int) -> contextlib.AbstractContextManager[None]:
-        """Places a part of the model on one of the devices that a replica spans.
-
-        Inside `step_fn`, what is called in the context runs on that device, and so does its
-        gradient. Inside `scope()`, variables made in the context lie there, with their
-        optimizer's slots and updates. Everything else, the inputs too, is on logical device 0.
-
-        Raises:
-          ConfigError: the replicas of this replicator have no such device.
-        """
-        if index != 0:
-            raise errors.ConfigError(
-                f"expected logical device 0, the only one of each replica here, got {index}; use "
-                "a replicator with more, such as multi_device:1x2"
-            )
-        return contextlib.nullcontext()
 
     def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
         """Creates the optimizer's slots now, and not in its first `apply`.
@@ -196,6 +166,7 @@ class Replicator(abc.ABC):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
+        check_every: int | None = 1000,
     ) -> compiled.ReplicatedStep:
         """Compiles `step_fn` for all replicas.
 
@@ -204,12 +175,30 @@ class Replicator(abc.ABC):
           inputs: from `make_inputs`; several steps may share it.
           steps_per_call: None for one step per call; K for K steps in one compiled call, with
             every output stacked to [K, ...].
+          check_every: on several replicas, the number of steps after which the copies of all
+            variables of the step are compared (and after steps 1, 10 and 100); None for never.
+            Variables with SUM or MEAN aggregation are not compared. A comparison takes about as
+            long as a step.
 
         Raises:
           ConfigError: the step touches a variable that was created outside `scope()`; or its
             replicas call different collectives, or call them where not all may come by.
         """
-        return compiled.CompiledStep(self, step_fn, inputs, steps_per_call)
+        return compiled.CompiledStep(self._host, step_fn, inputs, steps_per_call, check_every)
+
+    def begin(
+        self, function: Callable[[], Any], cancel: Callable[[], None]
+    ) -> "futures.Future[Any]":
+        """Runs a function that takes steps in the background; see `ReplicatedStep.begin`.
+
+        Args:
+          function: takes steps of this replicator, as one call among the others.
+          cancel: makes `function` end early; called if the program exits meanwhile.
+
+        Returns:
+          A future of what `function` returns or raises.
+        """
+        return self._host.call_order.begin(function, cancel)
 
     def make_evaluation(
         self,
@@ -233,7 +222,11 @@ class Replicator(abc.ABC):
         Raises:
           ConfigError: the batch does not divide by the replicas, or the data cannot be padded.
         """
-        return evaluation.EvaluationStep(self, sums_fn, input_fn, global_batch_size)
+        context = inputs_lib.InputContext(self.num_replicas)
+        size = context.per_replica_batch_size(global_batch_size)
+        inputs = self.make_inputs(input_fn, pad_to=size)
+        step = self.replicate(lambda element: collectives.all_sum(sums_fn(*element)), inputs)
+        return evaluation.EvaluationStep(self._host, step, inputs)
 
     def reduce(self, op: str, outputs: Any) -> Any:
         """Reduces outputs over the replicas, on the host.
@@ -246,11 +239,8 @@ class Replicator(abc.ABC):
           The same nest of NumPy arrays, with the shapes of one replica's outputs. The mean of
           integers is float32.
         """
-        if op not in _HOST_REDUCTIONS:
-            raise errors.ConfigError(
-                f"expected an op out of {', '.join(_HOST_REDUCTIONS)}, got {op!r}; use one of them"
-            )
-        return _map_arrays(lambda x: _HOST_REDUCTIONS[op](x), self.gather(outputs))
+        results.check_op(op)
+        return results.reduce(op, self.gather(outputs))
 
     def gather(self, outputs: Any) -> Any:
         """Stacks outputs over the replicas, on the host.
@@ -258,81 +248,15 @@ class Replicator(abc.ABC):
         Returns:
           The same nest of NumPy arrays, each of shape [num_replicas] + one replica's shape.
         """
-        results = self.local_results(outputs)
-        flat = [tf.nest.flatten(result) for result in results]
-        stacked = [_stack(leaves) for leaves in zip(*flat, strict=True)]
-        return tf.nest.pack_sequence_as(results[0], stacked)
+        return results.stack(self.local_results(outputs))
 
     def local_results(self, outputs: Any) -> tuple[Any, ...]:
-        """The outputs of each replica of this process, in the order of the replicas."""
+        """Splits outputs into the result of each replica of this process, in their order."""
+        return results.split(outputs, self.num_local_replicas)
 
-        def pick(leaf: Any, index: int) -> Any:
-            return leaf.values[index] if isinstance(leaf, PerReplica) else leaf
-
-        return tuple(
-            tf.nest.map_structure(lambda leaf, i=i: pick(leaf, i), outputs)
-            for i in range(self.num_local_replicas)
-        )
-
-    @abc.abstractmethod
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        """Traces `function(i)` for each replica i of this process, on its device; for steps.
-
-        Returns:
-          What they returned, in the order of the replicas.
-        """
-
-    def join(self, results: list[Any]) -> Any:
-        """The inverse of `local_results`. For `CompiledStep`."""
-        if len(results) == 1:
-            return results[0]
-        return tf.nest.map_structure(
-            lambda *xs: None if xs[0] is None else PerReplica(xs), *results
-        )
-
-    def agree(self, status: tf.Tensor, agreed: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Traced by a step, outside of `run`: what the processes make of their inputs' statuses.
-
-        Args:
-          status: int32 scalar of this process, see `Inputs.take`.
-          agreed: `Inputs.agreed`.
-
-        Returns:
-          The same int32 scalar in all processes.
-        """
-        del agreed
-        return status
-
-    def synchronize(self) -> None:  # noqa: B027 - there may be nothing to do.
+    def synchronize(self) -> None:
         """Waits until no step changes variables in the background.
 
-        Only asynchronous steps do so, which run ahead of their caller; see there.
+        Only the steps of `MultiWorkerAsyncReplicator` do, which run ahead of their caller.
         """
-
-    def check_calls(self, calls: call_log.Trace) -> None:
-        """Refuses a traced step whose collectives are not those of the other processes."""
-        del calls
-
-    def failure(self, error: Exception) -> Exception:
-        """The error to raise for one of TensorFlow's that came out of a step."""
-        return error
-
-
-_HOST_REDUCTIONS: dict[str, Callable[[Array], Array]] = {
-    "mean": lambda x: x.mean(axis=0, dtype=np.float32 if x.dtype.kind in "iub" else None),
-    "sum": lambda x: x.sum(axis=0, dtype=x.dtype),
-    "min": lambda x: x.min(axis=0),
-    "max": lambda x: x.max(axis=0),
-}
-
-
-def _stack(leaves: Sequence[Any]) -> Array | None:
-    if leaves[0] is None:
-        return None
-    # NumPy alone cannot read a bfloat16 scalar tensor.
-    stacked: Array = np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
-    return stacked
-
-
-def _map_arrays(function: Callable[[Array], Array], nest: Any) -> Any:
-    return tf.nest.map_structure(lambda x: None if x is None else function(x), nest)
+        self._host.synchronize()

@@ -30,20 +30,9 @@ KNOWN_CIRCLES = {
             "environments.suite",
         ],
         ["launchpad.launch", "launchpad.nodes", "launchpad.program"],
-        ["rl_replicator.replicator", "rl_replicator.step"],
     ],
     "modules": [
         ["agents.runs.command", "agents.runs.restored", "agents.runs.training"],
-        ["rl_replicator.backends.mesh.replicator", "rl_replicator.backends.mesh.step"],
-        [
-            "rl_replicator.backends.parameter_server.replicator",
-            "rl_replicator.backends.parameter_server.step",
-        ],
-        [
-            "rl_replicator.replicator",
-            "rl_replicator.step.compiled",
-            "rl_replicator.step.evaluation",
-        ],
     ],
 }
 

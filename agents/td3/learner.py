@@ -49,9 +49,11 @@ class TD3Learner(tf.Module):
         self._total_steps = total_steps
         self._augment = augment
         self.online, self.target = online, target
-        # Not wrapped: a step without an update of the policy must not apply it, and within its
-        # `tf.cond` no gradient can be averaged over the replicas.
-        self._policy_optimizer = rr.optimizers.Adam(config.policy_learning_rate)
+        # A step without an update of the policy must not apply it, and within its `tf.cond` no
+        # gradient can be averaged over the replicas: the step averages them before.
+        self._policy_optimizer = replicator.wrap_optimizer(
+            rr.optimizers.Adam(config.policy_learning_rate), reduction="none"
+        )
         self._critic_optimizer = replicator.wrap_optimizer(
             rr.optimizers.Adam(config.critic_learning_rate)
         )

@@ -1,11 +1,11 @@
-"""A layer that is too large for one device, under data and model parallelism together.
+"""Layers that are too large for one device, under data and model parallelism together.
 
-    python docs/examples/model_parallel.py mesh     # Splits the layer over the devices of a mesh.
-    python docs/examples/model_parallel.py logical  # Places the layer on a device of its own.
+    python docs/examples/model_parallel.py mesh           # Splits the layers over four devices.
+    python docs/examples/model_parallel.py single_device  # The same training on one device.
 
-Both use four devices, two for each half of the batch; without GPUs these are parts of the CPU. Say
-that the share of each is 10 MB: the two wide layers take 12.6 MB with their optimizer's slots, so
-none of the devices could hold them both.
+The mesh splits each batch in two, and each wide layer in two; without GPUs its devices are parts of
+the CPU. Say that a device has room for 10 MB: the two wide layers take 12.6 MB with their
+optimizer's slots, so none of the devices could hold them both.
 """
 
 import collections
@@ -21,7 +21,9 @@ WIDTH = 2048
 X = np.random.default_rng(0).normal(size=(1024, 256)).astype(np.float32)
 Y = np.sin(X[:, :4].sum(axis=1))
 
-if sys.argv[1:] == ["mesh"]:
+if sys.argv[1:] == ["single_device"]:
+    replicator = rr.make("single_device")
+else:
     # The first wide layer by columns, the second by rows: each device computes with its half of the
     # hidden units, and one sum over "model" makes the output. The slots are split alike.
     replicator = rr.MeshReplicator(
@@ -32,21 +34,14 @@ if sys.argv[1:] == ["mesh"]:
             "down/w": ("model", "none"),
         },
     )
-    up_device = down_device = 0
-else:
-    # Each replica spans two devices: one layer on each.
-    replicator = rr.make("multi_device:2x2")
-    up_device, down_device = 0, 1
 
 with replicator.scope():
-    with replicator.logical_device(up_device):
-        up = snt.Linear(WIDTH, w_init=snt.initializers.Orthogonal(seed=1), name="up")
-        up(tf.zeros([1, 256]))
-    with replicator.logical_device(down_device):
-        down = snt.Linear(256, w_init=snt.initializers.Orthogonal(seed=2), name="down")
-        down(tf.zeros([1, WIDTH]))
-        last = snt.Linear(1, w_init=snt.initializers.Orthogonal(seed=3), name="last")
-        last(tf.zeros([1, 256]))
+    up = snt.Linear(WIDTH, w_init=snt.initializers.Orthogonal(seed=1), name="up")
+    up(tf.zeros([1, 256]))
+    down = snt.Linear(256, w_init=snt.initializers.Orthogonal(seed=2), name="down")
+    down(tf.zeros([1, WIDTH]))
+    last = snt.Linear(1, w_init=snt.initializers.Orthogonal(seed=3), name="last")
+    last(tf.zeros([1, 256]))
     optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-4))
 parameters = [*up.variables, *down.variables, *last.variables]
 replicator.build_optimizer(optimizer, parameters)
@@ -60,10 +55,7 @@ def input_fn(context):
 def step_fn(batch):
     x, y = batch
     with tf.GradientTape() as tape:
-        with replicator.logical_device(up_device):  # Its gradients are computed there, too.
-            hidden = tf.nn.relu(up(x))
-        with replicator.logical_device(down_device):
-            output = last(tf.nn.relu(down(hidden)))[:, 0]
+        output = last(tf.nn.relu(down(tf.nn.relu(up(x)))))[:, 0]
         loss = tf.reduce_mean(tf.square(output - y))
     optimizer.apply(tape.gradient(loss, parameters), parameters)
     return loss
@@ -75,11 +67,10 @@ for call in range(1, 4):
 
 held = collections.Counter()
 for variable in (*parameters, *optimizer.m, *optimizer.v):
+    pieces = {variable.device: variable}
     if isinstance(replicator, rr.MeshReplicator):
-        pieces = variable.shards().items()
-    else:
-        pieces = [(component.device, component) for component in variable.values]
-    for device, piece in pieces:
+        pieces = variable.shards()
+    for device, piece in pieces.items():
         held[device[-5:]] += 4 * int(np.prod(piece.shape))
 for device, size in sorted(held.items()):
     print(f"{device} holds {size / 1e6:.1f} MB of parameters and slots")

@@ -71,25 +71,3 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
         num_replicas = len(tf.config.list_logical_devices("CPU"))
     split_cpu(num_replicas)
     return tuple(f"/cpu:{i}" for i in range(num_replicas))
-
-
-def choose_groups(
-    num_replicas: int | None, devices: Sequence[str] | None, devices_per_replica: int
-) -> list[tuple[str, ...]]:
-    """The devices of each replica, equally many, in the order of `choose`.
-
-    Raises:
-      ConfigError: see `choose`; or the devices cannot be shared out equally.
-    """
-    if devices_per_replica < 1:
-        raise errors.ConfigError(
-            f"expected at least 1 device per replica, got {devices_per_replica}; "
-            "use e.g. multi_device:2x2"
-        )
-    names = choose(None if num_replicas is None else num_replicas * devices_per_replica, devices)
-    if len(names) % devices_per_replica:
-        raise errors.ConfigError(
-            f"expected devices for replicas of {devices_per_replica} each, got {len(names)}; "
-            f"use a multiple of {devices_per_replica}"
-        )
-    return [names[i : i + devices_per_replica] for i in range(0, len(names), devices_per_replica)]

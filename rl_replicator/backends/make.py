@@ -7,7 +7,7 @@ from rl_replicator import errors, replicator
 # Each class makes itself from what follows the colon, with its class method `from_text`.
 _BACKENDS = {
     "single_device": ("single_device", "SingleDeviceReplicator"),
-    "multi_device": ("multi_device.replicator", "MultiDeviceReplicator"),
+    "multi_device": ("multi_device", "MultiDeviceReplicator"),
     "mesh": ("mesh.replicator", "MeshReplicator"),
     "tpu": ("tpu", "TpuReplicator"),
     "multi_worker": ("multi_worker.replicator", "MultiWorkerReplicator"),
@@ -20,9 +20,8 @@ def make(name: str) -> replicator.Replicator:
 
     Args:
       name: "single_device", "multi_device" (all devices there are), "multi_device:2" (replicas),
-        "multi_device:2x2" (replicas x logical devices), "mesh:data=2,model=2" (with layouts:
-        "mesh:data=2,model=2@first/w=none,model"), "tpu", "tpu:grpc://10.0.0.2:8470",
-        "multi_worker" or "multi_worker_async".
+        "mesh:data=2,model=2" (with layouts: "mesh:data=2,model=2@first/w=none,model"), "tpu",
+        "tpu:grpc://10.0.0.2:8470", "multi_worker" or "multi_worker_async".
 
     Raises:
       ConfigError: unknown name, or an argument that it does not take.

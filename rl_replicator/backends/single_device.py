@@ -1,20 +1,18 @@
 """One replica on one device."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
 from rl_replicator import errors, replicator
+from rl_replicator.step import host
 
 
 class SingleDeviceReplicator(replicator.Replicator):
     """One replica on the default device, without a distribution strategy in the way."""
 
     def __init__(self) -> None:
-        super().__init__(tf.distribute.get_strategy())
+        super().__init__(host.LocalHost())
 
     @classmethod
     def from_text(cls, argument: str) -> "SingleDeviceReplicator":
@@ -30,11 +28,3 @@ class SingleDeviceReplicator(replicator.Replicator):
         # Estimators do not take the default strategy.
         has_gpu = tf.config.list_physical_devices("GPU")
         return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        with self.registry.recording():
-            yield
-
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]

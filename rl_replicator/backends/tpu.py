@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.collectives import call_log
-from rl_replicator.step import compiled
+from rl_replicator.step import compiled, host, unwrapped_optimizers
 from rl_replicator.step import inputs as inputs_lib
 
 _ADVICE = (
@@ -52,7 +52,7 @@ class TpuReplicator(replicator.Replicator):
         if resolver is None:
             resolver = _connect(address or os.environ.get("TPU_NAME") or "local", deadline)
         self._resolver = resolver
-        super().__init__(snt.distribute.TpuReplicator(resolver))
+        super().__init__(TpuHost(snt.distribute.TpuReplicator(resolver)))
 
     @classmethod
     def from_text(cls, argument: str) -> "TpuReplicator":
@@ -67,8 +67,14 @@ class TpuReplicator(replicator.Replicator):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
+        check_every: int | None = 1000,
     ) -> "TpuStep":
-        return TpuStep(self, step_fn, inputs, steps_per_call)
+        del check_every  # One trace serves all replicas, and no test could run the comparison.
+        return TpuStep(self._host, step_fn, inputs, steps_per_call)
+
+
+class TpuHost(host.Host):
+    """The cores of a TPU system, which share one trace of the step."""
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         """Traces `function(0)` once, for all replicas."""
@@ -84,16 +90,16 @@ class TpuReplicator(replicator.Replicator):
         Returns:
           What it returned on each replica.
         """
-        results = self._strategy.run(
+        results = self.strategy.run(
             function,
-            args=self._strategy.experimental_distribute_values_from_function(
+            args=self.strategy.experimental_distribute_values_from_function(
                 lambda context: tuple(elements[context.replica_id_in_sync_group])
             )
             if elements[0]
             else (),
         )
         leaves = [
-            self._strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(results)
+            self.strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(results)
         ]
         return [
             tf.nest.pack_sequence_as(
@@ -106,30 +112,34 @@ class TpuReplicator(replicator.Replicator):
 class TpuStep(compiled.CompiledStep):
     """A step on TPUs: traced once, with the elements of all replicas as its arguments."""
 
-    _replicator: TpuReplicator
+    _host: TpuHost
 
-    def _one_step(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-        dealt = self._inputs.deal(flat)
-        elements: list[Any] = [()] * len(dealt)
+    def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
+        parts = self._inputs.split(row)
+        elements: list[Any] = [()] * len(parts)
         if self._inputs.specs:
-            elements = [tf.nest.flatten(x, expand_composites=True) for x in dealt]
-        elif any(function is not dealt[0] for function in dealt):
+            elements = [tf.nest.flatten(x, expand_composites=True) for x in parts]
+        elif any(function is not parts[0] for function in parts):
             raise errors.ConfigError(
                 "expected one callable input for all replicas of a TPU, which share one trace, "
                 "got one for each; return datasets from input_fn, or leave per_replica out"
             )
 
         def replica(*tensors: tf.Tensor) -> Any:
-            own = dealt[0]
+            own = parts[0]
             if tensors:
-                own = tf.nest.pack_sequence_as(dealt[0], tensors, expand_composites=True)
+                own = tf.nest.pack_sequence_as(parts[0], tensors, expand_composites=True)
             element = self._inputs.element(own)
             return tf.nest.map_structure(compiled.as_tensor, self._converted(element))
 
-        with call_log.tracing() as calls, self._replicator.scope():
-            run = snt.distribute.create_variables_eagerly(self._replicator.run_on_elements)
+        with (
+            call_log.recording() as calls,
+            self._host.scope(),
+            unwrapped_optimizers.refused(),
+        ):
+            run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)
-        self._replicator.check_calls(calls)
+        self._host.check_calls(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 

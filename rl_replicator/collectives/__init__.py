@@ -12,6 +12,7 @@ from rl_replicator.collectives.collectives import (
     map_reduce,
     num_replicas,
     replica_id,
+    replica_seed,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "map_reduce",
     "num_replicas",
     "replica_id",
+    "replica_seed",
 ]

@@ -1,4 +1,4 @@
-"""What is known of a step while it is traced: what its replicas say to each other."""
+"""A record of the collectives that each replica calls while a step is traced."""
 
 import contextlib
 import weakref
@@ -9,27 +9,27 @@ import tensorflow as tf
 from rl_replicator import errors
 
 
-class Trace:
+class CallLog:
     """The collectives of one step, in the order in which each replica called them."""
 
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
 
     def record(self, replica: int, call: str) -> None:
-        """Notes a collective.
+        """Records a collective.
 
         Args:
-          replica: number of the replica within this process.
-          call: kind, nest, dtypes and shapes, as text: equal on all replicas of a right step.
+          replica: index of the replica within this process.
+          call: kind, nest, dtypes and shapes, as text: equal on all replicas of a correct step.
         """
         self._calls.setdefault(replica, []).append(call)
 
     def calls(self) -> list[str]:
-        """The calls of the first replica."""
+        """Returns the calls of the first replica."""
         return self._calls.get(0, [])
 
     def check(self, num_replicas: int) -> None:
-        """Refuses a step whose replicas did not all make the same calls.
+        """Compares the calls of all replicas of this process.
 
         Raises:
           ConfigError: names the first difference.
@@ -38,10 +38,20 @@ class Trace:
             compare("replica 0", self.calls(), f"replica {replica}", self._calls.get(replica, []))
 
 
-def compare(one: str, its_calls: list[str], other: str, other_calls: list[str]) -> None:
-    """Raises `ConfigError` at the first call in which the two differ."""
-    for number in range(max(len(its_calls), len(other_calls))):
-        here = its_calls[number] if number < len(its_calls) else "nothing"
+def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> None:
+    """Compares the calls of two replicas.
+
+    Args:
+      one: name of the first replica, for the error.
+      calls: its calls.
+      other: name of the second replica.
+      other_calls: its calls.
+
+    Raises:
+      ConfigError: names the first difference.
+    """
+    for number in range(max(len(calls), len(other_calls))):
+        here = calls[number] if number < len(calls) else "nothing"
         there = other_calls[number] if number < len(other_calls) else "nothing"
         if here != there:
             raise errors.ConfigError(
@@ -51,38 +61,38 @@ def compare(one: str, its_calls: list[str], other: str, other_calls: list[str]) 
             )
 
 
-_TRACES: "weakref.WeakKeyDictionary[tf.Graph, Trace]" = weakref.WeakKeyDictionary()
+_LOGS: "weakref.WeakKeyDictionary[tf.Graph, CallLog]" = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[Trace]:
-    """Entered by a replicated step while it is traced, in its graph."""
-    trace = Trace()
-    _TRACES[tf.compat.v1.get_default_graph()] = trace
-    yield trace
+def recording() -> Iterator[CallLog]:
+    """Records the collectives of the step that is traced inside, in the current graph."""
+    log = CallLog()
+    _LOGS[tf.compat.v1.get_default_graph()] = log
+    yield log
 
 
-def current() -> Trace | None:
-    """The trace that a collective belongs to; None where no step is being traced.
+def current() -> CallLog | None:
+    """Returns the log of the current graph; None if no step is being traced.
 
     Raises:
       ConfigError: inside a `tf.cond`, a loop or a nested `tf.function` of a step.
     """
-    here = _TRACES.get(tf.compat.v1.get_default_graph())
-    if here is None and enclosing() is not None:
+    log = _LOGS.get(tf.compat.v1.get_default_graph())
+    if log is None and enclosing() is not None:
         raise errors.ConfigError(
             "expected collectives (and optimizer.apply, which averages gradients) at the top "
             "level of step_fn, found one inside tf.cond, a loop on tensors or a nested "
-            "tf.function, which not all replicas may reach; call it outside and use the result"
+            "tf.function, which some replicas may skip; call it outside and use the result"
         )
-    return here
+    return log
 
 
-def enclosing() -> Trace | None:
-    """The trace of the step around this place, however deep inside of it; None outside of all."""
+def enclosing() -> CallLog | None:
+    """Returns the log of the step around the current graph, however deep; None outside of steps."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        if graph in _TRACES:
-            return _TRACES[graph]
+        if graph in _LOGS:
+            return _LOGS[graph]
         graph = getattr(graph, "outer_graph", None)
     return None

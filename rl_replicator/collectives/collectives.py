@@ -35,6 +35,21 @@ def replica_id() -> tf.Tensor:
     return sums.replica_id()
 
 
+def replica_seed(seed: Any) -> tf.Tensor:
+    """Derives this replica's seed from a common one, for `tf.random.stateless_*`.
+
+    Other random operations need no such seed: without a seed of their own they draw other numbers
+    on every replica, also after `tf.random.set_seed`. (Not on TPUs, where replicas share a trace.)
+
+    Args:
+      seed: [2] int32 or int64, the same on all replicas; a different one in every step.
+
+    Returns:
+      [2], of the dtype of `seed`; different on every replica, the same on every backend.
+    """
+    return tf.random.experimental.stateless_fold_in(seed, replica_id())
+
+
 @_as_written
 def all_reduce(x: Any, op: str = "sum") -> Any:
     """Reduces each tensor elementwise over the replicas; every replica gets the result.

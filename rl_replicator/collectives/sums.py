@@ -161,7 +161,8 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def _all_sum(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    return context().all_reduce(tf.distribute.ReduceOp.SUM, list(xs))
+    # A row of the input has no device yet: its copy has the device of the replica.
+    return context().all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(x) for x in xs])
 
 
 def _sum_in_parts(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

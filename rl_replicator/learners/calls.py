@@ -88,9 +88,8 @@ class Calls:
         """
         phase, count = self._choose(batch, end)
         step = self._step(phase, count)
-        return Call(
-            phase, batch, count, self._replicator.background.submit(lambda: self._run(step))
-        )
+        future = self._replicator.begin(lambda: self._run(step), step.cancel)
+        return Call(phase, batch, count, future)
 
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Any thread may call.

@@ -177,7 +177,7 @@ class Training:
     def _wait_for_sums(self, compute: evaluation_step.EvaluationStep) -> Any:
         """Computes the sums in the background: the main thread must stay free for signals."""
         started = time.monotonic()
-        future = self._replicator.background.submit(compute)
+        future = self._replicator.begin(compute, compute.cancel)
         try:
             while not futures.wait([future], _SECONDS_BETWEEN_TICKS).done:
                 seconds = time.monotonic() - started
@@ -270,8 +270,10 @@ class Training:
 
     def _absorb(self, call: Call, outputs: Any) -> None:
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
+        # Fewer steps than were asked for, if the data has ended.
+        count = min(call.count, self._calls.batches - call.batch)
         if not isinstance(metrics, Mapping) or any(
-            getattr(value, "shape", None) != (call.count,) for value in metrics.values()
+            getattr(value, "shape", None) != (count,) for value in metrics.values()
         ):
             raise errors.ConfigError(
                 "expected step_fn to return scalars by name, such as {'loss': loss}, got "
@@ -279,7 +281,7 @@ class Training:
             )
         prefix = f"{call.phase.name}_" if call.phase.name else ""
         metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
-        steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(call.count)]
+        steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(count)]
         self._check_finite(metrics, steps)
         self._reports.add(call.batch, metrics)
 

@@ -9,7 +9,7 @@ from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import errors
 
-REDUCTIONS = ("mean", "sum")
+REDUCTIONS = ("mean", "sum", "none")
 # The dynamic loss scale starts at INITIAL_SCALE. Every skipped step halves it, and GROWTH_INTERVAL
 # consecutive finite steps double it.
 INITIAL_SCALE = 2.0**15
@@ -22,7 +22,7 @@ class Options:
     """How gradients are processed before they are applied; see `Replicator.wrap_optimizer`.
 
     Attributes:
-      reduction: "mean" or "sum" over the replicas.
+      reduction: "mean" or "sum" over the replicas; "none" if the step reduces them itself.
       max_global_norm: clips the reduced gradients to this global norm; None does not clip.
       loss_scale: a positive number, "dynamic", or None for no scaling.
       skip_nonfinite: whether to skip steps whose gradients contain NaN or infinity.

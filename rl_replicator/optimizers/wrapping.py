@@ -23,7 +23,7 @@ class Wrapped:
 
     options: Options
     guard: Guard | None
-    _scaled_in: "weakref.WeakSet[call_log.Trace]"
+    _scaled_in: "weakref.WeakSet[call_log.CallLog]"
 
     if TYPE_CHECKING:  # The rest is in the optimizer's own class.
 
@@ -100,7 +100,10 @@ class Wrapped:
         """
         options = self.options
         build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
-        updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
+        if options.reduction == "none":
+            updates = gradients.widen(updates)
+        else:
+            updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
         if options.loss_scale is not None:
             enclosing = call_log.enclosing()
             if enclosing is not None and enclosing not in self._scaled_in:

@@ -1,9 +1,10 @@
 """The compiled step: `step_fn` on every replica, once or several times in one call."""
 
 import abc
+import logging
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import sonnet as snt
 import tensorflow as tf
@@ -13,57 +14,75 @@ from tensorflow.python.autograph.impl import api as autograph
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.layers import batch_norm, statistics
+from rl_replicator.step import data_dependence, replica_check, unwrapped_optimizers
+from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step import results as results_lib
 
-if TYPE_CHECKING:
-    from rl_replicator.replicator import Replicator
+_Function: TypeAlias = tf.types.experimental.ConcreteFunction
+
+
+# A prime far from small numbers, so that the seeds of processes and of neighbouring runs differ.
+_SEED_STRIDE = 1_299_709
 
 
 class ReplicatedStep(abc.ABC):
-    """Call it to take a step. Made by `Replicator.replicate`, which compiles it at once."""
+    """A compiled step; call it to take the step. Made by `Replicator.replicate`.
 
-    def __init__(self, replicator: "Replicator", steps_per_call: int | None):
+    Attributes:
+      steps_per_call: number of steps in one call; None for one whose outputs are not stacked.
+    """
+
+    def __init__(self, host: host_lib.Host, steps_per_call: int | None):
         if steps_per_call is not None and steps_per_call < 1:
             raise errors.ConfigError(
                 f"expected steps_per_call of at least 1, got {steps_per_call}; "
                 "use None for one step whose outputs are not stacked"
             )
-        self._replicator = replicator
+        self._host = host
         self.steps_per_call = steps_per_call
 
-    @abc.abstractmethod
     def __call__(self) -> Any:
-        """Takes the step (or `steps_per_call` of them).
+        """Takes the step (or `steps_per_call` of them), after all calls made before.
 
         Returns:
           What `step_fn` returned, with tensors for leaves: plain ones on a single replica,
           `PerReplica` ones on several. With `steps_per_call=K` every tensor has a leading axis
-          [K], in the order of the steps.
+          [K], in the order of the steps. If the data ends after k of the K steps, 0 < k < K, the
+          axis is [k], and the next call raises `EndOfData`.
 
         Raises:
-          StepCancelled: `cancel` was called. The variables hold the last whole step before.
-          EndOfData: the input is used up. The same holds for the variables.
+          StepCancelled: if `cancel` was called. The variables hold the last whole step before;
+            with `steps_per_call`, the outputs of steps that this call had taken are dropped.
+          EndOfData: if the data ends before the first step of the call.
         """
+        with self._host.call_order.turn():
+            return self._call()
+
+    @abc.abstractmethod
+    def _call(self) -> Any:
+        """Does what `__call__` says, in its turn."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
         """Ends a call that waits for input, or the next one. Callable from any thread.
 
         One `cancel` makes one call raise `StepCancelled`: the one that waits, or the first to
-        reach the mark behind the elements that are ready. Later calls work again. Steps that
-        share their inputs share the mark too.
+        reach the mark behind the rows that are ready. Later calls work again. Steps that share
+        their inputs share the mark too.
         """
 
     def begin(self) -> "futures.Future[Any]":
         """Takes the step in the background, so that Python can work while the devices do.
 
-        Calls begin in the order in which they were made, over all steps of the replicator, one
-        at a time. At most two wait: a third call of `begin` blocks until one has ended.
+        All calls of a replicator's steps, direct ones included, run one at a time, in the order in
+        which they were made. At most two calls wait in the background: a third `begin` blocks until
+        one has ended. When the program exits, a call that waits for data is cancelled.
 
         Returns:
           A future of what calling the step returns, or raises.
         """
-        return self._replicator.background.submit(self)
+        return self._host.call_order.begin(self._call, self.cancel)
 
 
 class CompiledStep(ReplicatedStep):
@@ -71,123 +90,202 @@ class CompiledStep(ReplicatedStep):
 
     def __init__(
         self,
-        replicator: "Replicator",
+        host: host_lib.Host,
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None,
+        check_every: int | None = None,
     ):
-        super().__init__(replicator, steps_per_call)
+        """Compiles the step.
+
+        Args:
+          host: where the step runs.
+          step_fn: see `Replicator.replicate`.
+          inputs: likewise.
+          steps_per_call: likewise.
+          check_every: likewise.
+        """
+        super().__init__(host, steps_per_call)
         self._inputs = inputs
         self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
         self._converted = _with_autograph(step_fn)
         self._template: Any = None
         self._variables: list[tf.Variable] = []
-        self._compiled = self._compile()
+        self._compiled = self._compile(self._trace_step())
+        self._check = self._make_check(check_every)
 
-    def __call__(self) -> Any:
+    def _call(self) -> Any:
         self._inputs.start()
         try:
-            status, *flat = self._compiled()
-            found = int(status)
+            head, *flat = self._compiled(*self._inputs.arguments)
+            status, num_steps = head.numpy().tolist()
         except tf.errors.OpError as error:
-            failure = self._replicator.failure(self._inputs.failure(error))
+            failure = self._host.failure(self._inputs.failure(error))
             if failure is error:
                 raise
             raise failure from None
-        if found != inputs_lib.ELEMENT:
-            raise self._inputs.ended(found)
-        return self._replicator.join(self._unflatten(flat))
+        if status != inputs_lib.ELEMENT:
+            end = self._inputs.ended(status)
+            if status != inputs_lib.END or not num_steps:
+                raise end
+        if self._check is not None:
+            self._check.count(num_steps)
+        return results_lib.join(self._unflatten(flat))
 
     def cancel(self) -> None:
         self._inputs.cancel()
 
-    def _compile(self) -> Callable[[], list[tf.Tensor]]:
-        """A function without arguments that returns the status and all outputs."""
+    def _trace_step(self) -> _Function:
+        """Traces a single step, from a row's tensors to the outputs of all replicas."""
         one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
             *self._inputs.specs
         )
-        self._variables = self._replicator.registry.check(one_step)
-        count = self.steps_per_call
+        self._variables = self._host.registry.check(one_step)
+        if self._host.num_replicas > 1 and self._inputs.specs:
+            self._warn_of_local_data(one_step)
+        return one_step
+
+    def _warn_of_local_data(self, one_step: _Function) -> None:
+        """Names the variables that will differ between replicas, as far as the graph shows."""
+        handles = data_dependence.assigned_from_local_data(
+            one_step,
+            self._host.num_local_replicas,
+            len(self._inputs.specs),
+            self._host.num_processes > 1,
+        )
+        copies = self._host.registry.owners(handles)
+        names = [
+            repr(variable.name)
+            for variable in self._host.registry.with_copies(copies)
+            if not replica_check.is_declared(variable)
+        ]
+        if names:
+            logging.getLogger(__name__).warning(
+                "the step assigns values of each replica's own data to %s: their copies will "
+                "differ, and a checkpoint holds the first replica's; assign "
+                "rr.collectives.all_mean(value) instead",
+                ", ".join(names),
+            )
+
+    def _make_check(self, check_every: int | None) -> replica_check.ReplicaCheck | None:
+        if check_every is not None and check_every < 1:
+            raise errors.ConfigError(
+                f"expected check_every of at least 1 step, got {check_every}; use None to compare "
+                "nothing"
+            )
+        if check_every is None or self._host.num_replicas == 1:
+            return None
+        used = self._host.registry.with_copies(self._variables)
+        return replica_check.ReplicaCheck(self._host, used, check_every)
+
+    def _compile(self, one_step: _Function) -> Callable[..., list[tf.Tensor]]:
+        """Compiles a call.
+
+        Returns:
+          A function of `Inputs.arguments` that returns what `_steps` returns.
+        """
 
         @tf.function(autograph=False)
-        def call():
-            return self._once(one_step) if count is None else self._loop(one_step, count)
+        def call(*arguments):
+            return self._steps(one_step, *arguments)
 
-        return call.get_concrete_function()
+        return call.get_concrete_function(*self._inputs.argument_specs)
 
-    def _one_step(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors of all replicas in one list: first all of replica 0, and so on."""
-        dealt = self._inputs.deal(flat)
+        parts = self._inputs.split(row)
 
         def replica(index: int) -> Any:
-            element = self._inputs.element(dealt[index])
-            with statistics.snapshot(self._replicator.registry.created()):
+            element = self._inputs.element(parts[index])
+            with statistics.snapshot(self._host.registry.created()):
                 results = tf.nest.map_structure(as_tensor, self._converted(element))
-                batch_norm.average_declared(self._replicator.registry.created())
+                batch_norm.average_declared(self._host.registry.created())
             return results
 
-        with call_log.tracing() as calls, self._replicator.scope():
+        _seed_process(self._host.process_index)
+        with (
+            call_log.recording() as calls,
+            self._host.scope(),
+            unwrapped_optimizers.refused(),
+        ):
             try:
                 # Layers and optimizer slots that appear at the first use: created at once, because
                 # what several replicas create inside a graph cannot be initialised outside of it.
-                run = snt.distribute.create_variables_eagerly(self._replicator.run)
+                run = snt.distribute.create_variables_eagerly(self._host.run)
                 results = run(replica)
             except Exception:
-                calls.check(len(dealt))  # Says more than what TensorFlow makes of it.
+                calls.check(len(parts))  # Says more than what TensorFlow makes of it.
                 raise
-        calls.check(len(dealt))
-        self._replicator.check_calls(calls)
+        calls.check(len(parts))
+        self._host.check_calls(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 
-    def _once(self, one_step: tf.types.experimental.ConcreteFunction) -> list[tf.Tensor]:
-        status, flat = self._take()
+    def _steps(self, one_step: _Function, *arguments: Any) -> list[tf.Tensor]:
+        """Traced: takes the steps of one call, until one finds no row.
+
+        Returns:
+          [2] int32, the status of the last row and the number of steps taken; then the outputs.
+        """
+        if self.steps_per_call is None:
+            status, outputs = self._single(one_step, arguments)
+            num_steps = tf.cast(tf.equal(status, inputs_lib.ELEMENT), tf.int32)
+        else:
+            status, num_steps, outputs = self._loop(one_step, arguments, self.steps_per_call)
+        with tf.device("/cpu:0"):
+            return [tf.stack([status, num_steps]), *outputs]
+
+    def _single(
+        self, one_step: _Function, arguments: Sequence[Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Traced: takes one step. Its outputs are meaningless unless there was a row."""
+        status, row = self._take(arguments)
         outputs = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
-            lambda: self._step(one_step, flat),
+            lambda: self._step(one_step, row),
             lambda: blanks(one_step, []),
         )
-        return [status, *(outputs or [])]
+        return status, outputs or []
 
     def _loop(
-        self, one_step: tf.types.experimental.ConcreteFunction, count: int
-    ) -> list[tf.Tensor]:
-        """Steps until one has no input, at most `count`; stacks each output to [count, ...]."""
+        self, one_step: _Function, arguments: Sequence[Any], count: int
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Traced: takes up to `count` steps; stacks each output to [number of steps taken, ...]."""
         arrays = [
             tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in one_step.outputs
         ]
 
-        def body(i, _, arrays):
-            status, flat = self._take()
+        def body(taken, _, arrays):
+            status, row = self._take(arguments)
 
             def step():
-                outputs = self._step(one_step, flat)
-                return [array.write(i, x) for array, x in zip(arrays, outputs, strict=True)]
+                outputs = self._step(one_step, row)
+                return [array.write(taken, x) for array, x in zip(arrays, outputs, strict=True)]
 
-            arrays = tf.cond(tf.equal(status, inputs_lib.ELEMENT), step, lambda: arrays)
-            return i + 1, status, arrays or []
+            has_row = tf.equal(status, inputs_lib.ELEMENT)
+            arrays = tf.cond(has_row, step, lambda: arrays)
+            return taken + tf.cast(has_row, tf.int32), status, arrays or []
 
-        def goes_on(i, status, _):
-            return tf.logical_and(i < count, tf.equal(status, inputs_lib.ELEMENT))
+        def goes_on(taken, status, _):
+            return tf.logical_and(taken < count, tf.equal(status, inputs_lib.ELEMENT))
 
         start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), arrays]
-        _, status, arrays = tf.while_loop(goes_on, body, start, parallel_iterations=1)
+        taken, status, arrays = tf.while_loop(goes_on, body, start, parallel_iterations=1)
+        # An array without a single element has no shape to stack.
         outputs = tf.cond(
-            tf.equal(status, inputs_lib.ELEMENT),
-            lambda: [array.stack() for array in arrays],
-            lambda: blanks(one_step, [count]),
+            taken > 0,
+            lambda: [array.gather(tf.range(taken)) for array in arrays],
+            lambda: blanks(one_step, [0]),
         )
-        return [status, *(outputs or [])]
+        return status, taken, outputs or []
 
-    def _take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        status, flat = self._inputs.take()
-        return self._replicator.agree(status, self._inputs.agreed), flat
+    def _take(self, arguments: Sequence[Any]) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        status, row = self._inputs.take(*arguments)
+        return self._host.agree_on_status(status, self._inputs.combine_statuses), row
 
-    def _step(
-        self, one_step: tf.types.experimental.ConcreteFunction, flat: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _step(self, one_step: _Function, row: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         self._inputs.advance()
-        return one_step(*flat) or []
+        return one_step(*row) or []
 
     def _unflatten(self, flat: list[tf.Tensor]) -> list[Any]:
         rest = iter(flat)
@@ -196,12 +294,23 @@ class CompiledStep(ReplicatedStep):
             tf.nest.pack_sequence_as(
                 self._template, [None if leaf is None else next(rest) for leaf in leaves]
             )
-            for _ in range(self._replicator.num_local_replicas)
+            for _ in range(self._host.num_local_replicas)
         ]
 
 
-def blanks(one_step: tf.types.experimental.ConcreteFunction, leading: list[int]) -> list[tf.Tensor]:
-    """What stands in for outputs that are not there; nobody looks at them."""
+def _seed_process(process_index: int) -> None:
+    """Gives the random operations of the current graph a seed of this process.
+
+    TensorFlow seeds an operation with the seed of `tf.random.set_seed` and its place in the graph:
+    different for the replicas of one process, but the same for those of different processes.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if graph.seed is not None:
+        graph.seed = (graph.seed + process_index * _SEED_STRIDE) % 2**31
+
+
+def blanks(one_step: _Function, leading: list[int]) -> list[tf.Tensor]:
+    """Makes tensors of the types of a step's outputs, for a call that takes no step."""
     return [
         tf.zeros(leading + [d or 0 for d in (x.shape if x.shape.rank else [])], x.dtype)
         for x in one_step.outputs
@@ -209,6 +318,7 @@ def blanks(one_step: tf.types.experimental.ConcreteFunction, leading: list[int])
 
 
 def as_tensor(value: Any) -> tf.Tensor | None:
+    """Converts a leaf of what `step_fn` returns."""
     return None if value is None else tf.convert_to_tensor(value)
 
 

@@ -1,54 +1,57 @@
-"""Finite data, gone through to its last example."""
+"""Sums over finite data, in which every example counts exactly once."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator import collectives, errors
+from rl_replicator import errors
+from rl_replicator.step import compiled, results
+from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
-
-if TYPE_CHECKING:
-    from rl_replicator.replicator import Replicator
 
 
 class EvaluationStep:
-    """Sums what a function makes of each batch, over finite data. Made by `make_evaluation`."""
+    """Sums what a step returns, over finite data. Made by `Replicator.make_evaluation`."""
 
     def __init__(
-        self,
-        replicator: "Replicator",
-        sums_fn: Callable[[Any, tf.Tensor], Any],
-        input_fn: inputs_lib.InputFn,
-        global_batch_size: int,
+        self, host: host_lib.Host, step: compiled.ReplicatedStep, inputs: inputs_lib.Inputs
     ):
-        context = inputs_lib.InputContext(replicator.num_replicas)
-        size = context.per_replica_batch_size(global_batch_size)
-        self._replicator = replicator
-        self._inputs = replicator.make_inputs(input_fn, pad_to=size)
-        self._step = replicator.replicate(
-            lambda element: collectives.all_sum(sums_fn(*element)), self._inputs
-        )
+        """Reads nothing yet.
+
+        Args:
+          host: of the step.
+          step: returns sums over one row, the same on all replicas.
+          inputs: of this step only; padded.
+        """
+        self._host = host
+        self._step = step
+        self._inputs = inputs
 
     def __call__(self) -> Any:
-        """Goes through the data once, from its beginning.
+        """Goes through the data once, from its beginning, also after an interrupted evaluation.
 
         Returns:
           The nest that `sums_fn` returns, of NumPy arrays, float64 and int64: the sums over all
           examples; the same in every process.
+
+        Raises:
+          ConfigError: if there is no data.
+          StepCancelled: if `cancel` was called.
         """
+        self._host.synchronize()  # Steps of an interrupted evaluation may still run.
+        self._inputs.restart()
         totals: list[Any] | None = None
         nest: Any = None
         try:
             while True:
-                nest = self._replicator.local_results(self._step())[0]
+                nest = results.split(self._step(), self._host.num_local_replicas)[0]
                 new = [_wide(x) for x in tf.nest.flatten(nest)]
                 totals = (
                     new if totals is None else [a + b for a, b in zip(totals, new, strict=True)]
                 )
         except errors.EndOfData:
-            self._inputs.restart()
+            pass
         if totals is None:
             raise errors.ConfigError(
                 "expected data to evaluate on, got none; check what input_fn reads"
@@ -61,6 +64,6 @@ class EvaluationStep:
 
 
 def _wide(x: tf.Tensor) -> np.ndarray:
-    """As a type in which a long sum is exact enough."""
+    """Converts to a type in which a long sum is exact enough."""
     value = x.numpy()
     return value.astype(np.int64 if value.dtype.kind in "iub" else np.float64)

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -44,6 +44,27 @@ class Registry:
         """The variables, in the order of their creation, each with the copies of all replicas."""
         found = [reference() for reference in self._created]
         return [variable for variable in found if variable is not None]
+
+    def with_copies(self, copies: Iterable[tf.Variable]) -> list[tf.Variable]:
+        """Finds the variables to which some copies belong.
+
+        Args:
+          copies: copies of single replicas; see `check`.
+
+        Returns:
+          The variables, in the order of their creation, each with the copies of all replicas.
+        """
+        wanted = {id(copy) for copy in copies}
+        return [
+            variable
+            for variable in self.created()
+            if any(id(copy) in wanted for copy in getattr(variable, "values", None) or (variable,))
+        ]
+
+    def owners(self, handles: Iterable[tf.Tensor]) -> list[tf.Variable]:
+        """Finds the copies of variables to which some handles belong; others are left out."""
+        found = [self._owners.get(id(handle), lambda: None)() for handle in handles]
+        return [copy for copy in found if copy is not None]
 
     def owns(self, handle: tf.Tensor) -> bool:
         """Whether it is the handle of a variable that was created inside."""

@@ -162,6 +162,30 @@ def two_steps_share_one_input(replicator):
     assert inputs.position == 4
 
 
+def random_numbers_differ(replicator):
+    tf.random.set_seed(1)
+    try:
+        step = replicator.replicate(
+            lambda x: tf.nn.dropout(tf.ones([32]), 0.5), replicator.make_inputs(ones)
+        )
+    finally:
+        tf.random.set_seed(None)
+    masks = replicator.gather(step())
+    assert len({tuple(mask) for mask in masks.tolist()}) == replicator.num_replicas
+
+
+def different_copies_are_named(replicator):
+    with replicator.scope():
+        variable = tf.Variable([1.0, 2.0], name="of_local_data")
+    step = replicator.replicate(
+        lambda x: variable.assign_add([0.0, float(replicator.process_index)]) * x,
+        replicator.make_inputs(ones),
+        check_every=5,
+    )
+    with pytest.raises(rr.ReplicasDiffer, match=r"'of_local_data:0' \(2,\) differs"):
+        step()
+
+
 def pipelines_per_replica(replicator):
     ids = []
 
@@ -241,7 +265,7 @@ def a_cancel_in_one_process_cancels_the_step_of_all(replicator):
 
 def uneven_data_ends_at_an_agreed_step(replicator):
     rows = 4 + 3 * replicator.process_index
-    for steps_per_call, calls in ((None, 4), (3, 1)):
+    for steps_per_call, calls in ((None, 4), (3, 2)):  # The last call takes one step.
         with replicator.scope():
             count = tf.Variable(0, trainable=False)
         inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(rows))
@@ -359,9 +383,10 @@ def cost_of_a_step(replicator):
     inputs = replicator.make_inputs(ones)
     looped = replicator.replicate(lambda x: x, inputs, 1000)
     single = replicator.replicate(lambda x: x, inputs)
-    agree, replicator.agree = replicator.agree, lambda status, agreed: status
+    host = replicator._host
+    agree, host.agree_on_status = host.agree_on_status, lambda status, combine: status
     alone = replicator.replicate(lambda x: x, inputs, 1000)
-    replicator.agree = agree
+    host.agree_on_status = agree
     for step in (looped, single, alone):
         step()
     seconds = _seconds(looped), _seconds(alone), _seconds(lambda: [single() for _ in range(1000)])

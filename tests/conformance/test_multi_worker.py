@@ -42,6 +42,8 @@ BEHAVIOURS = {
         "order_gather_and_reduce",
         "gathering_different_things",
         "callable_input",
+        "random_numbers_differ",
+        "different_copies_are_named",
         "two_steps_share_one_input",
         "pipelines_per_replica",
         "layers_and_slots_appear_in_the_first_step",

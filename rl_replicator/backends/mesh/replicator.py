@@ -1,11 +1,9 @@
 """One replica that spans a mesh of devices: data and model parallelism with a global view."""
 
-import contextlib
-import functools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,9 +53,9 @@ class MeshReplicator(replicator.Replicator):
         Raises:
           ConfigError: no devices for such a mesh, or layouts that it cannot follow.
         """
-        super().__init__(tf.distribute.get_strategy())
         self.mesh = _make_mesh(dimensions, devices)
         self.layouts = _layouts(self.mesh, layouts or {})
+        super().__init__(mesh_step.MeshHost(self.mesh, self.layouts))
 
     @classmethod
     def from_text(cls, argument: str) -> "MeshReplicator":
@@ -83,15 +81,9 @@ class MeshReplicator(replicator.Replicator):
             "a mesh, which has none; use multi_device, or a step_fn with replicate"
         )
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        create = functools.partial(layouts.create, self.layouts)
-        with tf.variable_creator_scope(create), self.registry.recording():
-            yield
-
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         if isinstance(inputs, inputs_lib.CallableInputs):
-            inputs = mesh_step.HostCallableInputs(inputs, self.registry)
+            inputs = mesh_step.HostCallableInputs(inputs, self._host.registry)
         mesh_step.check_specs(inputs.specs, layouts.size_of(self.mesh, layouts.DATA))
         return inputs
 
@@ -100,23 +92,10 @@ class MeshReplicator(replicator.Replicator):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
+        check_every: int | None = 1000,
     ) -> mesh_step.MeshStep:
-        return mesh_step.MeshStep(self, step_fn, inputs, steps_per_call)
-
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]
-
-    def failure(self, error: Exception) -> Exception:
-        # DTensor finds what it cannot spread only when the step runs for the first time.
-        found = re.search(r"error: (?:'tf\.(\w+)' op )?(.*)", str(error))
-        if not found or not isinstance(error, tf.errors.UnknownError):
-            return error
-        operation = found[1] or next(iter(re.findall(r'"tf\.(\w+)"', str(error))), "one")
-        reason = found[2].split("Please")[0].strip(" .")
-        return errors.ConfigError(
-            f"expected operations that DTensor can spread over a mesh, got {operation} ({reason}); "
-            "change that part of the step or its layout, or use another replicator"
-        )
+        del check_every  # There is one replica.
+        return mesh_step.MeshStep(self._host, step_fn, inputs, steps_per_call)
 
 
 _layouts = layouts.Layouts  # In `__init__` the argument hides the module.

@@ -1,18 +1,18 @@
 """Steps of a mesh: the input is taken on the host, and the compiled step spread by DTensor."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
-from rl_replicator.step import compiled, variable_registry
+from rl_replicator.step import compiled, host, variable_registry
 from rl_replicator.step import inputs as inputs_lib
-
-if TYPE_CHECKING:
-    from rl_replicator.backends.mesh.replicator import MeshReplicator
 
 # DTensor refuses some of these, but only when the step runs, and not in a line; with others it
 # crashes or computes nonsense. Found by comparing its results with those of one device.
@@ -62,7 +62,7 @@ class HostCallableInputs(inputs_lib.CallableInputs):
         Raises:
           ConfigError: it uses variables of the mesh.
         """
-        function = inputs.deal(())[0]
+        function = inputs.split(())[0]
         super().__init__([function], 1)
         self._sample = tf.function(lambda: function(), autograph=False).get_concrete_function()
         if any(registry.owns(handle) for handle, _ in self._sample.graph.captures):
@@ -76,8 +76,8 @@ class HostCallableInputs(inputs_lib.CallableInputs):
             for x in tf.nest.flatten(self._spec, expand_composites=True)
         )
 
-    def take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        status, _ = super().take()
+    def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        status, _ = super().take(*arguments)
         flat = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
             lambda: tf.nest.flatten(self._sample(), expand_composites=True),
@@ -85,11 +85,43 @@ class HostCallableInputs(inputs_lib.CallableInputs):
         )
         return status, flat or ()
 
-    def deal(self, row: Sequence[tf.Tensor]) -> list[Any]:
+    def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         return [tf.nest.pack_sequence_as(self._spec, row, expand_composites=True)]
 
-    def element(self, dealt: Any) -> Any:
-        return dealt
+    def element(self, part: Any) -> Any:
+        return part
+
+
+class MeshHost(host.LocalHost):
+    """The devices of a mesh, which together are one replica.
+
+    Attributes:
+      mesh: the mesh.
+      layouts: say how each variable is split over it.
+    """
+
+    def __init__(self, mesh: dtensor.Mesh, rules: layouts.Layouts):
+        super().__init__()
+        self.mesh = mesh
+        self.layouts = rules
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        create = functools.partial(layouts.create, self.layouts)
+        with tf.variable_creator_scope(create), super().scope():
+            yield
+
+    def failure(self, error: Exception) -> Exception:
+        # DTensor finds what it cannot spread only when the step runs for the first time.
+        found = re.search(r"error: (?:'tf\.(\w+)' op )?(.*)", str(error))
+        if not found or not isinstance(error, tf.errors.UnknownError):
+            return error
+        operation = found[1] or next(iter(re.findall(r'"tf\.(\w+)"', str(error))), "one")
+        reason = found[2].split("Please")[0].strip(" .")
+        return errors.ConfigError(
+            f"expected operations that DTensor can spread over a mesh, got {operation} ({reason}); "
+            "change that part of the step or its layout, or use another replicator"
+        )
 
 
 class MeshStep(compiled.CompiledStep):
@@ -99,45 +131,45 @@ class MeshStep(compiled.CompiledStep):
     the graph no faster, and takes many times longer to compile an unrolled one.
     """
 
-    _replicator: "MeshReplicator"
+    _host: MeshHost
 
-    def _compile(self) -> Callable[[], list[tf.Tensor]]:
-        one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
-            *self._inputs.specs
-        )
-        self._variables = self._replicator.registry.check(one_step)
-        self._replicator.layouts.check_used()
+    def _compile(self, one_step: Any) -> Callable[..., list[tf.Tensor]]:
+        self._host.layouts.check_used()
         _check_operations(one_step)
-        _move_captures(one_step, self._replicator.mesh)
-        take = tf.function(self._take_and_count, autograph=False).get_concrete_function()
+        _move_captures(one_step, self._host.mesh)
+        take = tf.function(self._take_and_count, autograph=False).get_concrete_function(
+            *self._inputs.argument_specs
+        )
         outputs = _Outputs()
 
-        def call() -> list[tf.Tensor]:
-            rows = []
-            for _ in range(self.steps_per_call or 1):
-                status, *flat = take()
+        def call(*arguments: Any) -> list[tf.Tensor]:
+            rows: list[list[tf.Tensor]] = []
+            status = tf.constant(inputs_lib.ELEMENT)
+            while len(rows) < (self.steps_per_call or 1):
+                status, *row = take(*arguments)
                 if int(status) != inputs_lib.ELEMENT:
-                    return [status]
-                rows.append(outputs.read(one_step(*self._spread(flat)) or []))
+                    break
+                rows.append(outputs.read(one_step(*self._spread(row)) or []))
+            head = tf.constant([int(status), len(rows)])
             if self.steps_per_call is None:
-                return [status, *rows[0]]
-            return [status, *(tf.stack(column) for column in zip(*rows, strict=True))]
+                return [head, *(rows[0] if rows else [])]
+            return [head, *(tf.stack(column) for column in zip(*rows, strict=True))]
 
         return call
 
-    def _take_and_count(self) -> list[tf.Tensor]:
-        status, flat = self._take()
+    def _take_and_count(self, *arguments: Any) -> list[tf.Tensor]:
+        status, row = self._take(arguments)
         tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
             lambda: tf.group(self._inputs.advance()),
             lambda: tf.no_op(),
         )
-        return [status, *flat]
+        return [status, *row]
 
-    def _spread(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        mesh = self._replicator.mesh
-        _check_batches([x.shape for x in flat], layouts.size_of(mesh, layouts.DATA))
-        return [layouts.spread(x, layouts.batch_layout(mesh, x.shape.rank)) for x in flat]
+    def _spread(self, row: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        mesh = self._host.mesh
+        _check_batches([x.shape for x in row], layouts.size_of(mesh, layouts.DATA))
+        return [layouts.spread(x, layouts.batch_layout(mesh, x.shape.rank)) for x in row]
 
 
 class _Outputs:

@@ -15,7 +15,7 @@ from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled
+from rl_replicator.step import compiled, host
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -69,10 +69,10 @@ class MultiWorkerReplicator(replicator.Replicator):
         # Sonnet knows its own strategies only. `wrap_optimizer` and `scope` do what it asks for.
         wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
-        self._num_steps = 0
+        self._workers = _Host(self._group)
         self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
         self._group.call_on_loss(self._wake_waiting_steps)
-        super().__init__(self._group.strategy)
+        super().__init__(self._workers)
 
     @classmethod
     def from_text(cls, argument: str) -> "MultiWorkerReplicator":
@@ -83,25 +83,6 @@ class MultiWorkerReplicator(replicator.Replicator):
             )
         return cls()
 
-    @property
-    def num_processes(self) -> int:
-        return self._group.size
-
-    @property
-    def process_index(self) -> int:
-        return self._group.index
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        """As in `Replicator`; the first process's initial values reach all the others."""
-        with (
-            self._group.using(),
-            self._strategy.scope(),
-            tf.variable_creator_scope(_local_to_replica),
-            self.registry.recording(),
-        ):
-            yield
-
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         self._inputs.add(inputs)
         return inputs
@@ -111,10 +92,10 @@ class MultiWorkerReplicator(replicator.Replicator):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
+        check_every: int | None = 1000,
     ) -> compiled.ReplicatedStep:
-        self._num_steps += 1
-        self._group.number_collectives(self._num_steps)
-        return _Step(self, step_fn, inputs, steps_per_call)
+        self._workers.begin_step()
+        return _Step(self._workers, step_fn, inputs, steps_per_call, check_every)
 
     def gather(self, outputs: Any) -> Any:
         """As in `Replicator`, over the replicas of all processes, which must all call it.
@@ -138,25 +119,53 @@ class MultiWorkerReplicator(replicator.Replicator):
         joined = iter([np.concatenate(parts) for parts in zip(*every, strict=True)])
         return tf.nest.map_structure(lambda leaf: None if leaf is None else next(joined), local)
 
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.num_local_replicas
-        first = self.process_index * self.num_local_replicas
+    def _wake_waiting_steps(self) -> None:
+        # A step that waits for data would not notice that nobody else will take it.
+        for inputs in list(self._inputs):
+            inputs.cancel()
 
-        def replica() -> None:
-            context = tf.distribute.get_replica_context()
-            index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
-            results[index] = function(index)
 
-        self._strategy.run(replica)
-        return results
+class _Host(host.StrategyHost):
+    """The processes of a group."""
 
-    def agree(self, status: tf.Tensor, agreed: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    def __init__(self, workers: group.Group):
+        super().__init__(workers.strategy)
+        self._group = workers
+        self._num_steps = 0
+
+    @property
+    def num_processes(self) -> int:
+        return self._group.size
+
+    @property
+    def process_index(self) -> int:
+        return self._group.index
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """See `Host`; the first process's initial values reach all the others."""
+        with (
+            self._group.using(),
+            self.strategy.scope(),
+            tf.variable_creator_scope(_local_to_replica),
+            self.registry.recording(),
+        ):
+            yield
+
+    def begin_step(self) -> None:
+        """Prepares for the next step to be traced."""
+        self._num_steps += 1
+        self._group.number_collectives(self._num_steps)
+
+    def agree_on_status(
+        self, status: tf.Tensor, combine: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
         if self.num_processes == 1:
             return status
         statuses = self._group.all_statuses(status, self._num_steps)
-        return agreed(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
+        return combine(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
 
-    def check_calls(self, calls: call_log.Trace) -> None:
+    def check_calls(self, calls: call_log.CallLog) -> None:
         """Compares the collectives of all processes.
 
         Raises:
@@ -202,23 +211,19 @@ class MultiWorkerReplicator(replicator.Replicator):
     def failure(self, error: Exception) -> Exception:
         return self._group.step_failure(error)
 
-    def _wake_waiting_steps(self) -> None:
-        # A step that waits for data would not notice that nobody else will take it.
-        for inputs in list(self._inputs):
-            inputs.cancel()
-
 
 class _Step(compiled.CompiledStep):
     """Begins only if all processes hold the same variables; ends when one of them is lost."""
 
+    _host: _Host
     _is_checked = False
 
-    def __call__(self) -> Any:
-        with self._replicator.together():  # type: ignore[attr-defined]
+    def _call(self) -> Any:
+        with self._host.together():
             if not self._is_checked:
-                self._replicator.check_equal(self._variables)  # type: ignore[attr-defined]
+                self._host.check_equal(self._variables)
                 self._is_checked = True
-            return super().__call__()
+            return super()._call()
 
 
 def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

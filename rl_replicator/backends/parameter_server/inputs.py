@@ -54,23 +54,22 @@ class WorkerInputs(inputs_lib.Inputs):
             self._position = tf.Variable(tf.zeros([num_workers], tf.int64), trainable=False)
         self._coordinator = coordinator
         self._news = news
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._cancels = 0
         self._closed = False
         self._is_used = False
         self._ended: set[int] = set()
         self._arguments: tuple[Any, ...] | None = None
-        self._reading: tuple[Any, ...] = ()
+        self._worker: tf.Tensor | None = None
         # Grows with every restart, so that late words of an earlier pass can be told.
         self.generation = 0
 
     @contextlib.contextmanager
-    def reading(self, *sources: Any) -> Iterator[tf.Tensor]:
-        """Entered by a step while it is traced; yields the worker's number, an int64 scalar."""
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        self._reading = (worker, *sources)
-        yield worker
-        self._reading = ()
+    def on_worker(self) -> Iterator[tf.Tensor]:
+        """Context in which a step is traced; yields the index of the worker, an int64 scalar."""
+        self._worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        yield self._worker
+        self._worker = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -84,7 +83,7 @@ class WorkerInputs(inputs_lib.Inputs):
         """Opens every worker's pipeline at its position."""
 
     def advance(self) -> tf.Tensor:
-        one = tf.IndexedSlices(tf.ones([], tf.int64), self._reading[0])
+        one = tf.IndexedSlices(tf.ones([], tf.int64), self._worker)
         return self._position.scatter_add(one)
 
     @property
@@ -98,8 +97,8 @@ class WorkerInputs(inputs_lib.Inputs):
                 "expected an input from which no step was taken yet, found one in use; "
                 "restore its position before the first step"
             )
-        shares = range(position, position - self._num_workers, -1)
-        self._position.assign([max(0, -(-share // self._num_workers)) for share in shares])
+        shares = range(position, position - self.num_workers, -1)
+        self._position.assign([max(0, -(-share // self.num_workers)) for share in shares])
 
     def restart(self) -> None:
         with self._news:
@@ -126,7 +125,7 @@ class WorkerInputs(inputs_lib.Inputs):
 
     def is_over(self, given_up: set[int]) -> bool:
         """Whether no worker has data left, but for those that are given up."""
-        return bool(self._ended) and len(self._ended | given_up) == self._num_workers
+        return bool(self._ended) and len(self._ended | given_up) == self.num_workers
 
     def cancel(self) -> None:
         with self._news:
@@ -193,16 +192,16 @@ class WorkerDatasets(WorkerInputs):
         super().restart()
         self._origin = self._position.read_value()
 
-    def take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        _, iterator = self._reading
+    def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        (iterator,) = arguments
         status, *flat = iterator.get_next()
         return status, flat
 
-    def deal(self, row: Sequence[tf.Tensor]) -> list[Any]:
+    def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         return [tf.nest.pack_sequence_as(self._spec, row, expand_composites=True)]
 
-    def element(self, dealt: Any) -> Any:
-        return dealt
+    def element(self, part: Any) -> Any:
+        return part
 
     def _make_arguments(self) -> tuple[Any, ...]:
         begin = self._position if self._is_finite else self._origin
@@ -261,16 +260,17 @@ class WorkerCallables(WorkerInputs):
         super().__init__(**places)
         self._functions = tuple(functions)
 
-    def take(self) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        return tf.constant(inputs_lib.ELEMENT), self._reading
+    def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        del arguments
+        return tf.constant(inputs_lib.ELEMENT), (self._worker,)
 
-    def deal(self, row: Sequence[tf.Tensor]) -> list[Any]:
+    def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         return list(row)
 
-    def element(self, dealt: Any) -> Any:
+    def element(self, part: Any) -> Any:
         if len(self._functions) == 1:
             return self._functions[0]()
-        return tf.switch_case(tf.cast(dealt, tf.int32), self._functions)
+        return tf.switch_case(tf.cast(part, tf.int32), self._functions)
 
     def _make_arguments(self) -> tuple[Any, ...]:
         return ()
@@ -291,7 +291,7 @@ def make(
       ConfigError: the results are neither datasets nor callables, or not alike, or cannot be sent.
     """
     places = {"num_workers": num_workers, **places}
-    sources = inputs_lib.sources(
+    sources = inputs_lib.call_input_fn(
         input_fn,
         [inputs_lib.InputContext(1, worker, num_workers) for worker in range(num_workers)],
         pad_to,

@@ -1,7 +1,7 @@
 """Steps on the workers of a cluster that do not wait for one another."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from rl_replicator.backends.parameter_server import step as asynchronous_step
 from rl_replicator.checkpoints import pending_work
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
+from rl_replicator.step import host
 from rl_replicator.step import inputs as inputs_lib
 
 
@@ -69,22 +70,22 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         ports.check_is_free(cluster.own_address)
         tasks = watch.Watch(cluster, worker_timeout)
         tasks.wait_for_all(start_timeout)
-        super().__init__(_connect(cluster))
+        servers = [
+            f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.addresses["ps"]))
+        ]
+        strategy = _connect(cluster)
+        self._home = servers[0]
         self.num_workers = len(cluster.addresses["worker"])
-        self._servers = {
-            f"/job:ps/replica:0/task:{i}/device:CPU:0": 0
-            for i in range(len(cluster.addresses["ps"]))
-        }
-        self._home = next(iter(self._servers))
-        with self.scope():
-            self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._schedule = scheduler.Scheduler(
             self._coordinator,
             staleness.Bound(max_staleness, self.num_workers),
             tasks,
             2 * self.num_workers,
         )
+        super().__init__(_Host(strategy, servers, self._schedule))
+        with self.scope():
+            self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
         pending_work.register(self)
 
     @classmethod
@@ -98,18 +99,6 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
                 f"{argument!r}; write a number from 0"
             )
         return cls(max_staleness=int(number))
-
-    @property
-    def num_replicas(self) -> int:
-        """One: each step runs on one worker."""
-        return 1
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        # Not the strategy's own: it would split variables, and have steps run inside
-        # `strategy.run`, of which one replica without anything to average has no use.
-        with self.registry.recording(), tf.variable_creator_scope(self._place):
-            yield
 
     def make_inputs(
         self,
@@ -137,18 +126,17 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         step_fn: Callable[[Any], Any],
         inputs: inputs_lib.Inputs,
         steps_per_call: int | None = None,
+        check_every: int | None = 1000,
     ) -> asynchronous_step.AsynchronousStep:
+        del check_every  # There is one replica.
         if not isinstance(inputs, asynchronous_inputs.WorkerInputs):
             raise errors.ConfigError(
                 f"expected the inputs of this replicator, got {type(inputs).__name__}; make them "
                 "with its make_inputs"
             )
         return asynchronous_step.AsynchronousStep(
-            self, self._schedule, self._version, step_fn, inputs, steps_per_call
+            self._host, self._schedule, self._version, step_fn, inputs, steps_per_call
         )
-
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        return [function(0)]
 
     def synchronize(self) -> None:
         """Waits until the workers have ended all that was begun, and begins nothing.
@@ -159,16 +147,47 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         Raises:
           WorkerLost: as a step would.
         """
+        super().synchronize()
+
+
+class _Host(host.Host):
+    """Any one worker at a time; the variables are on the parameter servers."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        servers: Sequence[str],
+        schedule: scheduler.Scheduler,
+    ):
+        super().__init__(strategy)
+        self._sizes = dict.fromkeys(servers, 0)
+        self._schedule = schedule
+
+    @property
+    def num_replicas(self) -> int:
+        return 1  # Each step runs on one worker.
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        # Not the strategy's own: it would split variables, and have steps run inside
+        # `strategy.run`, of which one replica without anything to average has no use.
+        with self.registry.recording(), tf.variable_creator_scope(self._place):
+            yield
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        return [function(0)]
+
+    def synchronize(self) -> None:
         self._schedule.drain()
 
     def _place(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         """Creates a variable whole, on the parameter server that holds the least."""
-        device = min(self._servers, key=lambda name: self._servers[name])
+        device = min(self._sizes, key=lambda name: self._sizes[name])
         with tf.device(device):
             variable = next_creator(**kwargs)
         # A scalar costs a message as well as its bytes.
         size = (variable.shape.num_elements() or 0) * variable.dtype.size
-        self._servers[device] += size + 1024
+        self._sizes[device] += size + 1024
         return variable
 
 

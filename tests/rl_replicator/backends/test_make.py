@@ -26,18 +26,14 @@ def test_make(name, kind, count):
     assert replicator.strategy.num_replicas_in_sync == count
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("mesh:data=2", "use multi_device"), ("multi_device:2x2", "use multi_device:2$")],
-)
-def test_no_strategy_does_what_they_do(name, advice):
-    replicator = rr.make(name)
-    with pytest.raises(rr.ConfigError, match=f"for Keras or an Estimator, .*; {advice}"):
+def test_no_strategy_does_what_a_mesh_does():
+    replicator = rr.make("mesh:data=2")
+    with pytest.raises(rr.ConfigError, match="for Keras or an Estimator, .*; use multi_device"):
         _ = replicator.strategy
 
 
 @pytest.mark.parametrize(
-    "name", ["", "single_device:2", "multi_device:", "multi_device:0", "multi_device:-1", "gpu"]
+    "name", ["", "single_device:2", "multi_device:", "multi_device:0", "multi_device:2x2", "gpu"]
 )
 def test_make_refuses(name):
     with pytest.raises(rr.ConfigError, match="^expected ") as error:

@@ -82,7 +82,7 @@ NAMES = ("single_device", "multi_device:2", "multi_device:4")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("per_replica", [False, True], ids=["shared", "per_replica"])
-@pytest.mark.parametrize("steps_per_call", [None, 2])
+@pytest.mark.parametrize("steps_per_call", [None, 4])
 def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_call):
     """23 examples in batches of 4: a short batch, and replicas that have none in the last row."""
     replicator = rr.make(name)
@@ -99,12 +99,14 @@ def test_finite_data_is_used_to_its_last_example(name, per_replica, steps_per_ca
     inputs = replicator.make_inputs(input_fn, per_replica=per_replica, pad_to=4)
     step = replicator.replicate(step_fn, inputs, steps_per_call)
     for _ in range(2):  # The data can be gone through again.
-        totals = np.zeros(2)
+        totals, num_steps = np.zeros(2), 0
         with pytest.raises(rr.EndOfData):
             while True:
-                totals += np.array(replicator.gather(step())).reshape(2, -1).sum(axis=1)
-        if steps_per_call is None:
-            assert totals.tolist() == [23 * 24 / 2, 23]
+                outputs = np.array(replicator.gather(step()))  # [2, N] or [2, N, k]
+                totals += outputs.reshape(2, -1).sum(axis=1)
+                num_steps += 1 if steps_per_call is None else outputs.shape[2]
+        assert totals.tolist() == [23 * 24 / 2, 23]
+        assert num_steps == inputs.position
         with pytest.raises(rr.EndOfData):
             step()
         inputs.restart()
@@ -189,65 +191,54 @@ def test_positions(per_replica):
     assert sorted(replicator.gather(step())) == [2 * inputs.position - 2, 2 * inputs.position - 1]
 
 
-def test_steps_in_the_background_keep_their_order():
-    replicator = rr.make("multi_device:2")
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_the_last_call_takes_the_steps_that_are_left(name):
+    replicator = rr.make(name)
+    n = replicator.num_replicas
+    with replicator.scope():
+        count = tf.Variable(0, trainable=False)
+
+    def step_fn(x):
+        return x, count.assign_add(1), None
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(5 * n))
+    step = replicator.replicate(step_fn, inputs, steps_per_call=3)
+    shapes = []
+    with pytest.raises(rr.EndOfData):
+        while True:
+            numbers, counts, nothing = replicator.gather(step())
+            shapes.append(numbers.shape)
+            assert nothing is None
+    assert shapes == [(n, 3), (n, 2)]
+    assert numbers.T.tolist() == [list(range(3 * n, 4 * n)), list(range(4 * n, 5 * n))]
+    assert counts.tolist() == [[4, 5]] * n
+    assert count.numpy() == inputs.position == 5
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_restart_while_a_step_waits(name):
+    """Rows that were read ahead, and the thread that reads them, belong to the past."""
+    replicator = rr.make(name)
     release = threading.Event()
 
     def numbers():
         for i in range(100):
-            if i == 4:
-                release.wait(30)
+            if i == 8:
+                release.wait(60)
             yield i
 
     data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
     inputs = replicator.make_inputs(lambda context: data)
-    plus = replicator.replicate(lambda x: x, inputs)
-    minus = replicator.replicate(lambda x: -x, inputs)
-    futures = [plus.begin(), minus.begin()]
-    assert [replicator.gather(f.result(30)).tolist() for f in futures] == [[0, 1], [-2, -3]]
-    futures = [plus.begin(), minus.begin()]  # Both wait for data, and this line is reached.
-    assert not futures[0].done()
-    threading.Timer(0.2, release.set).start()
-    futures.append(plus.begin())  # Blocks: there is room for two.
-    assert futures[0].done()
-    results = [replicator.gather(f.result(30)).tolist() for f in futures]
-    assert results == [[4, 5], [-6, -7], [8, 9]]
-    plus.cancel()
-    with pytest.raises(rr.StepCancelled):
-        while True:
-            plus.begin().result(30)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_evaluation_counts_every_example_once(name):
-    replicator = rr.make(name)
-    x = np.random.default_rng(0).normal(size=(103, 3)).astype(np.float32)
-    weights = np.array([1.0, -1.0, 0.5], np.float32)
-
-    def input_fn(context):
-        data = context.shard(tf.data.Dataset.from_tensor_slices(x))
-        return data.batch(context.per_replica_batch_size(16))
-
-    def sums_fn(batch, mask):
-        values = tf.linalg.matvec(batch, tf.constant(weights))
-        return {
-            "examples": tf.cast(tf.reduce_sum(mask), tf.int32),
-            "positive": tf.reduce_sum(tf.cast(values > 0, tf.int32) * tf.cast(mask, tf.int32)),
-            "sum": tf.reduce_sum(values * mask),
-        }
-
-    evaluate = replicator.make_evaluation(sums_fn, input_fn, global_batch_size=16)
-    for _ in range(2):
-        totals = evaluate()
-        assert totals["examples"] == 103
-        assert totals["positive"] == (x @ weights > 0).sum()
-        np.testing.assert_allclose(totals["sum"], (x @ weights).sum(), rtol=1e-5)
-
-
-def test_evaluation_of_nothing():
-    empty = tf.data.Dataset.range(0).batch(2)
-    evaluate = rr.SingleDeviceReplicator().make_evaluation(
-        lambda batch, mask: tf.reduce_sum(mask), lambda context: empty, 2
-    )
-    with pytest.raises(rr.ConfigError, match="expected data to evaluate on, got none"):
-        evaluate()
+    step = replicator.replicate(lambda x: x, inputs, 100)
+    waiting = step.begin()
+    while inputs.position < 8 // replicator.num_replicas:
+        time.sleep(0.01)
+    inputs.restart()
+    with pytest.raises(rr.StepCancelled, match="restarted"):
+        waiting.result(60)
+    release.set()
+    first = replicator.replicate(lambda x: x, inputs)
+    for k in range(10):
+        got = replicator.gather(first()).tolist()
+        assert got == [k * replicator.num_replicas + i for i in range(replicator.num_replicas)]
+    assert inputs.position == 10

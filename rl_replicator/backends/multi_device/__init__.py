@@ -1,1 +1,0 @@
-"""Several replicas in one process, on devices of this machine."""

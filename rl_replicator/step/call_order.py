@@ -1,0 +1,148 @@
+"""One order for all calls of a replicator's steps, direct ones and those in the background."""
+
+import collections
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+# One call that runs and one that is ready to: more would only make the outputs older.
+_CAPACITY = 2
+# Long enough for a step to find its cancellation, or to compute to its end.
+_EXIT_SECONDS = 10.0
+
+
+class CallOrder:
+    """Runs calls one at a time, in the order in which they were made.
+
+    Two calls at once would read the same variables and lose one of the two updates.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: collections.deque[object] = collections.deque()
+        self._changed = threading.Condition()
+        self._owner: int | None = None
+        self._background: _Background | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for all earlier calls, and makes later ones wait. Re-entrant."""
+        if self._owner == threading.get_ident():
+            yield
+            return
+        with self._turn_of(self._draw()):
+            yield
+
+    def begin(
+        self, function: Callable[[], Any], cancel: Callable[[], None]
+    ) -> "futures.Future[Any]":
+        """Runs `function()` in the background; blocks while two such calls have not ended.
+
+        Args:
+          function: called in its turn.
+          cancel: makes `function` end early; called if the program exits meanwhile.
+
+        Returns:
+          A future of what `function` returns or raises.
+        """
+        if self._background is None:
+            self._background = _Background()
+            weakref.finalize(self, self._background.stop)
+        self._background.free.acquire()
+        with self._changed:  # The thread must find its calls in the order of their tickets.
+            ticket = self._draw()
+            return self._background.submit(function, cancel, lambda: self._turn_of(ticket))
+
+    def _draw(self) -> object:
+        ticket = object()
+        with self._changed:
+            self._tickets.append(ticket)
+        return ticket
+
+    @contextlib.contextmanager
+    def _turn_of(self, ticket: object) -> Iterator[None]:
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._tickets[0] is ticket)
+                self._owner = threading.get_ident()
+            yield
+        finally:  # Also if Ctrl-C ends the wait.
+            with self._changed:
+                if self._tickets[0] is ticket:
+                    self._owner = None
+                self._tickets.remove(ticket)
+                self._changed.notify_all()
+
+
+class _Background:
+    """A daemon thread for the calls of one `CallOrder`.
+
+    A daemon, because a call may wait for data that never comes: a thread of an executor would keep
+    the interpreter from exiting.
+    """
+
+    def __init__(self) -> None:
+        self.free = threading.Semaphore(_CAPACITY)
+        self._tasks: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self._is_stopped = False
+        self._cancel: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._work, name="replicated-step", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        function: Callable[[], Any],
+        cancel: Callable[[], None],
+        turn: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> "futures.Future[Any]":
+        """Runs `function()` within `turn()`. `free` must have been acquired."""
+        future: futures.Future[Any] = futures.Future()
+        future.add_done_callback(lambda _: self.free.release())
+        self._tasks.put((future, function, cancel, turn))
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread: cancels the call that runs, and drops those that wait for it.
+
+        The thread must not be inside TensorFlow while the interpreter is finalized.
+        """
+        self._is_stopped = True
+        self._tasks.put(None)
+        cancel = self._cancel
+        if cancel is not None and self._thread is not threading.current_thread():
+            cancel()
+            self._thread.join(_EXIT_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                return
+            self._run(*task)
+            del task  # Or it would keep the step and its variables until the next call.
+
+    def _run(
+        self,
+        future: "futures.Future[Any]",
+        function: Callable[[], Any],
+        cancel: Callable[[], None],
+        turn: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._cancel = cancel
+        try:
+            with turn():
+                if self._is_stopped:
+                    future.cancel()
+                if not future.set_running_or_notify_cancel():
+                    return
+                try:
+                    result = function()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+        finally:
+            self._cancel = None

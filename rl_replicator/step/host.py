@@ -1,0 +1,126 @@
+"""What a backend gives to the steps that run on it."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from rl_replicator.collectives import call_log
+from rl_replicator.step import call_order, variable_registry
+
+
+class Host(abc.ABC):
+    """The place where steps run: replicas, devices and other processes.
+
+    Each backend has a class of its own; a `Replicator` holds one and passes it to its steps.
+
+    Attributes:
+      strategy: TensorFlow's strategy inside of which variables and steps are made.
+      registry: knows the variables created in `scope`.
+      call_order: orders the calls of all steps.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.strategy = strategy
+        self.registry = variable_registry.Registry()
+        self.call_order = call_order.CallOrder()
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas in all processes."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Number of replicas of this process."""
+        return self.num_replicas // self.num_processes
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that run the same program."""
+        return 1
+
+    @property
+    def process_index(self) -> int:
+        """Index of this process, from 0."""
+        return 0
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Context in which the variables of steps are created."""
+        with self.strategy.scope(), self.registry.recording():
+            yield
+
+    @abc.abstractmethod
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        """Traces `function(i)` for each replica i of this process, on its device.
+
+        Args:
+          function: returns a nest of tensors or None.
+
+        Returns:
+          The results, in the order of the replicas.
+        """
+
+    def agree_on_status(
+        self, status: tf.Tensor, combine: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """Traces the exchange of input statuses between processes. Outside of `run`.
+
+        Args:
+          status: int32 scalar, what this process found; see `Inputs.take`.
+          combine: `Inputs.combine_statuses`.
+
+        Returns:
+          An int32 scalar, the same in all processes.
+        """
+        del combine
+        return status
+
+    def check_calls(self, calls: call_log.CallLog) -> None:
+        """Compares the collectives of a traced step with those of the other processes.
+
+        Raises:
+          ConfigError: if they differ.
+        """
+        del calls
+
+    def failure(self, error: Exception) -> Exception:
+        """Translates an error of TensorFlow's in a step into the one to raise."""
+        return error
+
+    def synchronize(self) -> None:  # noqa: B027 - most backends have nothing to do.
+        """Waits until no step changes variables in the background."""
+
+
+class LocalHost(Host):
+    """A single replica on the devices of this process, without a strategy around the step."""
+
+    def __init__(self) -> None:
+        super().__init__(tf.distribute.get_strategy())
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with self.registry.recording():
+            yield
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        return [function(0)]
+
+
+class StrategyHost(Host):
+    """Replicas that a strategy of TensorFlow's runs, each in a Python thread while tracing."""
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.num_local_replicas
+        first = self.process_index * self.num_local_replicas
+
+        def replica() -> None:
+            context = tf.distribute.get_replica_context()
+            index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
+            results[index] = function(index)
+
+        self.strategy.run(replica)
+        return results

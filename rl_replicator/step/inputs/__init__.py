@@ -1,0 +1,32 @@
+"""Where a replicated step takes its data from: one element for every replica in every step."""
+
+from rl_replicator.step.inputs.callables import CallableInputs
+from rl_replicator.step.inputs.contract import (
+    CANCELLED,
+    ELEMENT,
+    END,
+    FAILED,
+    InputContext,
+    InputFn,
+    Inputs,
+)
+from rl_replicator.step.inputs.datasets import DatasetInputs
+from rl_replicator.step.inputs.padding import PaddedInputs, pad, padded_spec
+from rl_replicator.step.inputs.sources import call_input_fn, make
+
+__all__ = [
+    "CANCELLED",
+    "ELEMENT",
+    "END",
+    "FAILED",
+    "CallableInputs",
+    "DatasetInputs",
+    "InputContext",
+    "InputFn",
+    "Inputs",
+    "PaddedInputs",
+    "call_input_fn",
+    "make",
+    "pad",
+    "padded_spec",
+]

@@ -1,0 +1,189 @@
+"""The contract between a compiled step and its input."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from rl_replicator import errors
+
+# The status of a row: there is one, or why there is none.
+ELEMENT, CANCELLED, END, FAILED = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """Tells an `input_fn` which part of the data to read.
+
+    Attributes:
+      num_replicas: number of replicas of the step, over all processes.
+      input_pipeline_id: index of this pipeline, from 0.
+      num_input_pipelines: number of pipelines, which is how often `input_fn` is called: once per
+        process, or once per replica. Each pipeline should read a part of its own; see `shard`.
+    """
+
+    num_replicas: int
+    input_pipeline_id: int = 0
+    num_input_pipelines: int = 1
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The same as `num_replicas`, under the name of `tf.distribute.InputContext`."""
+        return self.num_replicas
+
+    def per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Divides a global batch by the number of replicas.
+
+        Args:
+          global_batch_size: number of examples over all replicas.
+
+        Returns:
+          The number of examples per replica.
+
+        Raises:
+          ConfigError: if the replicas cannot share the batch equally.
+        """
+        if global_batch_size < 1 or global_batch_size % self.num_replicas:
+            raise errors.ConfigError(
+                f"expected a global batch size that {self.num_replicas} replicas can share "
+                f"equally, got {global_batch_size}; use a multiple of {self.num_replicas}"
+            )
+        return global_batch_size // self.num_replicas
+
+    def shard(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Selects this pipeline's part: every `num_input_pipelines`-th element of `dataset`."""
+        return dataset.shard(self.num_input_pipelines, self.input_pipeline_id)
+
+
+InputFn = Callable[[InputContext], "tf.data.Dataset | Callable[[], Any]"]
+
+
+class Inputs(abc.ABC):
+    """Elements for the replicas of one or several steps. Made by `Replicator.make_inputs`.
+
+    A row holds one element for every replica of this process. The compiled step takes rows inside
+    its graph; the methods marked "Traced" build that part of the graph.
+
+    Attributes:
+      specs: specs of a row's tensors.
+      argument_specs: specs of what the compiled step must be called with, see `arguments`.
+    """
+
+    specs: tuple[tf.TensorSpec, ...] = ()
+    argument_specs: tuple[Any, ...] = ()
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._position = tf.Variable(0, dtype=tf.int64, trainable=False, name="position")
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Arguments for the compiled step's next call, which it passes on to `take`."""
+        return ()
+
+    @abc.abstractmethod
+    def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Traced: takes the next row.
+
+        Args:
+          *arguments: symbolic values of `argument_specs`.
+
+        Returns:
+          The status (int32 scalar), and the row's tensors (of `specs`), which are meaningless
+          unless the status is `ELEMENT`.
+        """
+
+    @abc.abstractmethod
+    def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
+        """Traced: splits a row into one part for each replica of this process."""
+
+    @abc.abstractmethod
+    def element(self, part: Any) -> Any:
+        """Traced inside each replica: turns its part of the row into the argument of `step_fn`."""
+
+    def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
+        """Traced if several processes take the step: chooses the status that all of them follow.
+
+        Args:
+          counts: [4] int32, the number of processes that found each status.
+
+        Returns:
+          The common status, an int32 scalar.
+        """
+        found = [tf.cast(counts[status] > 0, tf.int32) for status in range(4)]
+        rest = tf.where(found[FAILED] > 0, FAILED, END * found[END])
+        return tf.where(found[CANCELLED] > 0, CANCELLED, rest)
+
+    def advance(self) -> tf.Tensor:
+        """Traced: counts a row that the step uses."""
+        return self._position.assign_add(1, read_value=False)
+
+    @property
+    def position(self) -> int:
+        """Number of rows used since the beginning of the data, by all steps on this input."""
+        return int(self._position.numpy())
+
+    @abc.abstractmethod
+    def go_to(self, position: int) -> None:
+        """Starts at a later row, as if those before it had been used.
+
+        The data is read again, and dropped, up to there. So with the same `input_fn` and global
+        batch the data continues where it was left, whatever the number of replicas is now.
+
+        Args:
+          position: number of rows to skip.
+
+        Raises:
+          ConfigError: if a step was taken already.
+        """
+
+    @abc.abstractmethod
+    def restart(self) -> None:
+        """Starts again with the first row, whether or not the data was used to its end.
+
+        A step that waits for a row meanwhile raises `StepCancelled`.
+        """
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Prepares for a step; called before every step.
+
+        Raises:
+          Exception: the one that ended the input, if it has ended.
+        """
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Makes one step raise `StepCancelled`. Callable from any thread."""
+
+    @abc.abstractmethod
+    def ended(self, status: int) -> Exception:
+        """Ends the input because of `status`, on which all processes agreed.
+
+        Returns:
+          The error to raise in the caller of the step.
+        """
+
+    def failure(self, error: Exception) -> Exception:
+        """Translates an error of the compiled step into the one to raise."""
+        return error
+
+    def num_ready(self) -> int | None:
+        """Number of rows that can be taken without waiting; None if no row has to be awaited."""
+        return None
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the input for good: a step that waits, and every later one, raises `EndOfData`."""
+
+
+def cancelled() -> errors.StepCancelled:
+    """The error of a step that a call of `cancel` has ended."""
+    return errors.StepCancelled("the step was cancelled while it waited for input")
+
+
+def closed() -> errors.EndOfData:
+    """The error of a step whose input was closed."""
+    return errors.EndOfData("the input was closed")

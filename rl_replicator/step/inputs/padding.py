@@ -1,0 +1,112 @@
+"""Finite data, padded and masked so that every example counts exactly once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from rl_replicator import errors
+from rl_replicator.step.inputs import contract, datasets
+
+
+class PaddedInputs(datasets.DatasetInputs):
+    """Finite data to its last example, for evaluation.
+
+    `step_fn` receives `(element, mask)`: every batch is padded with zeros to the same size, and
+    `mask`, [batch] float32, is 1 for an example and 0 for padding. Replicas and processes whose
+    data has ended receive padding until all data has ended.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tf.data.Dataset],
+        num_replicas: int,
+        per_replica_batch_size: int,
+        capacity: int = 2,
+    ):
+        """Reads nothing yet.
+
+        Args:
+          sources: one dataset for all replicas of this process, or one for each.
+          num_replicas: number of replicas of this process.
+          per_replica_batch_size: number of examples in a padded batch.
+          capacity: number of rows to read ahead.
+
+        Raises:
+          ConfigError: if the elements are not batches of dense tensors of known shapes.
+        """
+        spec = tf.nest.map_structure(
+            lambda s: padded_spec(s, per_replica_batch_size), sources[0].element_spec
+        )
+        self._batch_size = per_replica_batch_size
+        mask_spec = tf.TensorSpec([per_replica_batch_size], tf.float32)
+        super().__init__(sources, num_replicas, capacity, (spec, mask_spec))
+
+    def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
+        all_ended = tf.equal(counts[contract.END], tf.reduce_sum(counts))
+        others = tf.tensor_scatter_nd_update(counts, [[contract.END]], [0])
+        return tf.where(all_ended, contract.END, super().combine_statuses(others))
+
+    def _move_rows(self, queue: tf.queue.FIFOQueue) -> None:
+        super()._move_rows(queue)
+        # Other processes may still have data: then this one takes steps on padding.
+        padding = [tf.zeros(s.shape, s.dtype) for s in self.specs]
+        while True:
+            queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
+
+    def _row(self, iterators: Sequence[Any]) -> list[Any]:
+        row, found = [], []
+        for i in range(self._num_replicas):
+            optional = iterators[i % len(iterators)].get_next_as_optional()
+            found.append(optional.has_value())
+            row.extend(
+                tf.cond(
+                    found[-1],
+                    lambda optional=optional: pad(optional.get_value(), self._batch_size),
+                    lambda: [tf.zeros(s.shape, s.dtype) for s in self.specs[: self._width]],
+                )
+            )
+        return [tf.where(tf.reduce_any(found), contract.ELEMENT, contract.END), *row]
+
+
+def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
+    """Pads a batch with zeros to a fixed number of examples.
+
+    Args:
+      element: nest of tensors [B, ...], B <= `batch_size`.
+      batch_size: number of examples after padding.
+
+    Returns:
+      The flat tensors [batch_size, ...], then the mask, [batch_size] float32: 1 for an example, 0
+      for padding.
+
+    Raises:
+      InvalidArgumentError: when the graph runs, if the batch is larger than `batch_size`.
+    """
+    flat = tf.nest.flatten(element)
+    size = tf.shape(flat[0])[0]
+    missing = batch_size - size
+    check = tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
+    # Without the dependency the two ops race, and the pad op fails first with an error of its own.
+    with tf.control_dependencies([] if check is None else [check]):
+        missing = tf.identity(missing)
+    flat.append(tf.ones([size]))
+    return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
+
+
+def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
+    """Returns the spec of what `pad` makes of one tensor.
+
+    Args:
+      spec: spec of the tensor before padding, [None or B, ...].
+      batch_size: number of examples after padding.
+
+    Raises:
+      ConfigError: if it is not a batch, or its examples differ in shape.
+    """
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
+        raise errors.ConfigError(
+            f"expected batches of dense tensors of known shapes to pad, got {spec}; "
+            "batch() the data, or leave pad_to out"
+        )
+    return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)

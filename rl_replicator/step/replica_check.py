@@ -1,0 +1,107 @@
+"""Compares the replicas' copies of variables while steps are taken."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from rl_replicator import collectives, errors
+from rl_replicator.collectives import call_log
+from rl_replicator.step import host as host_lib
+
+# Differences show in the first steps, so these are checked as well: steps 1, 10 and 100.
+_EARLY = (1, 10, 100)
+_DECLARED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
+
+
+class ReplicaCheck:
+    """Finds variables whose copies differ between replicas, by exact checksums.
+
+    Copies stay equal only if every replica assigns the same values. A value that depends on the
+    replica's own data must be reduced first; TensorFlow does not check it, and only the first
+    replica's copy would be saved.
+    """
+
+    def __init__(
+        self, host: host_lib.Host, variables: Sequence[tf.Variable], num_steps_between: int
+    ):
+        """Compiles the comparison.
+
+        Args:
+          host: of the step.
+          variables: those of the step, as created: each with the copies of all local replicas.
+          num_steps_between: number of steps from one comparison to the next.
+        """
+        self._variables = [variable for variable in variables if _is_comparable(variable)]
+        self._num_steps_between = num_steps_between
+        self._num_steps = 0
+
+        def replica(index: int) -> tf.Tensor:
+            del index
+            own = [checksum(variable.read_value()) for variable in self._variables]
+            return collectives.all_gather(tf.stack(own))
+
+        @tf.function(autograph=False)
+        def compare():
+            with call_log.recording():
+                return host.run(replica)[0]
+
+        self._compare = compare.get_concrete_function() if self._variables else None
+
+    def count(self, num_steps: int) -> None:
+        """Counts steps that were taken, and compares the copies if it is time to.
+
+        Args:
+          num_steps: number of steps of the last call; the same in all processes.
+
+        Raises:
+          ReplicasDiffer: names the first variable whose copies differ, in all processes.
+        """
+        before, self._num_steps = self._num_steps, self._num_steps + num_steps
+        if self._compare is None or not self._is_due(before):
+            return
+        sums = self._compare().numpy()  # [replicas, variables]
+        differs = (sums != sums[0]).any(axis=0)
+        if differs.any():
+            variable = self._variables[int(differs.argmax())]
+            replica = int((sums[:, differs.argmax()] != sums[0, differs.argmax()]).argmax())
+            raise errors.ReplicasDiffer(
+                f"expected equal copies of every variable, but {variable.name!r} "
+                f"{tuple(variable.shape)} differs between replica 0 and replica {replica} after "
+                f"{self._num_steps} steps; assign only what is equal on all replicas, such as "
+                "rr.collectives.all_mean(value), or create a moving statistic with "
+                "aggregation=tf.VariableAggregation.MEAN"
+            )
+
+    def _is_due(self, before: int) -> bool:
+        size = self._num_steps_between
+        return before // size < self._num_steps // size or any(
+            before < early <= self._num_steps for early in _EARLY
+        )
+
+
+def checksum(x: tf.Tensor) -> tf.Tensor:
+    """Sums the bits of a tensor, exactly, as integers that wrap around.
+
+    Args:
+      x: numbers or bools of any shape.
+
+    Returns:
+      An int64 scalar. Tensors with the same bits have the same checksum on any device.
+    """
+    if x.dtype.is_bool:
+        return tf.reduce_sum(tf.cast(x, tf.int64))
+    size = x.dtype.size
+    integers = {1: tf.int8, 2: tf.int16, 4: tf.int32}.get(size, tf.int64)
+    bits = x if x.dtype == integers else tf.bitcast(x, integers)
+    return tf.reduce_sum(tf.cast(bits, tf.int64))
+
+
+def is_declared(variable: tf.Variable) -> bool:
+    """Whether its aggregation says that each replica has a value of its own."""
+    return variable.aggregation in _DECLARED
+
+
+def _is_comparable(variable: tf.Variable) -> bool:
+    dtype = variable.dtype
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+    return is_number and not is_declared(variable)

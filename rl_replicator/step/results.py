@@ -1,0 +1,96 @@
+"""Outputs of a step: one result per replica, joined, split, gathered and reduced."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from rl_replicator import errors
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PerReplica:
+    """One tensor from each replica: a leaf of a step's outputs on several replicas."""
+
+    values: tuple[Any, ...]
+
+
+def join(results: Sequence[Any]) -> Any:
+    """Joins the results of this process's replicas into one nest; see `split`.
+
+    Args:
+      results: nests of the same structure, one per replica.
+
+    Returns:
+      The nest, with `PerReplica` leaves if there are several results.
+    """
+    if len(results) == 1:
+        return results[0]
+    return tf.nest.map_structure(lambda *xs: None if xs[0] is None else PerReplica(xs), *results)
+
+
+def split(outputs: Any, num_replicas: int) -> tuple[Any, ...]:
+    """Splits outputs into the result of each replica of this process; the inverse of `join`."""
+
+    def pick(leaf: Any, index: int) -> Any:
+        return leaf.values[index] if isinstance(leaf, PerReplica) else leaf
+
+    return tuple(
+        tf.nest.map_structure(lambda leaf, i=i: pick(leaf, i), outputs) for i in range(num_replicas)
+    )
+
+
+def stack(results: Sequence[Any]) -> Any:
+    """Stacks results over the replicas.
+
+    Args:
+      results: nests of the same structure, one per replica.
+
+    Returns:
+      The nest of NumPy arrays, each of shape [num_replicas, ...].
+    """
+    flat = [tf.nest.flatten(result) for result in results]
+    stacked = [_stack(leaves) for leaves in zip(*flat, strict=True)]
+    return tf.nest.pack_sequence_as(results[0], stacked)
+
+
+def reduce(op: str, stacked: Any) -> Any:
+    """Reduces stacked results over the replicas.
+
+    Args:
+      op: "mean", "sum", "min" or "max".
+      stacked: nest of NumPy arrays [num_replicas, ...].
+
+    Returns:
+      The nest of NumPy arrays [...]. The mean of integers is float32.
+    """
+    return tf.nest.map_structure(lambda x: None if x is None else _REDUCTIONS[op](x), stacked)
+
+
+def check_op(op: str) -> None:
+    """Raises `ConfigError` unless `reduce` knows `op`."""
+    if op not in _REDUCTIONS:
+        raise errors.ConfigError(
+            f"expected an op out of {', '.join(_REDUCTIONS)}, got {op!r}; use one of them"
+        )
+
+
+_REDUCTIONS: dict[str, Callable[[Array], Array]] = {
+    "mean": lambda x: x.mean(axis=0, dtype=np.float32 if x.dtype.kind in "iub" else None),
+    "sum": lambda x: x.sum(axis=0, dtype=x.dtype),
+    "min": lambda x: x.min(axis=0),
+    "max": lambda x: x.max(axis=0),
+}
+
+
+def _stack(leaves: Sequence[Any]) -> Array | None:
+    if leaves[0] is None:
+        return None
+    # NumPy alone cannot read a bfloat16 scalar tensor.
+    stacked: Array = np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
+    return stacked

@@ -1,0 +1,82 @@
+"""Finds optimizers that a step applies although they do not average gradients over replicas."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sonnet as snt
+import tensorflow as tf
+
+from rl_replicator import errors
+from rl_replicator.collectives import call_log
+from rl_replicator.optimizers import wrapping
+
+# The classes from which all optimizers of a library derive, and their methods that update.
+_ENTRY_POINTS: tuple[tuple[type, str], ...] = (
+    (snt.Optimizer, "apply"),
+    (tf.keras.optimizers.Optimizer, "apply_gradients"),
+    (tf.keras.optimizers.legacy.Optimizer, "apply_gradients"),
+)
+_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Makes `apply` of an optimizer that was not wrapped an error in the steps traced inside.
+
+    Without averaged gradients, replicas go their own ways (Sonnet) or add the gradients up (Keras),
+    and nothing else would say so. The same holds on a single replica, where the results would be
+    right: a step function must not depend on where it runs.
+
+    Raises:
+      ConfigError: from inside the step, naming the optimizer's class.
+    """
+    with _LOCK:
+        replaced: list[tuple[type, str, Any]] = []
+        try:
+            for base, name in _ENTRY_POINTS:
+                for kind in _family(base):
+                    # The subclasses that `wrap_optimizer` makes come here through `super()`.
+                    if name in vars(kind) and not issubclass(kind, wrapping.Wrapped):
+                        original = vars(kind)[name]
+                        replaced.append((kind, name, original))
+                        setattr(kind, name, _guarded(original))
+            yield
+        finally:
+            for kind, name, original in reversed(replaced):
+                setattr(kind, name, original)
+
+
+def _family(base: type) -> Iterator[type]:
+    """Yields a class and all its subclasses, those of the user included."""
+    found = {base}
+    pending = [base]
+    while pending:
+        kind = pending.pop()
+        yield kind
+        # Called on the metaclass, because a class may define an attribute of that name.
+        fresh: set[type] = set(type.__subclasses__(kind)) - found
+        found |= fresh
+        pending.extend(fresh)
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _check(self)
+        return method(self, *args, **kwargs)
+
+    return guarded
+
+
+@tf.autograph.experimental.do_not_convert
+def _check(optimizer: Any) -> None:
+    is_in_step = not tf.executing_eagerly() and call_log.enclosing() is not None
+    if is_in_step and not isinstance(optimizer, wrapping.Wrapped):
+        name = type(optimizer).__name__
+        raise errors.ConfigError(
+            "expected an optimizer that averages gradients over the replicas, found an unwrapped "
+            f"{name} in the step; use optimizer = replicator.wrap_optimizer({name}(...))"
+        )

@@ -1,0 +1,123 @@
+"""Calls of steps, direct and in the background, run one after the other."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+
+
+def test_steps_in_the_background_keep_their_order():
+    replicator = rr.make("multi_device:2")
+    release = threading.Event()
+
+    def numbers():
+        for i in range(100):
+            if i == 4:
+                release.wait(30)
+            yield i
+
+    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+    inputs = replicator.make_inputs(lambda context: data)
+    plus = replicator.replicate(lambda x: x, inputs)
+    minus = replicator.replicate(lambda x: -x, inputs)
+    futures = [plus.begin(), minus.begin()]
+    assert [replicator.gather(f.result(30)).tolist() for f in futures] == [[0, 1], [-2, -3]]
+    futures = [plus.begin(), minus.begin()]  # Both wait for data, and this line is reached.
+    assert not futures[0].done()
+    threading.Timer(0.2, release.set).start()
+    futures.append(plus.begin())  # Blocks: there is room for two.
+    assert futures[0].done()
+    results = [replicator.gather(f.result(30)).tolist() for f in futures]
+    assert results == [[4, 5], [-6, -7], [8, 9]]
+    plus.cancel()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            plus.begin().result(30)
+
+
+def test_direct_calls_wait_for_those_in_the_background():
+    """Two steps at once read the same value, and one of their two updates is lost."""
+    replicator = rr.make("single_device")
+    with replicator.scope():
+        count = tf.Variable(0, trainable=False)
+
+    def slow(x):
+        before = count.read_value()
+        with tf.control_dependencies([before]):
+            wait = tf.py_function(lambda: time.sleep(0.5), [], [])
+        with tf.control_dependencies([wait]):
+            count.assign(before + 1)
+        return before
+
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(slow, inputs)
+    other = replicator.replicate(lambda x: count.assign_add(1), inputs)
+    future = step.begin()
+    assert int(other()) == 2
+    assert int(future.result(60)) == 0
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(int(step()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == [2, 3]
+    assert count.numpy() == 4
+
+
+def test_a_call_that_fails_or_is_dropped_ends_its_turn():
+    replicator = rr.make("single_device")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(lambda x: x, inputs)
+    entered, release = threading.Event(), threading.Event()
+
+    def hold():
+        entered.set()
+        release.wait(60)
+        raise KeyError("of the user")
+
+    future = replicator.begin(hold, release.set)
+    assert entered.wait(60)
+    dropped = replicator.begin(step, step.cancel)
+    assert dropped.cancel()  # It still has its turn, in which nothing happens.
+    release.set()
+    with pytest.raises(KeyError, match="of the user"):
+        future.result(60)
+    assert int(step()) == 1
+
+
+EXITING = """
+import itertools, threading
+import rl_replicator as rr
+import tensorflow as tf
+
+replicator = rr.make("single_device")
+never = threading.Event()
+data = tf.data.Dataset.from_generator(
+    lambda: (never.wait() for _ in itertools.count()),
+    output_signature=tf.TensorSpec([], tf.bool),
+)
+inputs = replicator.make_inputs(lambda context: data)
+step = replicator.replicate(lambda x: x, inputs)
+futures = [step.begin(), step.begin()]
+raise KeyError("of the user")
+"""
+
+
+@pytest.mark.processes
+def test_pending_calls_do_not_hold_up_the_exit():
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "KeyError: 'of the user'" in done.stderr
