@@ -32,15 +32,15 @@ PICTURE = "docs/rendering.png"
 _OFF = {"offsamples": 0, "shadowsize": 0}
 LOOKS = {
     "exact": camera.EXACT,
-    "no shadows": camera.Look(("shadow",), (("shadowsize", 0),)),
-    "no reflections": camera.Look(("reflection",)),
-    "no multisampling": camera.Look((), (("offsamples", 0),)),
-    "16 x 8 faces": camera.Look((), (("numslices", 16), ("numstacks", 8))),
-    "no sky": camera.Look(("skybox",)),
-    "no haze": camera.Look(("haze",)),
+    "no shadows": camera.RenderSettings(("shadow",), (("shadowsize", 0),)),
+    "no reflections": camera.RenderSettings(("reflection",)),
+    "no multisampling": camera.RenderSettings((), (("offsamples", 0),)),
+    "16 x 8 faces": camera.RenderSettings((), (("numslices", 16), ("numstacks", 8))),
+    "no sky": camera.RenderSettings(("skybox",)),
+    "no haze": camera.RenderSettings(("haze",)),
     "fast": camera.FAST,
-    "fast, 28 x 16 faces": camera.Look(camera.FAST.flags_off, tuple(_OFF.items())),
-    "fast, no sky": camera.Look((*camera.FAST.flags_off, "skybox"), camera.FAST.quality),
+    "fast, 28 x 16 faces": camera.RenderSettings(camera.FAST.flags_off, tuple(_OFF.items())),
+    "fast, no sky": camera.RenderSettings((*camera.FAST.flags_off, "skybox"), camera.FAST.quality),
 }
 
 

@@ -123,7 +123,7 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
     physics = getattr(environment, "physics", None)
     if views.is_physics(physics):
         # By the environment, because some make a new physics for an episode.
-        return camera.Pictures(lambda: environment.physics)
+        return camera.VideoCamera(lambda: environment.physics)
     own: Any = getattr(environment, "render", None)
     try:
         inspect.signature(own).bind(height=1, width=1, camera_id=0)

@@ -1,5 +1,6 @@
-"""Frames of a MuJoCo model: a scene and a context that are made once, where dm_control makes a new
-scene for every picture.
+"""Frames of a MuJoCo model.
+
+The scene and the context are made once; dm_control makes a new scene for every frame.
 
 mujoco is imported within the functions, because it must be imported with OpenGL switched off (see
 `environments.pixels.rendering`).
@@ -21,8 +22,8 @@ _MOST_SHAPES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """What a picture is drawn with, where it differs from the model's own settings.
+class RenderSettings:
+    """Rendering settings that differ from the model's own.
 
     Attributes:
       flags_off: rendering flags to switch off, as in 'shadow' for `mjtRndFlag.mjRND_SHADOW`.
@@ -34,11 +35,11 @@ class Look:
 
 
 # dm_control's own pixels, bit for bit.
-EXACT = Look()
+EXACT = RenderSettings()
 # Colours, textures and shapes stay: the sky and the haze cost little and hold most of the picture's
 # colour. A sphere of 16 x 8 faces differs from one of 28 x 16 by a fifth of a grey level at 64
 # pixels, and takes half the time. `bench/rendering.py` measures every switch.
-FAST = Look(
+FAST = RenderSettings(
     flags_off=("shadow", "reflection"),
     quality=(("offsamples", 0), ("shadowsize", 0), ("numslices", 16), ("numstacks", 8)),
 )
@@ -46,23 +47,28 @@ LOOKS = MappingProxyType({"exact": EXACT, "fast": FAST})
 
 
 class Camera:
-    """Draws the present state of a model, always of one size and from one camera.
+    """Draws the present state of a model, in one size and from one camera.
 
-    It has an OpenGL context of its own, which is made at the first frame. Frames may be asked for
-    by any thread.
+    It opens an OpenGL context of its own at the first frame. Any thread may ask for frames.
     """
 
     def __init__(
-        self, model: Any, data: Any, height: int, width: int, camera: int | str, look: Look
+        self,
+        model: Any,
+        data: Any,
+        height: int,
+        width: int,
+        camera: int | str,
+        look: RenderSettings,
     ):
-        """Looks at `data`.
+        """Makes the scene.
 
         Args:
           model: a `mujoco.MjModel`.
           data: its `mujoco.MjData`.
           height: in pixels.
           width: in pixels.
-          camera: index or name of a camera; -1 is the free one, and so is 0 where there is none.
+          camera: index or name of a camera; -1 is the free one, and so is 0 in a model without any.
           look: EXACT, FAST or another.
 
         Raises:
@@ -89,14 +95,17 @@ class Camera:
         self._context: Context | None = None
 
     def renew_terrain(self) -> None:
-        """To be called when the model's height fields may have changed."""
+        """Must be called when the model's height fields may have changed."""
         self._terrain_is_new = True
 
     def frame(self) -> np.ndarray:
-        """A fresh uint8 [height, width, 3].
+        """Draws the present state.
+
+        Returns:
+          A fresh uint8 [height, width, 3] array.
 
         Raises:
-          RenderingUnavailableError: if no OpenGL works here.
+          RenderingUnavailableError: if no OpenGL works on this machine.
         """
         mujoco = self._mujoco
         if self._context is None:
@@ -122,12 +131,12 @@ class Camera:
             return np.ascontiguousarray(self._upside_down[::-1])
 
     def _open(self) -> None:
-        """Makes the context; the model has its own settings back afterwards."""
+        """Opens the context. The model's settings are changed meanwhile, and restored."""
         mujoco = self._mujoco
         context = Context(self._width, self._height)
         visual = self.model.vis
         wanted = [(visual.quality, name, value) for name, value in self._look.quality]
-        # A buffer of the frame's own size, where the model declares one for its largest video.
+        # The model declares a buffer for its largest video; one of the frame's size is enough.
         wanted += [
             (visual.global_, "offwidth", self._width),
             (visual.global_, "offheight", self._height),
@@ -137,7 +146,7 @@ class Camera:
             for owner, name, value in wanted:
                 setattr(owner, name, value)
             with context.current():
-                # The font is for text, of which there is none: the smallest one loads fastest.
+                # No text is drawn, so the font that loads fastest will do.
                 drawing = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_50)
                 context.keep(drawing)
                 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing)
@@ -147,7 +156,7 @@ class Camera:
         self._context, self._drawing = context, drawing
 
     def close(self) -> None:
-        """Frees the context; a later frame would make a new one."""
+        """Destroys the context. A later frame opens a new one."""
         if self._context is not None:
             self._context.close()
             self._context = None
@@ -176,25 +185,33 @@ def _mujoco_camera(model: Any, camera: int | str) -> Any:
     return made
 
 
-class Pictures:
-    """dm_control's own pictures of a physics, for videos: called like `flat.Environment.render`.
+class VideoCamera:
+    """Frames for videos, equal to dm_control's own; called like `flat.Environment.render`.
 
-    dm_control's contexts belong to the thread that drew first, and fail when another one frees
-    them; here they are not used.
+    dm_control's contexts belong to the thread that drew first, and fail if another one frees them.
+    They are not used here.
     """
 
     def __init__(self, find_physics: Callable[[], Any]):
-        """Draws the `dm_control.mujoco.Physics` that `find_physics` returns at each picture."""
+        """Draws the `dm_control.mujoco.Physics` that `find_physics` returns for each frame."""
         self._find_physics = find_physics
         self._camera: Camera | None = None
         self._key: tuple[Any, ...] = ()
 
     def __call__(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
-        """A fresh uint8 [height, width, 3] of any size.
+        """Draws the present state.
+
+        Args:
+          height: in pixels.
+          width: in pixels.
+          camera_id: index or name of a camera.
+
+        Returns:
+          A fresh uint8 [height, width, 3] array.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
-          RenderingUnavailableError: if no OpenGL works here.
+          RenderingUnavailableError: if no OpenGL works on this machine.
         """
         physics = self._find_physics()
         key = (physics.model.ptr, height, width, camera_id)

@@ -1,4 +1,4 @@
-"""Where the frames of an environment come from."""
+"""The sources of an environment's frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from environments import flat
-from environments.errors import EnvironmentSpecError
+from environments.errors import EnvironmentDataError, EnvironmentSpecError
 from environments.pixels import camera, rendering
 from environments.pixels.config import PixelConfig
 
@@ -23,23 +23,28 @@ class View(Protocol):
     look: str
 
     def frame(self) -> np.ndarray:
-        """A fresh uint8 [height, width, 3]."""
+        """Draws the present state: a fresh uint8 [height, width, 3] array."""
 
     def begin_episode(self) -> None:
-        """To be called after each reset of the environment."""
+        """Must be called after each reset of the environment."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees what the view holds."""
 
 
 class PhysicsView:
     """Frames of a `dm_control.mujoco.Physics`."""
 
     def __init__(self, physics: Any, config: PixelConfig):
-        """Looks at `physics`. OpenGL is looked for here, and loaded at the first frame.
+        """Checks that OpenGL works; the first frame loads it.
+
+        Args:
+          physics: a `dm_control.mujoco.Physics`.
+          config: of the frames.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
-          RenderingUnavailableError: if no OpenGL works here.
+          RenderingUnavailableError: if no OpenGL works on this machine.
         """
         rendering.find()
         self.look = rendering.resolve(config.render)
@@ -76,26 +81,55 @@ class OwnView:
 
     look = "own"
 
-    def __init__(self, draw: flat.Render, config: PixelConfig):
-        self._draw, self._config = draw, config
+    def __init__(self, draw: flat.Render, config: PixelConfig, name: str):
+        """Draws by the environment's own method.
+
+        Args:
+          draw: `(height, width, camera_id)` to a uint8 [height, width, 3] frame.
+          config: of the frames.
+          name: of the environment, for error messages.
+        """
+        self._draw, self._config, self._name = draw, config, name
 
     def frame(self) -> np.ndarray:
+        """Draws the present state.
+
+        Returns:
+          A fresh uint8 [height, width, 3] array.
+
+        Raises:
+          EnvironmentDataError: if the environment returned anything else.
+        """
         config = self._config
-        return np.array(self._draw(config.height, config.width, config.camera), np.uint8)
+        frame = np.array(self._draw(config.height, config.width, config.camera))
+        shape = (config.height, config.width, 3)
+        if frame.dtype != np.uint8 or frame.shape != shape:
+            raise EnvironmentDataError(
+                f"{self._name}: frame: expected uint8 {list(shape)} from its render(), got "
+                f"{frame.dtype} {list(frame.shape)}; scale it to 0..255 and to the size asked for"
+            )
+        return frame
 
     def begin_episode(self) -> None:
-        """Nothing to do: the environment knows."""
+        """Does nothing: the environment draws its own state."""
 
     def close(self) -> None:
-        """Nothing to do: the environment closes itself."""
+        """Does nothing: the environment closes itself."""
 
 
 def view_of(environment: flat.Environment, config: PixelConfig) -> View:
-    """Finds out how `environment` can be drawn.
+    """Chooses how an environment is drawn.
+
+    Args:
+      environment: in the agents' form.
+      config: of the frames.
+
+    Returns:
+      A view of its physics if it has one, otherwise one of its own `render`.
 
     Raises:
-      EnvironmentSpecError: if it cannot, or not as `config` asks.
-      RenderingUnavailableError: if no OpenGL works here.
+      EnvironmentSpecError: if it cannot be drawn as `config` asks.
+      RenderingUnavailableError: if no OpenGL works on this machine.
     """
     physics = getattr(environment.wrapped, "physics", None)
     if is_physics(physics):
@@ -106,10 +140,10 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
             f"expected render 'auto' or 'exact' for {type(environment.wrapped).__qualname__}, "
             "which draws itself, got 'fast'"
         )
-    return OwnView(draw, config)
+    return OwnView(draw, config, type(environment.wrapped).__qualname__)
 
 
 def is_physics(candidate: Any) -> bool:
-    """Whether this is a dm_control physics. Where dm_control is not loaded, nothing is."""
+    """Returns whether `candidate` is a dm_control physics, without importing dm_control."""
     engine = sys.modules.get("dm_control.mujoco.engine")
     return engine is not None and isinstance(candidate, engine.Physics)

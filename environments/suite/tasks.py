@@ -63,7 +63,7 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
         action_spec=_limited(environment.action_spec()),
         reward_spec=_reward_spec(domain),
         random=flat.NumpyRandomness(random),
-        render=camera.Pictures(lambda: environment.physics),
+        render=camera.VideoCamera(lambda: environment.physics),
         name=f"{domain}:{task}",
     )
 

@@ -144,3 +144,18 @@ def test_an_image_is_not_flattened():
         match=r"expected observations of state, got a uint8 image of shape \(8, 8, 3\) at .*camera",
     ):
         environments.adapt(Drawn())
+
+
+def test_a_frame_is_not_cast():
+    class Drawn(Faulty):
+        def render(self, height, width, camera_id):
+            return np.zeros((height, width, 3))  # Floats in [0, 1] would all become 0.
+
+    environment = environments.PixelEnvironment(
+        environments.adapt(Drawn()), environments.PixelConfig(8, 8)
+    )
+    expected = (
+        r"Drawn: frame: expected uint8 \[8, 8, 3\] from its render\(\), got float64 \[8, 8, 3\];"
+    )
+    with pytest.raises(EnvironmentDataError, match=expected):
+        environment.reset()
