@@ -45,7 +45,7 @@ class Faulty(dm_env.Environment):
         return specs.BoundedArray((1,), float, -1.0, 1.0)
 
 
-def faulty(seed: int, fault: str = "reward") -> Faulty:
+def faulty(seed: int) -> Faulty:
     """A factory for `--env`, whose third reward is NaN."""
     return Faulty(reward=np.nan)
 
