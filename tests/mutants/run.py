@@ -91,13 +91,11 @@ def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdi
                 status = _test(module, path, log, tests)
             finally:
                 os._exit(status)
-        deadline, status = started + timeout, None
-        while status is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-            done, code = os.waitpid(child, os.WNOHANG)
-            status = os.waitstatus_to_exitcode(code) if done else None
-        with contextlib.suppress(ProcessLookupError):  # With all that the tests have started.
-            os.killpg(child, signal.SIGKILL)
+        try:
+            status = _wait(child, started + timeout)
+        finally:  # Ends all that the tests have started, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
         if status is None:
             os.waitpid(child, 0)
             return Verdict("time", time.monotonic() - started)
@@ -107,12 +105,23 @@ def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdi
         return Verdict(None, seconds)
     if status in (4, 5):
         sys.exit(f"pytest could not run {' '.join(tests)}:\n{text}")
-    found = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::[\w\[\]\-.]+)?)", text, re.M)
+    found = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\w+\.py(?:::\w+)?)", text, re.M)
     return Verdict(found.group(1) if found else f"exit status {status}", seconds)
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    """The exit status of a child; None if it still runs at the deadline."""
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    return None
 
 
 def _test(module: str, path: Path, log: Path, tests: list[str]) -> int:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -171,16 +180,16 @@ def _try_all(module: str, found: list[Mutant], tests: list[str], excused: set[st
     if baseline.killer:
         sys.exit(f"{module}: its tests fail without any fault: {baseline.killer}")
     limit = max(_MIN_SECONDS, 5 * baseline.seconds)
+    print("\n| Module | Fault | Killed by |\n| --- | --- | --- |")
     killed = survived = unexpected = 0
     for mutant in found:
         killer = attempt(module, mutant.source, tests, limit).killer
         killed += killer is not None
         survived += killer is None
         unexpected += killer is None and mutant.name not in excused
-        fate = f"killed by {killer}" if killer else "SURVIVED"
-        print(f"{module}:{mutant.line} | {mutant.name} | {fate}", flush=True)
+        print(f"| `{module}` | {mutant.name} | {killer or '**survived**'} |", flush=True)
         if killer and mutant.name in excused:
-            print("  survivors.toml lists it: delete it there, it is killed now")
+            print("survivors.toml lists that one: delete it there", file=sys.stderr)
     return Counts(killed, survived, unexpected)
 
 
@@ -190,6 +199,7 @@ def main() -> None:
     targets = tomllib.loads((HERE / "targets.toml").read_text())
     known = tomllib.loads((HERE / "survivors.toml").read_text())
     if not options.list:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         _preload()
     unexpected, summary = 0, []
     for module in fnmatch.filter(targets, options.modules):

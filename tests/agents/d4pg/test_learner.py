@@ -61,6 +61,13 @@ def train(replicator_name, config, steps_per_call):
         size = context.per_replica_batch_size(BATCH)
         return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
 
+    networks = {
+        "policy": module.online.policy,
+        "critic": module.online.critic,
+        "target_policy": module.target.policy,
+        "target_critic": module.target.critic,
+    }
+    before = copy_variables(networks, ["policy", "critic"])
     inputs = replicator.make_inputs(input_fn)
     step = replicator.replicate(module.step_fn, inputs, steps_per_call)
     priorities = {}
@@ -68,13 +75,9 @@ def train(replicator_name, config, steps_per_call):
         for output in replicator.local_results(step()):
             keys = output.keys.numpy().ravel().tolist()
             priorities.update(zip(keys, output.priorities.numpy().ravel(), strict=True))
-    networks = {
-        "policy": module.online.policy,
-        "critic": module.online.critic,
-        "target_policy": module.target.policy,
-        "target_critic": module.target.critic,
-    }
     weights = copy_variables(networks, networks)
+    for path, array in before.items():
+        assert np.abs(weights[path] - array).max() > 1e-4, f"{path} was not trained"
     return weights, np.array([priorities[key] for key in sorted(priorities)])
 
 
@@ -88,12 +91,10 @@ def test_replicas_train_as_one_device_does(name, steps_per_call):
     one, priorities_one = train("single_device", config, steps_per_call=1)
     many, priorities_many = train(name, config, steps_per_call)
     assert sorted(one) == sorted(many)
-    moved = 0.0
     for path, array in one.items():
         np.testing.assert_allclose(many[path], array, rtol=1e-4, atol=1e-4, err_msg=path)
-        moved = max(moved, np.abs(array).max())
     np.testing.assert_allclose(priorities_many, priorities_one, rtol=1e-3, atol=1e-4)
-    assert moved > 0.1 and len(priorities_one) == STEPS * BATCH
+    assert len(priorities_one) == STEPS * BATCH
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from agents.replay.config import ReplayConfig
 from agents.replay.transitions import Sample
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS, IMPORTANCE_STEPS = 8, 5, 3
 OBSERVATION, ACTION, FEATURES = 3, 2, 3
 NETWORKS = ("encoder", "policy", "critic", "target_encoder", "target_policy", "target_critic")

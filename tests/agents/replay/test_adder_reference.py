@@ -9,8 +9,7 @@ from acme import specs
 
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
-from agents.replay.table import TABLE
-from agents.replay.transitions import TransitionLayout
+from agents.replay.transitions import TABLE, TransitionLayout
 
 GAMMA, PRIORITY = 0.9, 1.75
 LENGTHS = (1, 2, 3, 5, 9, 17)
@@ -24,6 +23,14 @@ def make_spec(shape, dtype):
         rewards=specs.Array((), np.float32),
         discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
     )
+
+
+EXTRAS = {"log_prob": specs.Array((), np.float32), "mean": specs.Array((2, 2), np.float32)}
+
+
+def extras_of(action):
+    """What an actor records with an action: as the action tells it."""
+    return {"log_prob": np.float32(2) * action[0], "mean": np.outer(action, action)}
 
 
 def make_episodes(random, shape):
@@ -57,6 +64,7 @@ def play(adder, episodes, dtype):
                     discounts[t],
                     observations[t + 1].astype(dtype),
                 ),
+                extras_of(action),
             )
         if cut:
             adder.reset()
@@ -118,7 +126,7 @@ def items_of(layout, dtype, n_step, episodes):
 @pytest.mark.parametrize("n_step", [1, 2, 3, 4, 5])
 def test_rows_are_the_n_step_transitions_of_their_episodes(n_step):
     episodes = make_episodes(np.random.default_rng(n_step), VECTOR)
-    layout = TransitionLayout(make_spec(VECTOR, np.float32))
+    layout = TransitionLayout(make_spec(VECTOR, np.float32), EXTRAS)
     priorities, got = items_of(layout, np.float32, n_step, episodes)
     expected = expected_items(episodes, n_step)
     assert priorities == [PRIORITY] * len(expected)
@@ -126,6 +134,8 @@ def test_rows_are_the_n_step_transitions_of_their_episodes(n_step):
         observations, actions = episodes[number][:2]
         np.testing.assert_array_equal(got.observation[i], observations[t])
         np.testing.assert_array_equal(got.action[i], actions[t])
+        for name, value in extras_of(actions[t]).items():
+            np.testing.assert_array_equal(got.extras[name][i], value)
         np.testing.assert_allclose(got.reward[i], total, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(got.discount[i], discount, rtol=1e-6)
         np.testing.assert_array_equal(got.next_observation[i], observations[end])
@@ -134,7 +144,7 @@ def test_rows_are_the_n_step_transitions_of_their_episodes(n_step):
 @pytest.mark.parametrize(("n_step", "stack", "chunk_length"), [(1, 3, 2), (3, 2, 5), (5, 1, 1)])
 def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length):
     episodes = make_episodes(np.random.default_rng(n_step), FRAME)
-    layout = FrameLayout(make_spec(FRAME, np.uint8), stack, n_step, chunk_length)
+    layout = FrameLayout(make_spec(FRAME, np.uint8), stack, n_step, chunk_length, EXTRAS)
     priorities, got = items_of(layout, np.uint8, n_step, episodes)
     expected = expected_items(episodes, n_step)
     assert priorities == [PRIORITY] * len(expected)
@@ -147,6 +157,8 @@ def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length):
         frames, actions = episodes[number][:2]
         np.testing.assert_array_equal(got.observation[i], stacked(frames, t))
         np.testing.assert_array_equal(got.action[i], actions[t])
+        for name, value in extras_of(actions[t]).items():
+            np.testing.assert_array_equal(got.extras[name][i], value)
         np.testing.assert_allclose(got.reward[i], total, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(got.discount[i], discount, rtol=1e-6)
         np.testing.assert_array_equal(got.next_observation[i], stacked(frames, end))
