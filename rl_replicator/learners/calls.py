@@ -124,11 +124,13 @@ class Calls:
 
     def _step(self, phase: Phase, count: int) -> ReplicatedStep:
         if (phase.name, count) not in self._compiled:
-            # Reduced in the step, because a reduction on the host would make the devices wait.
+
+            def step_fn(batch: Any) -> Any:
+                # Reduced here, because a reduction on the host makes the devices wait.
+                return collectives.all_mean(phase.step_fn(batch))
+
             self._compiled[phase.name, count] = self._replicator.replicate(
-                lambda batch: collectives.all_mean(phase.step_fn(batch)),
-                self.inputs,
-                steps_per_call=count,
+                step_fn, self.inputs, steps_per_call=count
             )
         return self._compiled[phase.name, count]
 

@@ -281,7 +281,9 @@ class CompiledStep(ReplicatedStep):
 
     def _take(self, arguments: Sequence[Any]) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         status, row = self._inputs.take(*arguments)
-        return self._host.agree_on_status(status, self._inputs.combine_statuses), row
+        agreed = self._host.agree_on_status(status, self._inputs.combine_statuses)
+        self._inputs.keep_unused(status, agreed, row)
+        return agreed, row
 
     def _step(self, one_step: _Function, row: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         self._inputs.advance()

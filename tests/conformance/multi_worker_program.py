@@ -252,7 +252,11 @@ def a_cancel_in_one_process_cancels_the_step_of_all(replicator):
         step()
     release.set()
     assert count.numpy() == 2 and inputs.position == 2
-    assert replicator.gather(step()[1]).tolist() == [[3, 4, 5]] * replicator.num_replicas
+    elements, counts = replicator.gather(step())
+    # No process has lost the row that it had taken when the step was cancelled.
+    assert elements.tolist() == [[2, 3, 4]] * replicator.num_replicas
+    assert counts.tolist() == [[3, 4, 5]] * replicator.num_replicas
+    assert inputs.position == 5
 
     inputs = replicator.make_inputs(ones)
     step = replicator.replicate(lambda x: x, inputs)

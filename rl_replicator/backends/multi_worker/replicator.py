@@ -85,6 +85,8 @@ class MultiWorkerReplicator(replicator.Replicator):
 
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         self._inputs.add(inputs)
+        if self.num_processes > 1:
+            inputs.keep_unused_rows()
         return inputs
 
     def replicate(

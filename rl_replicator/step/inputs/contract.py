@@ -116,6 +116,24 @@ class Inputs(abc.ABC):
         rest = tf.where(found[FAILED] > 0, FAILED, END * found[END])
         return tf.where(found[CANCELLED] > 0, CANCELLED, rest)
 
+    def keep_unused_rows(self) -> None:  # noqa: B027 - there may be no rows to lose.
+        """Makes the steps that are traced from now on keep rows that they do not use.
+
+        For steps of several processes: when one process cancels a step, the others have taken
+        their rows already. The next step must find them, or the processes would be out of step.
+        """
+
+    def keep_unused(  # noqa: B027 - likewise
+        self, status: tf.Tensor, agreed: tf.Tensor, row: Sequence[tf.Tensor]
+    ) -> None:
+        """Traced: keeps the row for the next step if this step is cancelled.
+
+        Args:
+          status: int32 scalar, from `take`.
+          agreed: int32 scalar, the status that all processes follow.
+          row: from `take`.
+        """
+
     def advance(self) -> tf.Tensor:
         """Traced: counts a row that the step uses."""
         return self._position.assign_add(1, read_value=False)

@@ -54,6 +54,8 @@ class DatasetInputs(contract.Inputs):
         self._capacity = capacity
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
+        # Holds the entry of a cancelled step, if rows are kept.
+        self._unused: tf.queue.FIFOQueue | None = None
         self._pump: threading.Thread | None = None
         self._end: Exception | None = None
         self._error: Exception | None = None
@@ -65,12 +67,32 @@ class DatasetInputs(contract.Inputs):
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         (queue,) = arguments
+
+        def dequeue() -> list[tf.Tensor]:
+            return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._types)
+
         with tf.device("/cpu:0"):
-            status, *row = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._types)
+            if self._unused is None:
+                status, *row = dequeue()
+            else:
+                status, *row = tf.cond(self._unused.size() > 0, self._unused.dequeue, dequeue)
         status.set_shape([])
         for tensor, spec in zip(row, self.specs, strict=True):  # A queue does not keep shapes.
             tensor.set_shape(spec.shape)
         return status, row
+
+    def keep_unused_rows(self) -> None:
+        if self._unused is None:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                self._unused = tf.queue.FIFOQueue(1, self._types)
+
+    def keep_unused(self, status: tf.Tensor, agreed: tf.Tensor, row: Sequence[tf.Tensor]) -> None:
+        unused = self._unused
+        if unused is None:
+            return
+        is_unused = tf.equal(status, contract.ELEMENT) & tf.equal(agreed, contract.CANCELLED)
+        with tf.device("/cpu:0"):
+            tf.cond(is_unused, lambda: unused.enqueue([status, *row]), tf.no_op)
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         parts = [row[i * self._width : (i + 1) * self._width] for i in range(self._num_replicas)]
@@ -109,6 +131,8 @@ class DatasetInputs(contract.Inputs):
                 # old one.
                 old, self._queue = self._queue, self._new_queue()
                 old.close(cancel_pending_enqueues=True)
+                if self._unused is not None and self._unused.size() > 0:
+                    self._unused.dequeue()
             self._pump = self._end = self._error = None
             self._position.assign(0)
             for _ in range(self._num_cancels):
