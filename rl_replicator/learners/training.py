@@ -316,6 +316,8 @@ class Training:
 
     def _note_progress(self) -> None:
         """Brings up to date what the next checkpoint holds of the run."""
+        # Asynchronous steps that are not over yet would be in the variables, but not counted here.
+        self._replicator.synchronize()
         self._progress["batches"] = self._calls.batches
         self._progress["seconds"] = self.seconds
         self._progress["evaluated"] = self._evaluated

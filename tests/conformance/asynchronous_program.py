@@ -26,6 +26,9 @@ import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
+from rl_replicator.learners.training import Training
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.rl_replicator.learners import tiny_learners
 
 WORKER_TIMEOUT = 4.0
 FEATURES = 5
@@ -364,6 +367,41 @@ def checkpoints_go_from_and_to_one_device(replicator):
             restored["step"]()
             restored["replicator"].synchronize()
             assert restored["inputs"].position == restored["count"].numpy()
+
+
+class Counting(tiny_learners.Regression):
+    """Counts its steps in a variable; each takes a while, so that some run when it is saved."""
+
+    def __init__(self, replicator, config):
+        super().__init__(replicator, config)
+        with replicator.scope():
+            self.count = tf.Variable(0, dtype=tf.int64)
+
+    def step_fn(self, batch):
+        metrics = super().step_fn(batch)
+        with tf.control_dependencies([spin(0.1)]):
+            self.count.assign_add(1)
+        return metrics
+
+    def trackables(self):
+        return super().trackables() | {"count": self.count}
+
+    def evaluation(self):
+        return None
+
+
+def a_checkpoint_of_a_run_is_a_snapshot(replicator):
+    """The steps that it counts are those that are in its variables."""
+    with tempfile.TemporaryDirectory() as folder:
+        learner = Counting(replicator, tiny_learners.Config())
+        training = Training(replicator, learner, RunDirectory(pathlib.Path(folder)), 1, 1000.0)
+        training._train_until(6)
+        training._save()
+        found = checkpoints.Checkpointer(pathlib.Path(folder, "checkpoints")).latest().path
+        name = "count/.ATTRIBUTES/VARIABLE_VALUE"
+        count = tf.train.load_variable(str(found / "learner" / "variables"), name)
+        assert json.loads((found / "progress" / "state.json").read_text())["batches"] == count
+        assert count >= 6
 
 
 def make_saved(replicator):

@@ -29,6 +29,7 @@ CONTRACT = (
     "misuse_has_one_line",
     "padded_evaluation_sees_every_example_once",
     "checkpoints_go_from_and_to_one_device",
+    "a_checkpoint_of_a_run_is_a_snapshot",
     "a_killed_worker_comes_back",
     "a_killed_server",
 )
