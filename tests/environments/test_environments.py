@@ -1,6 +1,7 @@
 """Scaling, seeding, random state, factories, errors, and what gets imported."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -348,7 +349,10 @@ def test_fake_specs_that_do_not_fit():
 
 
 def _fresh_process(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Rendering in this process, by another test, has set the variable for its children.
+    environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

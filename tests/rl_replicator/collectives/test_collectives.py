@@ -89,7 +89,10 @@ def test_maps(count, lengths, seed):
         return [
             {
                 "gather": collectives.map_gather(function, list(xs)),
-                **{op: collectives.map_reduce(function, list(xs), op) for op in collectives.OPS},
+                **{
+                    op: collectives.map_reduce(function, list(xs), op)
+                    for op in ("sum", "mean", "min", "max")
+                },
             }
             for xs in lists
         ]
@@ -98,7 +101,7 @@ def test_maps(count, lengths, seed):
         for replica in range(count):
             got = [item["square"][replica] for item in results["gather"]]
             np.testing.assert_array_equal(got, xs**2)
-            for op in collectives.OPS:
+            for op in ("sum", "mean", "min", "max"):
                 result = {k: v if v is None else v[replica] for k, v in results[op].items()}
                 assert result["none"] is None
                 expected = getattr(np, op)(xs**2, axis=0)

@@ -300,7 +300,7 @@ def test_misuse_has_one_line():
     sgd = OPTIMIZERS["sonnet sgd"]
     for optimizer, options, message in (
         ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
-        (sgd(), {"reduction": "median"}, "reduction out of mean, sum, got 'median'"),
+        (sgd(), {"reduction": "median"}, "reduction out of mean, sum, none, got 'median'"),
         (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
         (sgd(), {"loss_scale": -1}, "loss_scale above 0"),
         (sgd(), {"loss_scale": "static"}, "loss_scale above 0"),
