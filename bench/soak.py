@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples")
     parser.add_argument("command", nargs="+", help="what to run, after --")
     options = parser.parse_args(argv)
+    # Without a handler SIGTERM would end this process and leave the command running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     RESULTS.mkdir(exist_ok=True)
     table = RESULTS / f"soak_{options.out}.csv"
     command = subprocess.Popen(options.command)
