@@ -27,7 +27,7 @@ run: $(STAMP)
 test: $(STAMP)
 	$(SUITE)
 
-# The inner loop: no processes, no learning, nothing that takes long. At most 90 s on two cores.
+# The inner loop: no processes, no learning, nothing that takes long.
 quick: $(STAMP)
 	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
 
