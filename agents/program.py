@@ -13,8 +13,8 @@ from agents.nodes.actor import ActorNode
 from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.learner import LearnerNode
+from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import make_server_checkpointer
-from agents.runs.plan import RunPlan
 
 # Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask
 # for new ones every 250 steps.

@@ -22,7 +22,6 @@ LEAST_DOCUMENTED = 0.92
 # these that is there no longer.
 KNOWN_CIRCLES = {
     "rooms": [
-        ["agents.nodes", "agents.program", "agents.runs"],
         [
             "environments.catalogue",
             "environments.gymnasium_adapter",

@@ -11,7 +11,7 @@ from agents.agent import Agent, VariableSource
 from agents.environment_loop import interact
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.waiting import StoppedError, Waiting
-from agents.runs.plan import RunPlan
+from agents.plan.run_plan import RunPlan
 
 
 class ActorNode:

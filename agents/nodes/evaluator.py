@@ -10,7 +10,7 @@ from agents.environment_loop import evaluation_return
 from agents.learning.variables import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.observation_images import strip
-from agents.runs.evaluation import EvaluationSchedule, evaluation_seed
+from agents.plan.evaluation import EvaluationSchedule, evaluation_seed
 from agents.task import Task
 
 _SECONDS_BETWEEN_LOOKS = 0.25

@@ -22,9 +22,9 @@ from agents.agent import Agent, AgentLearner
 from agents.learning.variables import WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.waiting import StoppedError, Waiting
+from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
-from agents.runs.plan import RunPlan
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agents.runs.evaluation import EvaluationSchedule
+from agents.plan.evaluation import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
 

@@ -13,7 +13,7 @@ from acme import core
 
 from agents.environment_loop import evaluation_return, interact
 from agents.learning.variables import WeightsPart
-from agents.runs.evaluation import EvaluationSchedule
+from agents.plan.evaluation import EvaluationSchedule
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import UsageError

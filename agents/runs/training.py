@@ -12,12 +12,13 @@ import numpy as np
 import launchpad as lp
 from agents.agent import Agent
 from agents.nodes.counter import Counter
-from agents.program import RunPlan, make_program
+from agents.plan.replicas import Replicas
+from agents.plan.run_plan import RunPlan
+from agents.program import make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.progress import AgentProgressLine
-from agents.runs.replicas import Replicas
 from agents.task import Task
 from environments.pixels import frame_rate
 from rl_replicator.checkpoints import Checkpointer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
-from agents.runs.evaluation import EvaluationSchedule
+from agents.plan.evaluation import EvaluationSchedule
 from rl_replicator.cli import trainables
 from rl_replicator.runs.metrics import read_metrics
 

@@ -13,7 +13,7 @@ from agents.environment_loop import evaluation_return
 from agents.learning.variables import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
-from agents.runs.evaluation import EvaluationSchedule
+from agents.plan.evaluation import EvaluationSchedule
 from agents.task import Task
 from rl_replicator.runs.metrics import read_metrics
 

@@ -7,7 +7,8 @@ import pytest
 
 from agents import d4pg
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
-from agents.runs import launching, replicas, restored
+from agents.plan import replicas
+from agents.runs import launching, restored
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory, settled

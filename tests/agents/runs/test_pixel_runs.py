@@ -9,8 +9,8 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 from agents import d4pg
 from agents.d4pg import PixelD4PGConfig
+from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
-from agents.runs.evaluation import EvaluationSchedule
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, UsageError

@@ -17,8 +17,8 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 from agents import d4pg
 from agents.d4pg import D4PGConfig
+from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
-from agents.runs.evaluation import EvaluationSchedule
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError

@@ -1,10 +1,10 @@
-"""What the nodes of a run need to know beside the agent."""
+"""What the nodes of a run need to know besides the agent."""
 
 import dataclasses
 from pathlib import Path
 
-from agents.runs.evaluation import EvaluationSchedule
-from agents.runs.replicas import Replicas
+from agents.plan.evaluation import EvaluationSchedule
+from agents.plan.replicas import Replicas
 from agents.task import Task
 
 
@@ -14,13 +14,13 @@ class RunPlan:
 
     Attributes:
       task: the environment.
-      seed: of everything random.
-      total_steps: environment steps in all.
-      num_actors: actors that share them.
+      seed: seed of the run, from which every node derives its own.
+      total_steps: environment steps of the whole run, over all actors.
+      num_actors: number of actors.
       num_caches: nodes between the learner and the actors that serve its weights.
-      replicas: of the learner.
+      replicas: the replicas of the learner.
       evaluation: when to evaluate.
-      checkpoint_seconds: time between two checkpoints.
+      checkpoint_seconds: seconds between two checkpoints.
       run_dir: directory of metrics and checkpoints; a node that starts restores its state from it.
     """
 

@@ -16,8 +16,8 @@ class Replicas:
     Attributes:
       name: argument of `rl_replicator.make` in every learner process.
       num_processes: learner processes; several of them form a `MultiWorkerReplicator`.
-      num_replicas: over all processes.
-      gpus: GPUs that each process sees.
+      num_replicas: number of replicas over all processes.
+      gpus: number of GPUs that each process sees.
     """
 
     name: str
@@ -33,10 +33,14 @@ class Replicas:
           text: a number of devices, "multi_worker:N" for N processes, or an argument of
             `rl_replicator.make`.
           launch: the option `--launch`.
-          gpus: GPUs that each learner process sees; None to share those of this machine.
+          gpus: number of GPUs that each learner process sees; None to divide those of this machine
+            evenly.
+
+        Returns:
+          The replicas.
 
         Raises:
-          ConfigError: if it is none of these, or does not fit `launch`.
+          ConfigError: if the text is none of these, or does not fit `launch`.
         """
         kind, _, number = text.partition(":")
         if kind != _GROUP:
@@ -61,11 +65,11 @@ class Replicas:
         Raises:
           ConfigError: if it does not.
         """
-        wanted, there = self.gpus * self.num_processes, _count_gpus()
-        expected = f"at most {there // self.num_processes}, as this machine has {there} GPUs"
+        wanted, present = self.gpus * self.num_processes, _count_gpus()
+        expected = f"at most {present // self.num_processes}, as this machine has {present} GPUs"
         if self.num_processes > 1:
             expected += f" for {self.num_processes} learner processes"
-        check_option(wanted <= there, "learner_gpus", expected, self.gpus)
+        check_option(wanted <= present, "learner_gpus", expected, self.gpus)
 
 
 def _count_gpus() -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.runs.replicas import Replicas
+from agents.plan.replicas import Replicas
 from rl_replicator.errors import ConfigError
 
 
