@@ -51,7 +51,8 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
 
     identity = options.identity
     with run.opened(command.name, identity) as there:
-        continues = there and _has_checkpoint(run)
+        # Before any node starts: the nodes restore different parts of one checkpoint.
+        continues = there and Checkpointer(run.checkpoints).set_aside_damaged() is not None
         if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
             print(
                 f"finished: all {options.steps:,} environment steps of the run in {run.path} are "
@@ -124,31 +125,6 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
         f"{steps:,}",
     )
     return False
-
-
-def _has_checkpoint(run: RunDirectory) -> bool:
-    """Whether the run has a checkpoint to continue from.
-
-    Raises:
-      CheckpointError: if it is corrupt.
-    """
-    checkpointer = Checkpointer(run.checkpoints)
-    latest = checkpointer.latest()
-    if latest is None:
-        return False
-    # Checks all files now, before anything has started; the nodes read them later.
-    checkpointer.restore({name: _Unread() for name in latest.parts})
-    return True
-
-
-class _Unread:
-    """A part that is verified here and restored elsewhere."""
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError
-
-    def restore(self, folder: Path) -> None:
-        pass
 
 
 def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory) -> int:

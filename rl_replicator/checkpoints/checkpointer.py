@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
 A checkpoint is a folder with one subfolder per part, and a manifest that is written last:
 
@@ -12,6 +12,7 @@ the size and the checksum of every file; nothing is restored before these are ch
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import re
@@ -23,9 +24,12 @@ from typing import Any, Protocol
 from rl_replicator import errors
 from rl_replicator.checkpoints import pending_work
 
+_LOG = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _TEMPORARY = ".saving-"
+_DAMAGED = "damaged-"
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 
 
@@ -62,8 +66,9 @@ class Checkpointer:
           keep: how many checkpoints stay.
 
         Raises:
-          ConfigError: `keep` below 1.
+          ConfigError: `keep` below 1, or `directory` is a URL.
         """
+        check_local(directory)
         if keep < 1:
             raise errors.ConfigError(f"expected keep of at least 1, got {keep}; use 2")
         self._directory = pathlib.Path(directory)
@@ -115,6 +120,58 @@ class Checkpointer:
         folders = self._folders()
         return _read_manifest(folders[-1])[0] if folders else None
 
+    def set_aside_damaged(self) -> CheckpointInfo | None:
+        """Verifies the newest checkpoint; renames it if it is damaged, and verifies the next one.
+
+        The readers of a run may be several processes that restore different parts. Call this once,
+        before they start, so that all of them find the same, intact checkpoint. The renamed folders
+        ("damaged-...") are kept for inspection, and each is reported by a warning.
+
+        Returns:
+          The newest intact checkpoint; None if there is no checkpoint at all.
+
+        Raises:
+          CheckpointError: if no checkpoint is intact (none is renamed then), if one was written in
+            a newer format, or if one cannot be renamed.
+        """
+        damaged: list[tuple[pathlib.Path, _DamageError]] = []
+        for folder in reversed(self._folders()):
+            try:
+                info, files = _read_manifest(folder)
+                for file, (size, checksum) in files.items():
+                    _verify(info.path, file, size, checksum)
+            except _DamageError as error:
+                damaged.append((folder, error))
+                continue
+            for path, damage in damaged:
+                self._rename_damaged(path, damage, info)
+            return info
+        if not damaged:
+            return None
+        first = damaged[0][1]
+        raise errors.CheckpointError(
+            f"expected an intact checkpoint in {self._directory}, found {len(damaged)} damaged "
+            f"({first.finding}); restore that folder from a backup, or start a new run"
+        )
+
+    def _rename_damaged(
+        self, path: pathlib.Path, error: "_DamageError", instead: CheckpointInfo
+    ) -> None:
+        target = path.with_name(_DAMAGED + path.name)
+        try:
+            path.rename(target)
+        except OSError as failure:
+            raise errors.CheckpointError(
+                f"{error}; it cannot be renamed either: {_first_line(failure)}"
+            ) from failure
+        _LOG.warning(
+            "checkpoint of step %s is damaged (%s): using step %d, kept the damaged one as %s",
+            path.name.rpartition("_")[2],
+            error.finding,
+            instead.step,
+            target,
+        )
+
     def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Restores the given parts (all, or some) from the newest checkpoint.
 
@@ -155,6 +212,22 @@ class Checkpointer:
         return sorted(found, key=lambda path: int(path.name.split("_")[0]))
 
 
+def check_local(path: str | os.PathLike) -> None:
+    """Checks that a path is one of the local file system, not a URL such as gs://bucket/run.
+
+    Python's file functions would make a local folder called "gs:" of it.
+
+    Raises:
+      ConfigError: if it is a URL.
+    """
+    # pathlib turns "gs://bucket" into "gs:/bucket".
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise errors.ConfigError(
+            f"expected a path of a mounted file system, got {path}; mount that storage (for "
+            "example with gcsfuse or s3fs) and pass the mount point"
+        )
+
+
 def _write_manifest(folder: pathlib.Path, step: int, parts: tuple[str, ...]) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):
@@ -190,26 +263,34 @@ def _read_manifest(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tupl
     except errors.CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt(path, "a readable manifest", _first_line(error)) from error
+        raise _DamageError(path, "a readable manifest", _first_line(error)) from error
     return info, files
 
 
 def _verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
     path = folder / file
     if not path.is_file():
-        raise _corrupt(path, "a file", "nothing")
+        raise _DamageError(path, "a file", "nothing")
     found = path.stat().st_size
     if found != size:
-        raise _corrupt(path, f"{size} bytes", f"{found}")
+        raise _DamageError(path, f"{size} bytes", f"{found}")
     if _checksum(path) != checksum:
-        raise _corrupt(path, f"checksum {checksum}", "another")
+        raise _DamageError(path, f"checksum {checksum}", "another")
 
 
-def _corrupt(path: pathlib.Path, expected: str, found: str) -> errors.CheckpointError:
-    return errors.CheckpointError(
-        f"corrupt checkpoint: expected {expected} in {path}, found {found}; remove its "
-        "checkpoint's folder to use the one before it"
-    )
+class _DamageError(errors.CheckpointError):
+    """A file of a checkpoint is missing, truncated or changed.
+
+    Attributes:
+      finding: what was expected and what was found.
+    """
+
+    def __init__(self, path: pathlib.Path, expected: str, found: str):
+        self.finding = f"expected {expected} in {path}, found {found}"
+        super().__init__(
+            f"corrupt checkpoint: {self.finding}; remove its checkpoint's folder to use the one "
+            "before it"
+        )
 
 
 def _checksum(path: pathlib.Path) -> str:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
@@ -122,9 +125,12 @@ class LearnerCommand:
         config = settled(options.config, stored)
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
+            _agree_on_checkpoint(replicator)
             return _train(replicator, learner, run, options)
         identity = _identity(config)
         with run.opened(self.name, identity, _FREE) as there:
+            Checkpointer(run.checkpoints).set_aside_damaged()
+            _agree_on_checkpoint(replicator)
             if there and _is_finished(run, learner):
                 print(
                     f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
@@ -258,6 +264,11 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
 
 def _identity(config: Any) -> dict[str, Any]:
     return {"config": _json(dataclasses.asdict(config))}
+
+
+def _agree_on_checkpoint(replicator: "Replicator") -> None:
+    """Waits until the chief has set damaged checkpoints aside: all processes see the same one."""
+    replicator.reduce("max", np.int64(0))
 
 
 def _is_finished(run: RunDirectory, learner: "Learner") -> bool:

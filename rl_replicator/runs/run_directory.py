@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_replicator.checkpoints.checkpointer import check_local
 from rl_replicator.errors import UsageError
 
 # A setting that the machine decides at the start of a run.
@@ -34,10 +35,16 @@ class RunDirectory:
     """A run's directory.
 
     Attributes:
-      path: the directory.
+      path: the directory, on a local or mounted file system.
+
+    Raises:
+      ConfigError: if `path` is a URL.
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        check_local(self.path)
 
     @property
     def checkpoints(self) -> Path:

@@ -84,14 +84,20 @@ def test_a_run_leaves_what_it_promises(finished):
     assert abs(progress["learner_steps"] - expected) <= 0.25 * expected
 
 
-def test_a_finished_run_goes_on_when_asked_for_more(run_dir):
+def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     before = latest_progress(run_dir)
+    # Its newest checkpoint is damaged: the run continues from the one before, in all its nodes.
+    intact = Checkpointer(run_dir / "checkpoints").latest()
+    damaged = shutil.copytree(intact.path, intact.path.with_name("999999_step_1"))
+    flip_a_bit(damaged / "replay" / "chunks.tfrecord")
     assert d4pg.command.train(options(run_dir, steps=1500)) == 0
     after = latest_progress(run_dir)
     assert after["environment_steps"] == 1500 and after["episodes"] == 75
     assert after["learner_steps"] > before["learner_steps"] + 100
     steps = read_metrics(run_dir, "evaluator")["environment_steps"]
     assert (np.diff(steps) > 0).all() and steps[-1] == 1500
+    assert "checkpoint of step 1 is damaged" in caplog.text
+    assert damaged.with_name(f"damaged-{damaged.name}").exists() and not damaged.exists()
 
 
 def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
@@ -142,13 +148,17 @@ def test_another_run_is_refused_and_nothing_is_touched(run_dir, changes, message
     assert untouched(run_dir) == before
 
 
-def test_a_corrupt_checkpoint_is_refused_before_anything_starts(run_dir):
-    replay = Checkpointer(run_dir / "checkpoints").latest().path / "replay" / "chunks.tfrecord"
-    data = bytearray(replay.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    replay.write_bytes(data)
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_run_without_an_intact_checkpoint_is_refused_before_anything_starts(run_dir):
+    for checkpoint in (run_dir / "checkpoints").glob("0*"):
+        flip_a_bit(checkpoint / "replay" / "chunks.tfrecord")
     before = untouched(run_dir)
-    with pytest.raises(CheckpointError, match=r"chunks\.tfrecord.*remove"):
+    with pytest.raises(CheckpointError, match=r"expected an intact .*chunks\.tfrecord.*backup"):
         d4pg.command.train(options(run_dir, steps=1500))
     assert untouched(run_dir) == before
 

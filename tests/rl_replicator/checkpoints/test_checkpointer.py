@@ -19,6 +19,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.checkpoints import parts
+from rl_replicator.runs import run_directory
 
 
 class Blob:
@@ -118,6 +119,54 @@ def test_damage_is_found_before_anything_is_restored(saved, tmp_path, damage, fi
     assert str(path) in one_line(error)
     assert "remove" in one_line(error)
     assert blob.content == b"untouched"
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_cut, pathlib.Path.unlink])
+@pytest.mark.parametrize("file", ["blob/blob", "manifest.json"])
+def test_a_damaged_newest_checkpoint_is_set_aside(saved, tmp_path, caplog, damage, file):
+    damage(tmp_path / "000002_step_20" / file)
+    info = saved.set_aside_damaged()
+    assert info.step == 10
+    assert names(tmp_path) == ["000001_step_10", "damaged-000002_step_20"]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "step 20" in record.getMessage() and "using step 10" in record.getMessage()
+    blob = Blob()
+    assert saved.restore({"blob": blob}) == info == saved.latest()
+    assert blob.content == b"content of step 10"
+    saved.save(30, {"blob": Blob()})  # A number of its own, and the damaged folder stays.
+    assert names(tmp_path) == ["000001_step_10", "000002_step_30", "damaged-000002_step_20"]
+
+
+def test_intact_checkpoints_are_left_alone(saved, tmp_path):
+    before = names(tmp_path)
+    assert saved.set_aside_damaged() == saved.latest()
+    assert names(tmp_path) == before
+    assert checkpoints.Checkpointer(tmp_path / "none").set_aside_damaged() is None
+
+
+def test_nothing_is_set_aside_if_no_checkpoint_is_intact(saved, tmp_path):
+    for folder in ("000001_step_10", "000002_step_20"):
+        damage_flip(tmp_path / folder / "blob" / "blob")
+    before = names(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="expected an intact checkpoint in .*, found 2"):
+        saved.set_aside_damaged()
+    assert names(tmp_path) == before
+
+
+def test_a_newer_format_is_not_set_aside(saved, tmp_path):
+    (tmp_path / "000002_step_20" / "manifest.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(rr.CheckpointError, match="expected checkpoint format 1 or older"):
+        saved.set_aside_damaged()
+    assert (tmp_path / "000002_step_20").exists()
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
+def test_urls_are_refused(url):
+    with pytest.raises(rr.ConfigError, match="expected a path of a mounted file system"):
+        checkpoints.Checkpointer(url)
+    with pytest.raises(rr.ConfigError, match="expected a path of a mounted file system"):
+        run_directory.RunDirectory(url)
 
 
 def test_a_changed_number_in_the_manifest_is_found(saved, tmp_path):

@@ -188,7 +188,11 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     with pytest.raises(UsageError, match=r"config\.learning_rate was 0\.1 and is now 0\.2"):
         train(steps=30, learning_rate=0.2)
     assert files(tmp_path / "run") == before
+    intact = Checkpointer(tmp_path / "run" / "checkpoints").latest()
+    damaged = shutil.copytree(intact.path, intact.path.with_name("999999_step_25"))
+    (damaged / "manifest.json").write_text("{}")
     assert train(steps=30) == 0
+    assert not damaged.exists() and damaged.with_name("damaged-999999_step_25").exists()
     assert read_metrics(tmp_path / "run", "evaluation")["steps"].tolist() == [15, 20, 30]
     assert set(made) == {"bfloat16"}
     with pytest.raises(UsageError, match=r"config\.precision was 'bfloat16' and is now 'float32'"):
