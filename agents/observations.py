@@ -29,11 +29,6 @@ class Observations(Protocol):
         """Units to which policy and critic narrow the encoder's features; None to take them all."""
         ...
 
-    @property
-    def jit_compile_policy(self) -> bool:
-        """Whether actors compile their policy with XLA."""
-        ...
-
     def spec(self) -> tf.TensorSpec:
         """Returns the spec of one observation of the agent."""
         ...
@@ -76,7 +71,6 @@ class StateObservations:
     """`Observations` of float32 vectors, which need no encoder."""
 
     feature_size = None
-    jit_compile_policy = True
 
     def __init__(self, environment_spec: specs.EnvironmentSpec):
         """Stores the specs.
@@ -113,8 +107,6 @@ class StateObservations:
 
 class PixelObservations:
     """`Observations` of stacked uint8 frames."""
-
-    jit_compile_policy = False
 
     def __init__(
         self, settings: PixelSettings, n_step: int, environment_spec: specs.EnvironmentSpec

@@ -17,7 +17,8 @@ import tensorflow as tf
 from acme import specs
 
 import rl_replicator as rr
-from agents.acting.actors import ActingPolicy, ExploringActor, PolicyActor
+from agents.acting.acting_policy import ActingPolicy
+from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration
 from agents.agent import VariableSource
 from agents.config import NoiseSettings
@@ -131,6 +132,27 @@ class OffPolicyAgent(abc.ABC):
 
     # Acting.
 
+    def make_acting_policy(
+        self, source: VariableSource, select: Callable[[Any], Any]
+    ) -> ActingPolicy:
+        """Makes the policy of an actor or an evaluator.
+
+        Args:
+          source: serves the weights.
+          select: of the outputs of the policy network, what the policy returns.
+        """
+        # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,
+        # and the seed of the run must determine the learner's weights.
+        source.get_variables(())
+        networks = self.make_acting_networks()
+        encoder, policy = networks["encoder"], networks["policy"]
+        return ActingPolicy(
+            networks=networks,
+            act=lambda observation: select(policy(encoder(observation))),
+            observation_spec=self.observations.spec(),
+            history=self.observations.make_history(),
+        )
+
     def greedy_action(self, outputs: Any) -> tf.Tensor:
         """Returns the action without exploration, [B, A], given what the policy network returned.
 
@@ -189,12 +211,12 @@ class OffPolicyAgent(abc.ABC):
         """Makes an actor: the online policy with exploration."""
         explore = self.make_exploration(random, environment_steps)
         return ExploringActor(
-            self._acting_policy(source, lambda outputs: outputs), source, explore, adder
+            self.make_acting_policy(source, lambda outputs: outputs), source, explore, adder
         )
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
         """Makes an evaluator: the online policy without exploration."""
-        return PolicyActor(self._acting_policy(source, self.greedy_action), source)
+        return PolicyActor(self.make_acting_policy(source, self.greedy_action), source)
 
     def make_learner(
         self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
@@ -226,17 +248,3 @@ class OffPolicyAgent(abc.ABC):
     def _demand(self, num_replicas: int) -> LearnerDemand:
         config = self.config
         return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
-
-    def _acting_policy(self, source: VariableSource, select: Callable[[Any], Any]) -> ActingPolicy:
-        # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,
-        # and the seed of the run must determine the learner's weights.
-        source.get_variables(())
-        networks = self.make_acting_networks()
-        encoder, policy = networks["encoder"], networks["policy"]
-        return ActingPolicy(
-            networks=networks,
-            act=lambda observation: select(policy(encoder(observation))),
-            observation_spec=self.observations.spec(),
-            history=self.observations.make_history(),
-            jit_compile=self.observations.jit_compile_policy,
-        )

@@ -1,41 +1,20 @@
 """Actors: a policy network that acts in an environment, with or without exploration."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import dm_env
 import numpy as np
-import sonnet as snt
-import tensorflow as tf
+import tree
 from acme import core, types
 from acme.adders import base as adders
 
-from agents.acting.frame_stack import ObservationHistory
+from agents.acting.acting_policy import ActingPolicy, compile_policy
 from agents.agent import VariableSource
-from agents.learning.variables import load_arrays, names_with_variables
+from agents.learning.variables import names_with_variables
 
 # Environment steps between two requests for weights.
 _STEPS_PER_UPDATE = 250
-
-
-class ActingPolicy(NamedTuple):
-    """A policy, ready to act.
-
-    Attributes:
-      networks: built modules by the names under which the learner serves their variables.
-      act: [1, ...] observations of the agent -> nest of [1, ...] tensors: an action, or the
-        parameters of a distribution over actions.
-      observation_spec: of one observation of the agent.
-      history: makes that observation from the environment's.
-      jit_compile: whether XLA compiles `act`. It saves the overhead of many small operations, but
-        convolutions do not gain.
-    """
-
-    networks: Mapping[str, snt.Module]
-    act: Callable[[tf.Tensor], Any]
-    observation_spec: tf.TensorSpec
-    history: ObservationHistory
-    jit_compile: bool
 
 
 class PolicyActor(core.Actor):
@@ -51,17 +30,13 @@ class PolicyActor(core.Actor):
           policy: the policy.
           source: serves the weights.
         """
-        self._networks = policy.networks
         self._network_names = names_with_variables(policy.networks)
         self._history = policy.history
         self._source = source
         spec = policy.observation_spec
         self.seen = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
         """The observation of the agent on which it acted last."""
-        self._act = tf.function(
-            lambda o: tf.nest.map_structure(lambda x: x[0], policy.act(o)),
-            jit_compile=policy.jit_compile,
-        ).get_concrete_function(tf.TensorSpec([1, *spec.shape], spec.dtype))
+        self._act = compile_policy(policy, batch_size=1)
         self.update(wait=True)
 
     def select_action(self, observation: types.NestedArray) -> np.ndarray:
@@ -71,8 +46,7 @@ class PolicyActor(core.Actor):
     def evaluate_policy(self, observation: types.NestedArray) -> Any:
         """Returns what the policy network gives for an observation: a nest of arrays."""
         self.seen = self._history.observe(observation)
-        outputs = self._act(tf.constant(self.seen[None]))
-        return tf.nest.map_structure(lambda x: x.numpy(), outputs)
+        return tree.map_structure(lambda output: output[0], self._act(self.seen[None]))
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""
@@ -84,9 +58,7 @@ class PolicyActor(core.Actor):
     def update(self, wait: bool = False) -> None:
         """Fetches the newest weights."""
         del wait
-        arrays = dict(self._source.get_variables(self._network_names))
-        for name in self._network_names:
-            load_arrays(name, self._networks[name], arrays)
+        self._act.load(self._source.get_variables(self._network_names))
 
 
 class ExploringActor(PolicyActor):

@@ -13,7 +13,16 @@ LEARNER_STEPS = "learner_steps"
 _WEIGHTS = "weights.npz"
 
 
-def _named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
+def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
+    """Returns a module's variables by path.
+
+    Args:
+      name: first part of every path.
+      module: a built module.
+
+    Raises:
+      ValueError: if two variables have one name.
+    """
     # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
     # in every process that builds the module under the same name.
     variables = {f"{name}/{v.name.split('/', 1)[-1].split(':')[0]}": v for v in module.variables}
@@ -32,7 +41,7 @@ def named_arrays(name: str, module: snt.Module) -> dict[str, np.ndarray]:
     Returns:
       path -> array.
     """
-    return {path: variable.numpy() for path, variable in _named_variables(name, module).items()}
+    return {path: variable.numpy() for path, variable in named_variables(name, module).items()}
 
 
 def copy_variables(
@@ -61,18 +70,17 @@ def names_with_variables(networks: Mapping[str, snt.Module]) -> tuple[str, ...]:
     return tuple(name for name, network in networks.items() if network.variables)
 
 
-def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) -> None:
-    """Assigns arrays to a module's variables, by path.
+def check_arrays(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks that every variable has an array of its shape.
 
     Args:
-      name: first part of every path.
-      module: a built module.
+      variables: by path.
       arrays: path -> array; may have other paths too.
 
     Raises:
       ValueError: if a variable has no array or one of another shape.
     """
-    for path, variable in _named_variables(name, module).items():
+    for path, variable in variables.items():
         if path not in arrays:
             raise ValueError(f"expected an array for {path}, got only {sorted(arrays)}")
         if arrays[path].shape != tuple(variable.shape):
@@ -80,8 +88,6 @@ def load_arrays(name: str, module: snt.Module, arrays: dict[str, np.ndarray]) ->
                 f"expected shape {tuple(variable.shape)} for {path}, got {arrays[path].shape}; "
                 "actor and learner must be built from the same config and environment"
             )
-    for path, variable in _named_variables(name, module).items():
-        variable.assign(arrays[path])
 
 
 class WeightsPart:

@@ -1,0 +1,88 @@
+"""The policy of an actor: networks that get their weights from the learner, as one function."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import sonnet as snt
+import tensorflow as tf
+
+from agents.acting.frame_stack import ObservationHistory
+from agents.acting.numpy_policy import NumpyPolicy, UnsupportedOperationError
+from agents.learning.variables import check_arrays, named_variables
+
+
+class ActingPolicy(NamedTuple):
+    """A policy, ready to act.
+
+    Attributes:
+      networks: built modules by the names under which the learner serves their variables.
+      act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
+        parameters of a distribution over actions.
+      observation_spec: of one observation of the agent.
+      history: makes that observation from the environment's.
+    """
+
+    networks: Mapping[str, snt.Module]
+    act: Callable[[tf.Tensor], Any]
+    observation_spec: tf.TensorSpec
+    history: ObservationHistory
+
+
+class PolicyFunction(Protocol):
+    """A compiled policy for batches of one size."""
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes new weights, path -> array; raises ValueError if one is missing or misshapen."""
+        ...
+
+    def __call__(self, observations: np.ndarray) -> Any:
+        """Returns a nest of fresh arrays [B, ...] for observations [B, ...]."""
+        ...
+
+
+class TensorFlowPolicy:
+    """A policy that TensorFlow computes: for networks in which arithmetic takes the time."""
+
+    def __init__(self, act: Any, variables: Mapping[str, tf.Variable]):
+        """Stores the function.
+
+        Args:
+          act: a `tf.types.experimental.ConcreteFunction` of observations [B, ...].
+          variables: those of the policy's networks, by path.
+        """
+        self._act = act
+        self._variables = variables
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """See `PolicyFunction`."""
+        check_arrays(self._variables, arrays)
+        for path, variable in self._variables.items():
+            variable.assign(arrays[path])
+
+    def __call__(self, observations: np.ndarray) -> Any:
+        """See `PolicyFunction`."""
+        outputs = self._act(tf.constant(observations))
+        return tf.nest.map_structure(lambda output: output.numpy(), outputs)
+
+
+def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
+    """Compiles a policy: to NumPy if NumPy has all of its operations, otherwise to TensorFlow.
+
+    NumPy has those of fully connected networks, which are small, and no convolutions.
+
+    Args:
+      policy: the policy.
+      batch_size: observations in one call.
+    """
+    spec = policy.observation_spec
+    act = tf.function(lambda observations: policy.act(observations)).get_concrete_function(
+        tf.TensorSpec([batch_size, *spec.shape], spec.dtype)
+    )
+    variables: dict[str, tf.Variable] = {}
+    for name, network in policy.networks.items():
+        variables.update(named_variables(name, network))
+    try:
+        return NumpyPolicy(act, variables)
+    except UnsupportedOperationError:
+        return TensorFlowPolicy(act, variables)

@@ -1,0 +1,211 @@
+"""Policies as NumPy functions compute what TensorFlow computes, or leave it to TensorFlow."""
+
+import functools
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+import tree
+
+from agents.acting.acting_policy import ActingPolicy, TensorFlowPolicy, compile_policy
+from agents.acting.frame_stack import LatestObservation
+from agents.acting.numpy_policy import NumpyPolicy
+from agents.learning.variables import copy_variables
+from tests.conformance.test_agents import COMMANDS, small_agent
+
+SIZE = 6
+
+
+class Weights:
+    """Serves no variables: the tests load them."""
+
+    def get_variables(self, names):
+        return {}
+
+
+def compiled(act, size=SIZE, batch=1, **networks):
+    spec = tf.TensorSpec([size], tf.float32)
+    return compile_policy(ActingPolicy(networks, act, spec, LatestObservation()), batch)
+
+
+def randomize(networks, seed):
+    """Gives weights as training leaves them: biases, scales and running statistics too."""
+    random = np.random.default_rng(seed)
+    for network in networks.values():
+        for variable in network.variables:
+            scale = 1.5 / np.sqrt(variable.shape[0]) if variable.shape.rank > 1 else 0.3
+            noise = scale * random.standard_normal(variable.shape)
+            is_positive = any(word in variable.name for word in ("scale", "variance", "count"))
+            variable.assign(tf.cast(1 + abs(noise) if is_positive else noise, variable.dtype))
+    return copy_variables(networks, [name for name, n in networks.items() if n.variables])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_policy_of_every_agent_is_the_same_in_numpy(name):
+    """Both what actors explore around and the action of evaluators, in batches of one and more."""
+    agent = small_agent(name, "state")
+    random = np.random.default_rng(0)
+    for select in (lambda outputs: outputs, agent.greedy_action):
+        policy = agent.make_acting_policy(Weights(), select)
+        functions = [compile_policy(policy, size) for size in (1, 5)]
+        assert all(isinstance(function, NumpyPolicy) for function in functions)
+        for seed in range(3):
+            arrays = randomize(policy.networks, seed)
+            observations = random.normal(0, 3, (5, *policy.observation_spec.shape)).astype("f")
+            expected = policy.act(tf.constant(observations))
+            for function in functions:
+                function.load(arrays)
+            singles = [functions[0](row[None]) for row in observations]
+            tree.map_structure(
+                lambda *rows: np.testing.assert_allclose(
+                    np.concatenate(rows[1:]), rows[0], rtol=1e-6, atol=1e-6
+                ),
+                expected,
+                *singles,
+            )
+            tree.map_structure(
+                lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6),
+                expected,
+                functions[1](observations),
+            )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_convolutions_are_left_to_tensorflow(name):
+    agent = small_agent(name, "pixels")
+    policy = agent.make_acting_policy(Weights(), agent.greedy_action)
+    function = compile_policy(policy, 2)
+    assert isinstance(function, TensorFlowPolicy)
+    function.load(randomize(policy.networks, 1))
+    frames = np.random.default_rng(0).integers(0, 256, (2, *policy.observation_spec.shape))
+    expected = policy.act(tf.constant(frames, tf.uint8))
+    np.testing.assert_allclose(function(frames.astype(np.uint8)), expected, rtol=1e-4, atol=1e-5)
+
+
+OPERATIONS = {
+    "normalized": lambda x: tf.math.l2_normalize(x, axis=-1),
+    "softmax": lambda x: tf.nn.softmax(5 * x),
+    "elu": tf.nn.elu,
+    "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "leaky relu": tf.nn.leaky_relu,
+    "relu": tf.nn.relu,
+    "relu clipped": lambda x: tf.clip_by_value(tf.nn.relu(x), 0.1, 0.9),
+    "sigmoid": lambda x: tf.sigmoid(30 * x),
+    "softplus": lambda x: tf.nn.softplus(40 * x),
+    "swish": tf.nn.swish,
+    "symlog": lambda x: tf.sign(x) * tf.math.log1p(tf.abs(x)),
+    "where": lambda x: tf.where(x > 0, x, tf.math.expm1(x)),
+    "where, with a scalar": lambda x: tf.where(x <= 0.2, x, 0.0),
+    "mean and deviation": lambda x: (
+        (x - tf.reduce_mean(x, -1, keepdims=True)) / tf.math.reduce_std(x, -1, keepdims=True)
+    ),
+    "sum, largest, least": lambda x: (
+        tf.reduce_sum(x, 1),
+        tf.reduce_max(x, 1, True) - tf.reduce_min(x, [0]),
+    ),
+    "halves": lambda x: dict(zip("ab", tf.split(x, 2, axis=-1), strict=True)),
+    "parts": lambda x: tf.concat(tf.split(x, [1, 3, 2], axis=-1)[::-1], axis=1),
+    "slices": lambda x: (x[:, 1:-1:2], x[..., -1:], x[:, 2], x[:, None, ::-1]),
+    "shapes": lambda x: tf.reshape(x[:, 2:][..., None], [-1, 2, 2]),
+    "squeezed": lambda x: tf.squeeze(tf.expand_dims(x, 1), 1) ** 3,
+    "divided": lambda x: x / (tf.maximum(x, 0.0) + 0.5),
+    "cast": lambda x: tf.cast(x > 0, tf.float32) * tf.sqrt(tf.square(x) + 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    function = compiled(OPERATIONS[name], batch=4)
+    assert isinstance(function, NumpyPolicy)
+    function.load({})
+    for seed in range(2):
+        x = np.random.default_rng(seed).standard_normal((4, SIZE), np.float32)
+        tree.map_structure(
+            lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6),
+            OPERATIONS[name](tf.constant(x)),
+            function(x),
+        )
+
+
+class Normalizer(snt.Module):
+    """Its factor depends on nothing but variables."""
+
+    def __init__(self):
+        super().__init__("normalizer")
+        self.mean = tf.Variable(tf.zeros([SIZE]), trainable=False, name="mean")
+        self.variance = tf.Variable(tf.ones([SIZE]), trainable=False, name="variance")
+
+    def __call__(self, x):
+        return tf.clip_by_value((x - self.mean) * tf.math.rsqrt(self.variance + 1e-3), -5, 5)
+
+
+def test_new_weights_reach_what_is_computed_from_weights_alone():
+    encoder = Normalizer()
+    function = compiled(encoder, encoder=encoder)
+    x = np.arange(SIZE, dtype=np.float32)[None]
+    for variance in (1.0, 4.0):
+        arrays = {"encoder/mean": np.ones(SIZE), "encoder/variance": np.full(SIZE, variance)}
+        function.load({path: array.astype("f") for path, array in arrays.items()})
+        expected = np.clip((x - 1) / np.sqrt(variance + 1e-3), -5, 5)
+        np.testing.assert_allclose(function(x), expected, rtol=1e-6)
+
+
+def test_results_are_not_overwritten():
+    function = compiled(lambda x: x)
+    function.load({})
+    zeros = function(np.zeros((1, SIZE)))
+    function(np.ones((1, SIZE)))
+    assert not zeros.any()
+
+
+def test_weights_that_do_not_fit_are_refused():
+    encoder = Normalizer()
+    function = compiled(encoder, encoder=encoder)
+    with pytest.raises(ValueError, match="expected an array for encoder/mean"):
+        function.load({})
+    with pytest.raises(ValueError, match=r"expected shape \(6,\) for encoder/mean, got \(2,\)"):
+        function.load(dict.fromkeys(["encoder/mean", "encoder/variance"], np.zeros(2)))
+
+
+@functools.cache
+def strange():
+    """A variable that belongs to no network."""
+    return tf.Variable(1.0, name="strange")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x + tf.random.normal([SIZE]),
+        lambda x: x * strange(),
+        lambda x: tf.cast(tf.cast(x, tf.bfloat16), tf.float32),
+    ],
+    ids=["random", "no weight", "bfloat16"],
+)
+def test_what_numpy_cannot_do_is_left_to_tensorflow(act):
+    strange()
+    function = compiled(act)
+    assert isinstance(function, TensorFlowPolicy)
+    function.load({})
+    assert function(np.zeros((1, SIZE), np.float32)).shape == (1, SIZE)
+
+
+class CountingEncoder(snt.Module):
+    """Changes a variable of its own, which its output does not depend on."""
+
+    def __init__(self):
+        super().__init__("counting")
+        self.count = tf.Variable(0.0, trainable=False, name="count")
+
+    def __call__(self, x):
+        self.count.assign_add(1.0)
+        return x * 2
+
+
+def test_a_network_that_changes_variables_is_left_to_tensorflow():
+    encoder = CountingEncoder()
+    function = compiled(encoder, encoder=encoder)
+    function.load({"encoder/count": np.zeros([], np.float32)})
+    np.testing.assert_array_equal(function(np.ones((1, SIZE), np.float32)), [[2.0] * SIZE])
+    assert encoder.count.numpy() == 1.0
