@@ -1,5 +1,7 @@
 """Which devices a replicator may use."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -34,6 +36,21 @@ def split_cpu(num_devices: int) -> None:
             ) from None
 
 
+def grow_gpu_memory() -> None:
+    """Lets TensorFlow take GPU memory as it needs it, instead of all of it at once.
+
+    So several processes (a learner and its evaluator, renderers) can share a GPU. Does nothing if
+    the program has set limits of its own, has begun to use the GPUs, or says
+    TF_FORCE_GPU_ALLOW_GROWTH=false.
+    """
+    if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("0", "false"):
+        return
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # ValueError: the GPU is split into logical devices with limits. RuntimeError: it is in use.
+        with contextlib.suppress(ValueError, RuntimeError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
 def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
     """The devices for `num_replicas` replicas: GPUs where there are any, else parts of the CPU.
 
@@ -60,6 +77,7 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
             f"expected at least 1 replica, got {num_replicas}; use e.g. multi_device:2"
         )
     gpus = len(tf.config.list_physical_devices("GPU"))
+    grow_gpu_memory()
     if gpus:
         wanted = num_replicas or gpus
         if wanted > gpus:

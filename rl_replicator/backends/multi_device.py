@@ -18,20 +18,27 @@ class MultiDeviceReplicator(replicator.Replicator):
     for one device needs `MeshReplicator`.
     """
 
-    def __init__(self, num_replicas: int | None = None, devices: Sequence[str] | None = None):
+    def __init__(
+        self,
+        num_replicas: int | None = None,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
+    ):
         """Chooses the devices.
 
         Args:
           num_replicas: number of replicas; one for each GPU (or logical CPU) if None.
           devices: explicit device names instead, one for each replica.
+          cross_device_ops: how replicas add up tensors. If None, with NCCL between GPUs, and with
+            copies to one device between parts of the CPU. `tf.distribute.HierarchicalCopyAllReduce`
+            is the alternative for GPUs that NCCL does not support.
 
         Raises:
           ConfigError: if there are not enough devices, or TensorFlow's CPU can no longer be split.
         """
         self._devices = devices_lib.choose(num_replicas, devices)
-        # Ring collectives of two strategies in one process share keys and poison each other; and
-        # between parts of one CPU, plain copies are faster anyway.
-        strategy = snt.distribute.Replicator(self._devices, tf.distribute.ReductionToOneDevice())
+        self._cross_device_ops = cross_device_ops or _cross_device_ops(self._devices)
+        strategy = snt.distribute.Replicator(self._devices, self._cross_device_ops)
         super().__init__(host.StrategyHost(strategy))
 
     @classmethod
@@ -49,4 +56,15 @@ class MultiDeviceReplicator(replicator.Replicator):
     def strategy(self) -> tf.distribute.Strategy:
         """A `MirroredStrategy` on the same devices; see `Replicator.strategy`."""
         # Not Sonnet's, whose local variables an Estimator cannot save.
-        return tf.distribute.MirroredStrategy(self._devices, tf.distribute.ReductionToOneDevice())
+        return tf.distribute.MirroredStrategy(self._devices, self._cross_device_ops)
+
+
+def _cross_device_ops(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
+    """Returns the fastest way to add up tensors of these devices."""
+    types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
+    if types == {"GPU"} and len(devices) > 1:
+        # Sums to one device would pass all gradients through the memory of the first GPU.
+        return tf.distribute.NcclAllReduce()
+    # TensorFlow's default for CPUs, ring collectives, breaks when one process has two strategies:
+    # they share the keys of their rings. Between parts of one CPU plain copies are faster anyway.
+    return tf.distribute.ReductionToOneDevice()

@@ -5,6 +5,7 @@ import functools
 import tensorflow as tf
 
 from rl_replicator import errors, replicator
+from rl_replicator.backends import devices
 from rl_replicator.step import host
 
 
@@ -12,6 +13,7 @@ class SingleDeviceReplicator(replicator.Replicator):
     """One replica on the default device, without a distribution strategy in the way."""
 
     def __init__(self) -> None:
+        devices.grow_gpu_memory()
         super().__init__(host.LocalHost())
 
     @classmethod

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from rl_replicator import errors
-from rl_replicator.jobs import cluster
+from rl_replicator.jobs import cluster, gpus
 from rl_replicator.jobs.restarts import Outcome, Restarts
 
 # After a first failure: others may fail too, and tell more about the cause.
@@ -188,18 +188,22 @@ class Ports:
 def make_tasks(
     num_workers: int, num_parameter_servers: int, addresses: Sequence[str]
 ) -> list[JobTask]:
-    """The tasks of a job on this machine, with TF_CONFIG for each.
+    """Returns the tasks of a job on this machine, each with its TF_CONFIG and its GPUs.
 
     Args:
       num_workers: all equal; or, with parameter servers, besides the chief that leads them.
       num_parameter_servers: 0 for a synchronous job.
       addresses: as many as tasks.
+
+    Raises:
+      ConfigError: if this machine has GPUs, but fewer than workers.
     """
     rest = iter(addresses)
     kinds = {"worker": num_workers}
     if num_parameter_servers:
         kinds = {"chief": 1, **kinds, "ps": num_parameter_servers}
     places = {kind: tuple(next(rest) for _ in range(count)) for kind, count in kinds.items()}
+    worker_gpus = gpus.shares(num_workers)
     tasks = []
     for kind, count in kinds.items():
         for index in range(count):
@@ -207,7 +211,9 @@ def make_tasks(
             tasks.append(
                 JobTask(
                     f"{kind} {index}",
-                    {"TF_CONFIG": config},
+                    # The chief and the parameter servers compute nothing on a GPU.
+                    {"TF_CONFIG": config}
+                    | (worker_gpus[index] if kind == "worker" else gpus.none()),
                     ends_job=not num_parameter_servers or kind == "chief",
                     is_replaceable=bool(num_parameter_servers) and kind == "worker",
                 )

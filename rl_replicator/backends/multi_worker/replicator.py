@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors, replicator
+from rl_replicator.backends import devices
 from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
@@ -66,6 +67,7 @@ class MultiWorkerReplicator(replicator.Replicator):
                 )
         if cluster is None:
             cluster = cluster_lib.Cluster.from_environment()
+        devices.grow_gpu_memory()
         # Sonnet knows its own strategies only. `wrap_optimizer` and `scope` do what it asks for.
         wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)

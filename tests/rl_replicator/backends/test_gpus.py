@@ -1,0 +1,110 @@
+"""What can be checked of GPUs without one: the graph, its placement, and the environment."""
+
+import collections
+import subprocess
+import sys
+
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator.backends import devices
+from rl_replicator.jobs import gpus, local_job
+
+GPUS = ("/gpu:0", "/gpu:1")
+
+
+def trace(replicator):
+    """Returns the nodes of a training step with an all-gather, as counts by (operation, device)."""
+    with replicator.scope():
+        model = snt.nets.MLP([4, 1])
+        model(tf.zeros([1, 3]))
+        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(0.1))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return rr.collectives.all_gather(loss)
+
+    inputs = replicator.make_inputs(lambda _: tf.data.Dataset.from_tensors(tf.ones([2, 3])))
+    step = replicator.replicate(step_fn, inputs, steps_per_call=2)
+    counts = collections.Counter()
+    for function in step._compiled.graph.as_graph_def().library.function:
+        for node in function.node_def:
+            counts[node.op, node.device.rpartition("device:")[-1]] += 1
+    return counts
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
+def test_gpus_add_up_with_nccl():
+    counts = trace(rr.MultiDeviceReplicator(devices=GPUS))
+    sums = {device: n for (op, device), n in counts.items() if op == "NcclAllReduce"}
+    # The gradients of both replicas, and what is gathered: on each GPU alike.
+    assert sums.keys() == {"GPU:0", "GPU:1"} and sums["GPU:0"] == sums["GPU:1"] >= 2
+    # Each replica computes, and updates its copy of the variables, on its own GPU.
+    for op in ("MatMul", "ResourceApplyAdam"):
+        assert counts[op, "GPU:0"] == counts[op, "GPU:1"] > 0
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
+def test_the_reduction_can_be_chosen():
+    ops = tf.distribute.HierarchicalCopyAllReduce()
+    replicator = rr.MultiDeviceReplicator(devices=GPUS, cross_device_ops=ops)
+    assert not [op for op, _ in trace(replicator) if op == "NcclAllReduce"]
+    assert replicator.strategy.extended._cross_device_ops is ops
+
+
+def test_cpus_add_up_on_one_device():
+    counts = trace(rr.make("multi_device:2"))
+    assert not [op for op, _ in counts if "Nccl" in op or "Collective" in op]
+
+
+def test_gpu_memory_grows(monkeypatch):
+    grown = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0", f"{kind}:1"])
+
+    def set_memory_growth(gpu, enable):
+        if gpu == "GPU:0":
+            raise ValueError("Cannot set memory growth on device when virtual devices configured")
+        grown.append((gpu, enable))
+
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", set_memory_growth)
+    devices.grow_gpu_memory()  # The limits that the program has set for GPU 0 stay.
+    assert grown == [("GPU:1", True)]
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    devices.grow_gpu_memory()
+    assert len(grown) == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "workers", "expected"),
+    [
+        ("", 2, [None, None]),
+        ("0,1", 2, ["0", "1"]),
+        ("3,5,7", 1, ["3,5,7"]),
+        ("0,1,2,3,4", 2, ["0,1", "2,3"]),  # Equal shares: every worker has as many replicas.
+    ],
+)
+def test_workers_divide_the_gpus(monkeypatch, visible, workers, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    shares = gpus.shares(workers)
+    assert [share.get("CUDA_VISIBLE_DEVICES") for share in shares] == expected
+
+
+def test_every_process_of_a_job_gets_its_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    addresses = [f"127.0.0.1:{port}" for port in range(5000, 5004)]
+    tasks = local_job.make_tasks(2, 1, addresses)
+    found = {task.name: task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks}
+    assert found == {"chief 0": "", "worker 0": "0,1", "worker 1": "2,3", "ps 0": ""}
+
+
+def test_more_workers_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    command = ["-m", "rl_replicator.jobs", "--workers", "2", "--", "true"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "expected at most 1, one for each GPU" in line and "CUDA_VISIBLE_DEVICES=" in line
