@@ -198,6 +198,7 @@ class Counter:
                 {
                     "episode_return": mean,
                     "episode_return_min": min(returns),
+                    "episode_return_median": float(np.median(returns)),
                     "episode_return_max": max(returns),
                     "episodes": len(returns),
                     "learner_steps": learner_steps,

@@ -1,0 +1,163 @@
+"""The table of a suite: one row for each task, one column for each seed; it fills up."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from agents.suites.anchors import Anchors
+from agents.suites.progress import RunStatus, State
+
+_SECONDS_BETWEEN_DRAWINGS = 2.0
+_PREFERRED_ANCHORS = ("D4PG", "DrQ-v2", "SimbaV2 (1)", "BRO (10)", "best known")
+
+
+def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
+    """Returns the table.
+
+    A cell is the return at the end of a run, `failed`, `-` for a run that has not begun, or the
+    share of the steps that are taken and the newest evaluation in brackets.
+
+    Args:
+      statuses: of all runs.
+      steps: environment steps of a run.
+      anchors: published returns to show beside it.
+    """
+    tasks = list(dict.fromkeys(status.run.task for status in statuses))
+    seeds = sorted({status.run.seed for status in statuses})
+    cells = {(status.run.task, status.run.seed): status for status in statuses}
+    columns = [
+        name for name in _PREFERRED_ANCHORS if set(tasks) & set(anchors.returns.get(name, {}))
+    ]
+    rows = [["task", *(f"seed {seed}" for seed in seeds), "mean", *columns]]
+    means: dict[str, float] = {}
+    for task in tasks:
+        runs = [cells[task, seed] for seed in seeds if (task, seed) in cells]
+        finals = [value for run in runs if (value := _final(run, steps)) is not None]
+        if finals:
+            means[task] = sum(finals) / len(finals)
+        rows.append(
+            [
+                task,
+                *(_cell(cells[task, s], steps) if (task, s) in cells else "" for s in seeds),
+                _number(means.get(task)),
+                *(_number(anchors.returns[name].get(task)) for name in columns),
+            ]
+        )
+    if len(means) > 1:
+        overall = sum(means.values()) / len(means)
+        published = [_number(anchors.mean(name, means)) for name in columns]
+        label = f"mean of {len(means)} tasks"
+        rows.append([label, *("" for _ in seeds), _number(overall), *published])
+    return "\n".join([_headline(statuses), *_aligned(rows)])
+
+
+def _headline(statuses: Sequence[RunStatus]) -> str:
+    counts = {state: sum(one.state is state for one in statuses) for state in State}
+    parts = [f"{counts[State.DONE]} of {len(statuses)} runs done"]
+    for state in (State.RUNNING, State.FAILED):
+        if counts[state]:
+            parts.append(f"{counts[state]} {state.value}")
+    return ", ".join(parts)
+
+
+def _cell(status: RunStatus, steps: int) -> str:
+    if status.state is State.FAILED:
+        return "failed"
+    final = _final(status, steps)
+    if final is not None:
+        return _number(final)
+    taken = status.environment_steps()
+    if not taken and status.state is State.WAITING:
+        return "-"
+    rows = status.rows()
+    newest = f" ({rows[-1].return_mean:.0f})" if rows else ""
+    return f"{taken / steps:.0%}{newest}"
+
+
+def _final(status: RunStatus, steps: int) -> float | None:
+    rows = [row for row in status.rows() if row.environment_steps == steps]
+    return rows[-1].return_mean if rows else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+class Board:
+    """Redraws the table on a terminal; prints it whenever a run has ended elsewhere."""
+
+    def __init__(
+        self,
+        statuses: Sequence[RunStatus],
+        steps: int,
+        anchors: Anchors,
+        stream: TextIO | None = None,
+    ):
+        """Draws nothing yet.
+
+        Args:
+          statuses: of all runs, which change.
+          steps: environment steps of a run.
+          anchors: published returns to show beside it.
+          stream: where to draw. Default: standard output.
+        """
+        self._statuses, self._steps, self._anchors = statuses, steps, anchors
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._next_drawing = 0.0
+        self._height = 0
+
+    def note(self, status: RunStatus) -> None:
+        """Shows that the state of a run has changed."""
+        if self._live:
+            self._next_drawing = 0.0
+            self.refresh()
+            return
+        about = f": {status.reason}" if status.reason else ""
+        self._print(f"{status.run} is {status.state.value}{about}")
+        has_ended = status.state in (State.DONE, State.FAILED)
+        if has_ended and any(one.state is State.WAITING for one in self._statuses):
+            self._print(self._text())
+
+    def refresh(self) -> None:
+        """Redraws the table on a terminal, if it is due."""
+        if not self._live or time.monotonic() < self._next_drawing:
+            return
+        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+        lines = self._text().splitlines()
+        lines += [f"{one.run} failed, {one.reason}" for one in self._statuses if one.reason]
+        size = shutil.get_terminal_size()
+        # A line that wraps or scrolls could not be drawn over.
+        lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        up = f"\x1b[{self._height}A" if self._height else ""
+        self._print(f"{up}\x1b[J" + "\n".join(lines))
+        self._height = len(lines)
+
+    def close(self) -> None:
+        """Shows the table a last time, whole."""
+        if self._live and self._height:
+            self._stream.write(f"\x1b[{self._height}A\x1b[J")
+        self._height = 0
+        self._print(self._text())
+
+    def _text(self) -> str:
+        return text(self._statuses, self._steps, self._anchors)
+
+    def _print(self, words: str) -> None:
+        self._stream.write(words + "\n")
+        self._stream.flush()

@@ -1,0 +1,144 @@
+"""What `rl-replicator suite` does: schedules the runs, shows the table, writes the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.suites import plot, results
+from agents.suites import tasks as suites
+from agents.suites.anchors import Anchors
+from agents.suites.board import Board
+from agents.suites.progress import RunStatus, State
+from agents.suites.results import ResultRow
+from agents.suites.scheduler import Scheduler
+from rl_replicator.runs.run_directory import RunDirectory, runs
+
+_FAILURE = 1
+# Options of a run that may differ between the runs of a suite: they do not change what is learned.
+_FREE = (
+    *("env", "seed", "steps", "run_dir", "resume", "checkpoint_seconds", "launch", "address"),
+    *("video", "video_every"),
+)
+_KIND = "suite"
+
+
+@dataclasses.dataclass(frozen=True)
+class SuitePlan:
+    """A suite with everything that its command line says.
+
+    Attributes:
+      suite: its tasks.
+      steps: environment steps of a run.
+      seeds: number of seeds of each task.
+      run_dir: the suite's directory.
+      agent: name of the agent.
+      parallel: number of runs at a time.
+      arguments: of `rl-replicator train`, for every run.
+      options: what `train` makes of `arguments`, as plain data.
+      anchors: published returns at the same number of steps.
+    """
+
+    suite: suites.Suite
+    steps: int
+    seeds: int
+    run_dir: Path
+    agent: str
+    parallel: int
+    arguments: tuple[str, ...]
+    options: Mapping[str, Any]
+    anchors: Anchors
+
+    def command(self, status: RunStatus) -> list[str]:
+        """Returns the command of a run."""
+        return [
+            *(sys.executable, "-m", "rl_replicator.cli.main", "train", self.agent),
+            *("--env", status.run.task, "--seed", str(status.run.seed)),
+            *("--steps", str(self.steps), "--run-dir", str(status.path), *self.arguments),
+        ]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What all runs in the suite's directory share, as plain data."""
+        shared = {key: value for key, value in self.options.items() if key not in _FREE}
+        return {"name": self.agent, **shared}
+
+
+def run(plan: SuitePlan) -> int:
+    """Runs what is not done yet, and writes the results of all runs in the suite's directory.
+
+    Args:
+      plan: of the suite.
+
+    Returns:
+      Exit status: 0 if all runs are done; 1 if one failed; 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+      UsageError: if the directory holds a suite with other settings, or other files.
+    """
+    directory = RunDirectory(plan.run_dir)
+    with directory.opened(_KIND, plan.identity):
+        directory.describe(
+            _KIND, plan.identity, {"arguments": list(plan.arguments), **plan.options}
+        )
+        statuses = [
+            RunStatus(one, plan.run_dir / one.name)
+            for one in suites.runs(plan.suite.tasks, plan.seeds)
+        ]
+        for status in statuses:
+            if status.is_complete(plan.steps):
+                status.state = State.DONE
+        board = Board(statuses, plan.steps, plan.anchors)
+
+        def note(status: RunStatus) -> None:
+            if status.state is State.DONE and not status.is_complete(plan.steps):
+                status.state, status.reason = State.FAILED, "ended before its last evaluation"
+            board.note(status)
+            if status.state is not State.RUNNING:
+                _write_results(plan)
+
+        scheduler = Scheduler(
+            plan.command, plan.run_dir / "logs", plan.parallel, note, board.refresh
+        )
+        number = scheduler.run(statuses)
+        board.close()
+        rows = _write_results(plan)
+        plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
+        return _conclude(plan, statuses, rows, number)
+
+
+def _write_results(plan: SuitePlan) -> list[ResultRow]:
+    """Writes `results.csv` and `summary.csv` from every run in the directory; returns the rows."""
+    rows = [
+        row
+        for found in sorted(runs(plan.run_dir), key=lambda one: one.path.name)
+        for row in results.read_run(found.path)
+    ]
+    results.write(plan.run_dir / "results.csv", rows)
+    results.write_summary(plan.run_dir / "summary.csv", rows, plan.steps)
+    return rows
+
+
+def _conclude(
+    plan: SuitePlan,
+    statuses: Sequence[RunStatus],
+    rows: Sequence[ResultRow],
+    number: int | None,
+) -> int:
+    """Prints the measures and what is missing; returns the exit status."""
+    tasks = {status.run.task for status in statuses}
+    marked = results.at_mark((row for row in rows if row.task in tasks), plan.steps)
+    if marked:
+        for name, interval in results.summarize(marked).items():
+            print(f"{name} of {len(marked)} tasks: {interval}")
+    print(f"results {plan.run_dir / 'results.csv'}, {plan.run_dir / 'results.png'}", flush=True)
+    failed = [status for status in statuses if status.state is State.FAILED]
+    for status in failed:
+        print(f"{status.run} failed, {status.reason}", file=sys.stderr)
+    if number is not None:
+        print("stopped; the same command continues the suite", flush=True)
+        return 128 + number
+    return _FAILURE if failed else 0

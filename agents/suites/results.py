@@ -1,0 +1,200 @@
+"""The results of a suite: one row for each task, seed and evaluation, and measures over them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import statistics
+from rl_replicator.runs.metrics import WALL_TIME, read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
+
+# Last evaluations of runs that were asked for the same number of steps may differ by one action.
+_MARK_TOLERANCE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultRow:
+    """One evaluation of one run.
+
+    Attributes:
+      agent: name of the agent.
+      preset: of its hyper-parameters.
+      task: name of the environment.
+      seed: of the run.
+      environment_steps: steps of the run at the evaluation.
+      learner_steps: that made the evaluated weights.
+      return_mean: mean return of the episodes.
+      return_min: lowest return.
+      return_median: median return; NaN if the run did not record it.
+      return_max: highest return.
+      failed_share: share of failed episodes (`agents.nodes.evaluator`); NaN likewise.
+      episodes: number of episodes.
+      clock_seconds: duration of the run up to the evaluation, without start-up.
+    """
+
+    agent: str
+    preset: str
+    task: str
+    seed: int
+    environment_steps: int
+    learner_steps: int
+    return_mean: float
+    return_min: float
+    return_median: float
+    return_max: float
+    failed_share: float
+    episodes: int
+    clock_seconds: float
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+
+
+def read_run(run_dir: Path) -> list[ResultRow]:
+    """Reads the evaluations of a run, even while it trains.
+
+    Args:
+      run_dir: the run's directory.
+
+    Returns:
+      One row for each evaluation, in the order of environment steps.
+
+    Raises:
+      UsageError: if it is not the directory of a run.
+    """
+    config = RunDirectory(run_dir).config()
+    table = read_metrics(run_dir, "evaluator")
+    if not table:
+        return []
+    steps = table["environment_steps"]
+    missing = np.full(len(steps), np.nan)
+    # A run that was killed and resumed may have evaluated a step twice: the later one counts.
+    last = {int(step): index for index, step in enumerate(steps)}
+    return [
+        ResultRow(
+            agent=config["trainable"],
+            preset=str(config["options"].get("preset") or "default"),
+            task=config["identity"]["env"],
+            seed=config["identity"]["seed"],
+            environment_steps=step,
+            learner_steps=int(table["learner_steps"][index]),
+            return_mean=float(table["episode_return"][index]),
+            return_min=float(table["episode_return_min"][index]),
+            return_median=float(table.get("episode_return_median", missing)[index]),
+            return_max=float(table["episode_return_max"][index]),
+            failed_share=float(table.get("failed_share", missing)[index]),
+            episodes=int(table["episodes"][index]),
+            clock_seconds=float(table[WALL_TIME][index]),
+        )
+        for step, index in sorted(last.items())
+    ]
+
+
+def write(path: Path, rows: Iterable[ResultRow]) -> None:
+    """Writes rows as CSV, atomically; an undefined number is an empty cell."""
+    names = [field.name for field in dataclasses.fields(ResultRow)]
+    write_table(path, names, ([getattr(row, name) for name in names] for row in rows))
+
+
+def read(path: Path) -> list[ResultRow]:
+    """Reads what `write` wrote.
+
+    Raises:
+      UsageError: if the file has other columns.
+    """
+    kinds = {field.name: _TYPES[str(field.type)] for field in dataclasses.fields(ResultRow)}
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if set(reader.fieldnames or ()) != set(kinds):
+            raise UsageError(
+                f"expected the columns {', '.join(kinds)} in {path}, got "
+                f"{', '.join(reader.fieldnames or ()) or 'none'}"
+            )
+        return [
+            ResultRow(**{name: kinds[name](row[name] or "nan") for name in kinds}) for row in reader
+        ]
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file atomically.
+
+    Args:
+      path: of the file.
+      columns: their names.
+      rows: cells; a NaN becomes an empty cell, other floats get three decimals.
+    """
+    new = path.with_suffix(".csv.new")
+    with new.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    os.replace(new, path)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if math.isnan(value) else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
+    """Returns the evaluation of each run at a number of environment steps.
+
+    Args:
+      rows: of any runs with the same settings.
+      steps: of the environment.
+
+    Returns:
+      For each task, in the order of `rows`, one row for each seed: the last one that is at most
+      `steps`, and not more than 2 % before.
+    """
+    found: dict[str, dict[int, ResultRow]] = {}
+    for row in rows:
+        if (1 - _MARK_TOLERANCE) * steps <= row.environment_steps <= steps:
+            newest = found.setdefault(row.task, {}).get(row.seed, row)
+            if row.environment_steps >= newest.environment_steps:
+                found[row.task][row.seed] = row
+    return {task: [seeds[seed] for seed in sorted(seeds)] for task, seeds in found.items()}
+
+
+MEASURES: Mapping[str, Callable[..., float]] = {
+    "mean": statistics.mean,
+    "interquartile mean": statistics.interquartile_mean,
+}
+
+
+def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics.Interval]:
+    """Computes the measures over all tasks and seeds, with 95 % bootstrap intervals.
+
+    Args:
+      marked: from `at_mark`; not empty.
+
+    Returns:
+      For each of `MEASURES` its value and interval.
+    """
+    scores = [np.array([row.return_mean for row in rows]) for rows in marked.values()]
+    return {name: statistics.bootstrap(measure, scores) for name, measure in MEASURES.items()}
+
+
+def write_summary(path: Path, rows: Sequence[ResultRow], steps: int) -> None:
+    """Writes the measures at a number of environment steps as CSV, atomically."""
+    marked = at_mark(rows, steps)
+    intervals = summarize(marked) if marked else {}
+    seeds = [len(found) for found in marked.values()]
+    write_table(
+        path,
+        ("environment_steps", "measure", "value", "low", "high", "tasks", "fewest_seeds", "runs"),
+        (
+            (steps, name, one.value, one.low, one.high, len(marked), min(seeds), sum(seeds))
+            for name, one in intervals.items()
+        ),
+    )

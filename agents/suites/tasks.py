@@ -1,0 +1,129 @@
+"""The suites by name, and which runs a suite consists of."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import environments
+from rl_replicator.errors import UsageError
+
+_DMC14 = (
+    "cartpole:balance_sparse",
+    "cartpole:swingup",
+    "cartpole:swingup_sparse",
+    "ball_in_cup:catch",
+    "reacher:easy",
+    "reacher:hard",
+    "pendulum:swingup",
+    "finger:turn_easy",
+    "finger:turn_hard",
+    "cheetah:run",
+    "walker:walk",
+    "walker:run",
+    "hopper:hop",
+    "acrobot:swingup",
+)
+_DMC_HARD = (
+    "fish:swim",
+    "quadruped:walk",
+    "quadruped:run",
+    "humanoid:stand",
+    "humanoid:walk",
+    "dog:walk",
+)
+_DMC_PIXELS = (
+    "cartpole:balance",
+    "cartpole:swingup",
+    "ball_in_cup:catch",
+    "reacher:easy",
+    "walker:walk",
+    "cheetah:run",
+    "hopper:hop",
+    "quadruped:walk",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Tasks that are trained with the same settings.
+
+    Attributes:
+      name: as users know it.
+      tasks: names of environments.
+      arguments: of `rl-replicator train`, before those of the user.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("dmc14", _DMC14),
+        Suite("dmc-hard", _DMC_HARD),
+        Suite("dmc-pixels", _DMC_PIXELS, ("--pixels",)),
+    )
+}
+
+
+def find(words: Sequence[str]) -> Suite:
+    """Returns the suite that the words of a command name.
+
+    Args:
+      words: the name of a suite, or names of environments.
+
+    Raises:
+      UsageError: if there are no words, a task twice, or a suite beside other words.
+      EnvironmentUsageError: if a task cannot be made.
+    """
+    known = ", ".join(SUITES)
+    if not words:
+        raise UsageError(f"expected a suite ({known}) or tasks such as cartpole:swingup, got none")
+    if len(words) == 1 and words[0] in SUITES:
+        return SUITES[words[0]]
+    for word in words:
+        if word in SUITES:
+            raise UsageError(f"expected one suite or a list of tasks, got {' '.join(words)}")
+        if ":" not in word:
+            raise UsageError(
+                f"expected a suite ({known}) or a task such as cartpole:swingup, got {word!r}"
+            )
+        if words.count(word) > 1:
+            raise UsageError(f"expected every task once, got {word} {words.count(word)} times")
+    for word in words:
+        environments.make(word, seed=0).close()
+    return Suite("tasks", tuple(words))
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteRun:
+    """One run of a suite.
+
+    Attributes:
+      task: name of its environment.
+      seed: of everything random.
+    """
+
+    task: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its directory in the suite's directory."""
+        return f"{self.task.replace(':', '-')}-seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.task} seed {self.seed}"
+
+
+def runs(tasks: Sequence[str], seeds: int) -> Iterator[SuiteRun]:
+    """Yields the runs in the order in which they start: all tasks with seed 1, then with seed 2.
+
+    Args:
+      tasks: names of environments.
+      seeds: number of seeds of each task; the first one is 1.
+    """
+    for seed in range(1, seeds + 1):
+        for task in tasks:
+            yield SuiteRun(task, seed)

@@ -1,0 +1,113 @@
+"""Measures over tasks and seeds, with stratified bootstrap intervals.
+
+The measures are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
+Statistical Precipice" (arXiv:2108.13264). Every task has the same weight, however many seeds it
+has. Scores are passed as one array [seeds] for each task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Scores = Sequence[np.ndarray]
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A measure and its confidence interval.
+
+    Attributes:
+      value: of the measure.
+      low: lower end of the 95 % interval; NaN if no task has more than one seed.
+      high: upper end; NaN likewise.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.low):
+            return f"{self.value:.0f}"
+        return f"{self.value:.0f} [{self.low:.0f}, {self.high:.0f}]"
+
+
+def mean(scores: Scores) -> float:
+    """Returns the mean over tasks of each task's mean over seeds."""
+    return float(np.mean([np.mean(task) for task in scores]))
+
+
+def interquartile_mean(scores: Scores) -> float:
+    """Returns the mean of the middle half of the scores (section 4.3 of the paper).
+
+    A score at a quartile counts by the share of it that lies inside of the middle half. For equal
+    numbers of seeds and a number of scores that is a multiple of four, this is the mean of the
+    scores without the lowest and the highest quarter.
+    """
+    values = np.concatenate([np.asarray(task, np.float64) for task in scores])
+    weights = np.concatenate([np.full(len(task), 1 / len(task)) for task in scores])
+    order = np.argsort(values, kind="stable")
+    values, weights = values[order], weights[order] / weights.sum()
+    upper = np.cumsum(weights)
+    lower = upper - weights
+    inside = np.clip(np.minimum(upper, 0.75) - np.maximum(lower, 0.25), 0.0, None)
+    return float(np.sum(inside * values) / np.sum(inside))
+
+
+def probability_of_improvement(scores: Scores, others: Scores) -> float:
+    """Returns the probability that a run of one algorithm is better than a run of the other.
+
+    The Mann-Whitney statistic of each task, averaged over tasks (section 4.3 of the paper); ties
+    count half.
+
+    Args:
+      scores: of one algorithm.
+      others: of the other one, for the same tasks in the same order.
+    """
+    shares = []
+    for one, other in zip(scores, others, strict=True):
+        differences = np.asarray(one)[:, None] - np.asarray(other)[None, :]
+        shares.append(np.mean((differences > 0) + 0.5 * (differences == 0)))
+    return float(np.mean(shares))
+
+
+def bootstrap(measure: Callable[..., float], *scores: Scores, seed: int = 0) -> Interval:
+    """Computes a measure and its percentile interval by the stratified bootstrap.
+
+    Each of 2,000 resamples draws seeds with replacement within each task (section 4.1 of the
+    paper), independently for each algorithm.
+
+    Args:
+      measure: takes as many `Scores` as are passed here, and returns a number.
+      *scores: one for each algorithm.
+      seed: of the resampling; equal scores and seeds give equal intervals.
+
+    Returns:
+      The measure of the scores themselves, with its 95 % interval.
+    """
+    value = measure(*scores)
+    if all(len(task) < 2 for one in scores for task in one):
+        return Interval(value, np.nan, np.nan)
+    random = np.random.default_rng(seed)
+    samples = [
+        measure(*([random.choice(task, len(task)) for task in one] for one in scores))
+        for _ in range(_RESAMPLES)
+    ]
+    tail = 100 * (1 - _CONFIDENCE) / 2
+    low, high = np.percentile(samples, [tail, 100 - tail])
+    return Interval(value, float(low), float(high))
+
+
+def difference_of_means(scores: Scores, others: Scores) -> float:
+    """Returns by how much the mean of one algorithm exceeds that of the other.
+
+    Args:
+      scores: of one algorithm.
+      others: of the other one, for the same tasks.
+    """
+    return mean(scores) - mean(others)

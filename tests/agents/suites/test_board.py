@@ -1,0 +1,60 @@
+"""The table that fills up."""
+
+import io
+
+from agents.suites import board
+from agents.suites.anchors import Anchors
+from agents.suites.progress import RunStatus, State
+from agents.suites.tasks import SuiteRun
+from tests.agents.suites.fake_agent import write_run
+
+ANCHORS = Anchors({"D4PG": {"a:b": 30.0, "c:d": 10.0}, "SAC (1)": {"a:b": 5.0}})
+
+
+def make(tmp_path, task, seed, state, evaluations=()):
+    run = SuiteRun(task, seed)
+    if evaluations:
+        write_run(tmp_path / run.name, task, seed, evaluations)
+    return RunStatus(run, tmp_path / run.name, state)
+
+
+def test_cells(tmp_path):
+    statuses = [
+        make(tmp_path, "a:b", 1, State.DONE, [(50, 5), (100, 20)]),
+        make(tmp_path, "a:b", 2, State.DONE, [(100, 40)]),
+        make(tmp_path, "c:d", 1, State.RUNNING, [(50, 7)]),
+        make(tmp_path, "c:d", 2, State.WAITING),
+        make(tmp_path, "e:f", 1, State.FAILED),
+    ]
+    lines = board.text(statuses, 100, ANCHORS).splitlines()
+    assert lines[0] == "2 of 5 runs done, 1 running, 1 failed"
+    assert [line.split() for line in lines[1:]] == [
+        ["task", "seed", "1", "seed", "2", "mean", "D4PG"],
+        ["a:b", "20", "40", "30", "30"],
+        ["c:d", "50%", "(7)", "-", "10"],
+        ["e:f", "failed"],
+    ]
+    # The mean of what is there beside that of the published algorithm over the same tasks.
+    statuses[2] = make(tmp_path, "c:d", 1, State.DONE, [(100, 50)])
+    assert board.text(statuses, 100, ANCHORS).splitlines()[-1].split() == [
+        *("mean", "of", "2", "tasks", "40", "20"),
+    ]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_is_drawn_over(tmp_path):
+    status = make(tmp_path, "a:b", 1, State.RUNNING)
+    stream = _Terminal()
+    drawn = board.Board([status], 100, ANCHORS, stream)
+    drawn.refresh()
+    status.state, status.reason = State.FAILED, "exit status 2: because"
+    drawn.note(status)
+    drawn.close()
+    first, second, last = stream.getvalue().split("\x1b[J")[1:]
+    assert first.endswith("\x1b[3A") and "1 running" in first  # A headline, a head and a row.
+    assert second.endswith("\x1b[4A") and "a:b seed 1 failed, exit status 2: because" in second
+    assert "\x1b" not in last and "0 of 1 runs done, 1 failed" in last

@@ -1,0 +1,161 @@
+"""`rl-replicator suite`, with runs that end at once, fail, or wait for Ctrl-C."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import imageio.v3 as imageio
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TASKS = "tests.agents.suites.fake_agent"
+_GROUPS = f"""[rl_replicator.trainables]
+fake = {TASKS}:fake
+[rl_replicator.commands]
+suite = agents.cli.suite
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `rl-replicator suite WORDS` with the fake agent; kills what a failed test leaves."""
+    info = tmp_path / "site" / "tests_of_suites-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests-of-suites\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(_GROUPS)
+    processes = []
+
+    def start(*words):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rl_replicator.cli.main", "suite"]
+            + [word.replace("@", f"{TASKS}:") for word in words]
+            + ["--agent", "fake", "--run-dir", "suite"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=100)
+    return process.returncode, output, errors
+
+
+def started(tmp_path):
+    path = tmp_path / "suite" / "started.txt"
+    return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def results(tmp_path):
+    with (tmp_path / "suite" / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.processes
+def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_path, start):
+    status, output, errors = finish(start("@broken", "@quick", "--seeds", "2", "--steps", "100"))
+    assert status == 1, errors
+    assert [run[:2] for run in started(tmp_path)] == [
+        ("broken", "1"),
+        ("quick", "1"),
+        ("broken", "2"),
+        ("quick", "2"),
+    ]
+    assert f"{TASKS}:broken seed 1 failed, exit status 2: rl-replicator: error: this one" in errors
+    assert "2 of 4 runs done, 2 failed" in output
+    table = [line.split() for line in output.splitlines()]
+    assert [f"{TASKS}:quick", "200", "400", "300"] in table
+    assert [f"{TASKS}:broken", "failed", "failed"] in table
+    assert "mean of 1 tasks: 300 [200, 400]" in output
+    rows = results(tmp_path)
+    assert [(row["seed"], row["environment_steps"], row["return_mean"]) for row in rows] == [
+        ("1", "50", "100"),
+        ("1", "100", "200"),
+        ("2", "50", "200"),
+        ("2", "100", "400"),
+    ]
+    assert {row["preset"] for row in rows} == {"default"}
+    assert (rows[0]["return_median"], rows[0]["failed_share"]) == ("100.5", "")
+    assert imageio.imread(tmp_path / "suite" / "results.png").size > 10_000
+    with (tmp_path / "suite" / "summary.csv").open() as file:
+        (mean, _) = csv.DictReader(file)
+    assert (mean["measure"], mean["value"], mean["tasks"], mean["runs"]) == (
+        "mean",
+        "300",
+        "1",
+        "2",
+    )
+
+    # Again: only what failed is run; the results keep the runs that are not named any more.
+    (tmp_path / "suite" / "started.txt").unlink()
+    status, output, _ = finish(start("@quick", "--steps", "100", "--seeds", "2"))
+    assert (status, started(tmp_path)) == (0, []) and "2 of 2 runs done" in output
+    status, _, _ = finish(start("@quick", "--steps", "200", "--parallel", "3"))
+    assert status == 0
+    assert started(tmp_path) == [("quick", "1", "1")]  # One of three, on one processor.
+    assert [row["seed"] for row in results(tmp_path)] == ["1", "1", "2", "2"]
+
+    # Other hyper-parameters would mix with those of the runs that are there.
+    status, _, errors = finish(start("@quick", "--steps", "200", "--n-step", "3"))
+    assert status == 2 and "n_step was 5 and is now 3" in errors and len(errors.splitlines()) == 1
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_the_runs_cleanly_and_the_suite_continues(tmp_path, start):
+    process = start("@endless", "@quick", "--steps", "100")
+    directory = tmp_path / "suite" / f"{TASKS}-endless-seed1"
+    deadline = time.monotonic() + 100
+    while not (directory / "is_ready").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    status, output, errors = finish(process)
+    assert (status, errors) == (130, "")
+    assert (directory / "saved").exists()  # It was asked to end, and not killed.
+    assert "0 of 2 runs done" in output and "the same command continues the suite" in output
+    assert [run[:2] for run in started(tmp_path)] == [("endless", "1")]
+    assert [row["environment_steps"] for row in results(tmp_path)] == ["50"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "expected a suite (dmc14, dmc-hard, dmc-pixels) or tasks such as"),
+        (["cartpole"], "or a task such as cartpole:swingup, got 'cartpole'"),
+        (["dmc14", "cartpole:swingup"], "expected one suite or a list of tasks"),
+        (["@quick", "@quick"], "expected every task once"),
+        (["@quik"], "got 'quik'; did you mean"),
+        (["dmc14", "--seed", "3"], "expected no --seed after 'rl-replicator suite'"),
+        (["dmc14", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["dmc14", "--n-stp", "3"], "got '--n-stp'; did you mean --n-step?"),
+        (["dmc14", "--anchors", "none.csv"], "--anchors: cannot read none.csv"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(tmp_path, monkeypatch, words, message):
+    """In this process: the command's own function, which the command line calls."""
+    from agents.cli import suite
+    from environments.errors import EnvironmentUsageError
+    from rl_replicator.cli import trainables
+    from rl_replicator.errors import UsageError
+    from tests.agents.suites.fake_agent import fake
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trainables, "load", lambda name: fake)
+    words = [word.replace("@", f"{TASKS}:") for word in words]
+    with pytest.raises((UsageError, EnvironmentUsageError)) as error:
+        suite.run(words)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []

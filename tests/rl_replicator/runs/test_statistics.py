@@ -1,0 +1,61 @@
+"""Measures over tasks and seeds, worked by hand."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_replicator.runs import statistics
+
+
+def test_every_task_has_the_same_weight():
+    scores = [np.array([10.0, 20.0, 30.0]), np.array([100.0])]
+    assert statistics.mean(scores) == 60.0
+    # Weights 1/6, 1/6, 1/6 and 1/2: of the middle half, the first quarter holds 1/12 of 20 and 1/6
+    # of 30, the second one 1/4 of 100.
+    expected = (20 / 12 + 30 / 6 + 100 / 4) / 0.5
+    assert statistics.interquartile_mean(scores) == pytest.approx(expected)
+
+
+def test_the_interquartile_mean_is_the_trimmed_mean():
+    scores = [*np.random.default_rng(0).uniform(0, 1000, [8, 3])]  # 24 runs.
+    assert statistics.interquartile_mean(scores) == pytest.approx(
+        stats.trim_mean(np.concatenate(scores), 0.25)
+    )
+
+
+def test_probability_of_improvement():
+    one = [np.array([1.0, 3.0]), np.array([5.0])]
+    other = [np.array([2.0, 3.0]), np.array([5.0])]
+    # First task: of the pairs (1, 2), (1, 3), (3, 2), (3, 3), one is better and one is equal.
+    assert statistics.probability_of_improvement(one, other) == pytest.approx((1.5 / 4 + 0.5) / 2)
+
+
+def test_the_interval_holds_the_mean_as_often_as_it_says():
+    random = np.random.default_rng(1)
+    inside = 0
+    for seed in range(15):
+        scores = [random.normal(500, 50, 20) for _ in range(2)]
+        interval = statistics.bootstrap(statistics.mean, scores, seed=seed)
+        assert interval.low < interval.value < interval.high
+        # The mean of two tasks with 20 seeds each has a standard deviation of 50 / sqrt(40).
+        assert interval.high - interval.low == pytest.approx(4 * 50 / 40**0.5, rel=0.5)
+        inside += interval.low <= 500 <= interval.high
+    assert 12 <= inside <= 15
+
+
+def test_seeds_are_drawn_within_tasks():
+    """Tasks that differ by much, and seeds that do not, leave no doubt about the mean."""
+    interval = statistics.bootstrap(statistics.mean, [np.full(3, 0.0), np.full(3, 900.0)])
+    assert (interval.low, interval.value, interval.high) == (450.0, 450.0, 450.0)
+    assert str(interval) == "450 [450, 450]"
+
+
+def test_one_seed_has_no_interval():
+    interval = statistics.bootstrap(statistics.mean, [np.array([1.0]), np.array([4.0])])
+    assert str(interval) == "2" and np.isnan([interval.low, interval.high]).all()
+
+
+def test_two_algorithms_are_drawn_apart():
+    one, other = [np.array([8.0, 10.0])], [np.array([1.0, 3.0])]
+    interval = statistics.bootstrap(statistics.difference_of_means, one, other)
+    assert (interval.low, interval.value, interval.high) == (5.0, 7.0, 9.0)
