@@ -39,6 +39,7 @@ from launchpad.errors import (
 )
 from launchpad.flags import LAUNCH_TYPE
 from launchpad.launch.launch import launch
+from launchpad.launch.local_multi_processing.fork_client import preload
 from launchpad.launch.manager import ProgramManager
 from launchpad.launch.worker_manager import (
     register_stop_handler,
@@ -98,6 +99,7 @@ __all__ = [
     "launch",
     "make_program",
     "make_program_stopper",
+    "preload",
     "register_stop_handler",
     "stop",
     "stop_event",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import launchpad as lp
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError
@@ -112,6 +113,9 @@ class AgentCommand:
         Raises:
           UsageError: bad input; no existing run was touched.
         """
+        if options.launch == "processes":
+            # Beside the imports of this process, which take as long.
+            lp.preload("agents.nodes.imports", self.factory.partition(":")[0])
         from agents.runs.training import train
 
         return train(self, options)

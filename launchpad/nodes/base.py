@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
@@ -62,9 +63,11 @@ class Node(abc.ABC, Generic[HandleType]):
       restart_policy: What to do when the node fails; None ends the program.
       stops_last: True for stores that others write to until their own end: they are released
         only after all other nodes have ended.
+      imports: Modules that the node imports when it runs; a process may have them before.
     """
 
     stops_last = False
+    imports: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.addresses: list[lp_address.Address] = []

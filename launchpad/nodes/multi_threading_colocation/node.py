@@ -50,6 +50,7 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         self.addresses.extend(node.addresses)
         self._input_handles.extend(node.input_handles)
         self.stops_last = self.stops_last or node.stops_last
+        self.imports = (*self.imports, *node.imports)
         return node.create_handle()
 
     def execute(self) -> None:

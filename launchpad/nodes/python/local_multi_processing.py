@@ -25,6 +25,8 @@ class PythonProcess:
         leaves the environment alone elsewhere.
       threads: Threads of a numeric library, such as OpenMP's pool or TensorFlow's; None for what
         the library chooses.
+      fresh_interpreter: True to start a Python interpreter for each node, which imports everything
+        anew, in place of a fork of a process that has done so.
     """
 
     args: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
@@ -33,6 +35,7 @@ class PythonProcess:
     cpus: float = 0.0
     gpus: float | None = None
     threads: int | None = None
+    fresh_interpreter: bool = False
 
     def __post_init__(self) -> None:
         gpus = self.gpus or 0.0

@@ -44,6 +44,7 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
     """Serves Reverb tables until all other nodes have ended."""
 
     stops_last = True
+    imports = ("reverb",)
 
     def __init__(
         self,

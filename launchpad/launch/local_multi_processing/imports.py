@@ -1,0 +1,69 @@
+"""Which modules the fork server imports for the nodes of a program."""
+
+from __future__ import annotations
+
+import pathlib
+import pickletools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+
+from launchpad.nodes import base
+
+_INSTALLED = ("site-packages", "dist-packages")
+# These load OpenGL, or choose one, when they are imported; that does not survive a fork.
+_OPENGL = ("OpenGL", "dm_control", "glfw", "mujoco", "pygame")
+
+
+def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
+    """Returns the modules of installed packages that nodes need, as far as can be told.
+
+    They are those that the nodes name, those that the launcher's own modules among them have
+    imported, and those that nodes of our own kinds import when they run. Modules that are not
+    installed are never among them: what they do when they are imported (a random generator, a
+    file) is meant for each node.
+
+    Args:
+      nodes: Of the program.
+      pickles: The same nodes, pickled.
+    """
+    waiting = ["__main__", *(name for data in pickles for name in _names(data))]
+    seen: set[str] = set()
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        if name in seen or module is None:
+            continue
+        seen.add(name)
+        if _is_installed(module):
+            found.add(name)
+        elif isinstance(getattr(module, "__file__", None), str):
+            waiting += _used_by(module)
+    # In the order in which the launcher has imported them.
+    modules = [name for name in sys.modules if name in found - {"__main__"}]
+    modules = [name for name in modules if name.partition(".")[0] not in _OPENGL]
+    return [*modules, *sorted({name for node in nodes for name in node.imports})]
+
+
+def _names(data: bytes) -> Iterator[str]:
+    """Yields all strings of a pickle; the names of modules are among them."""
+    for _, argument, _ in pickletools.genops(data):
+        if isinstance(argument, str):
+            yield argument
+
+
+def _used_by(module: types.ModuleType) -> Iterator[str]:
+    for value in list(vars(module).values()):
+        is_module = isinstance(value, types.ModuleType)
+        try:
+            name = getattr(value, "__name__" if is_module else "__module__", None)
+        except Exception:  # Objects may do anything when they are asked for an attribute.
+            continue
+        if isinstance(name, str):
+            yield name
+
+
+def _is_installed(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and any(part in _INSTALLED for part in pathlib.Path(file).parts)

@@ -1,0 +1,82 @@
+"""How a new process, forked or fresh, becomes the node that the launcher describes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Mapping
+
+from launchpad.launch import channel as lp_channel
+from launchpad.launch import child as lp_child
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a new process needs to become a node, in a memory file.
+
+    Attributes:
+      launcher: Process id of the launcher.
+      environment: Environment variables of the node.
+      directory: Working directory; empty if the launcher's own was removed.
+      spec: The node.
+    """
+
+    launcher: int
+    environment: Mapping[str, str]
+    directory: str
+    spec: lp_child.NodeSpec
+
+    def write(self) -> int:
+        """Returns the descriptor of a new memory file that holds this description."""
+        memory = os.memfd_create("launchpad")
+        with os.fdopen(memory, "wb", closefd=False) as file:
+            file.write(pickle.dumps(self))
+        os.lseek(memory, 0, os.SEEK_SET)
+        return memory
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when its parent dies, whatever it is doing then."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(connection: int, memory: int) -> int:
+    """Becomes the node that the launcher describes, and runs it to its end.
+
+    Args:
+      connection: Descriptor of the control channel.
+      memory: Descriptor of the memory file with a `Start`.
+
+    Returns:
+      The exit status.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(memory, "rb") as file:
+        start: Start = pickle.loads(file.read())
+    if os.getppid() != start.launcher:
+        return 1  # The launcher died before the kernel was told to watch it.
+    _set_environment(start.environment)
+    if start.directory:
+        os.chdir(start.directory)
+    channel = lp_channel.Channel(socket.socket(fileno=connection))
+    return lp_child.Child(channel, start.spec).run()
+
+
+def leave(status: int) -> None:
+    """Ends this process as an interpreter ends, without the teardown of modules."""
+    lp_child.run_exit_handlers()
+    os._exit(status)
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
