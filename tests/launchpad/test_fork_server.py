@@ -1,0 +1,246 @@
+"""Nodes that are forked: what they share, what they must not, and what happens without a fork."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import launchpad as lp
+from launchpad.launch.local_multi_processing import fork_client, imports
+from tests.launchpad import programs
+
+pytestmark = pytest.mark.processes
+
+
+def _wait_until(condition, secs=60.0):
+    deadline = time.monotonic() + secs
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+    return found
+
+
+def _files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue  # That of the listing itself.
+    return [target for target in found if target.startswith(("socket:", "pipe:"))]
+
+
+def _is_forked() -> bool:
+    return not any("process_entry" in word for word in sys.orig_argv)
+
+
+def _death_signal() -> int:
+    """Returns what the kernel sends to this process when its parent dies."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
+    return number.value
+
+
+def _describe(path: str) -> None:
+    """Writes what this process is, then waits for the stop: two of them live at once."""
+    about = {
+        "pid": os.getpid(),
+        "is_forked": _is_forked(),
+        "parent": os.getppid(),
+        "group": os.getpgid(0),
+        "session": os.getsid(0),
+        "files": _files(),
+        "death_signal": _death_signal(),
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "title": psutil.Process().cmdline()[:4],
+        "drawn": (random.random(), np.random.random(), os.urandom(4).hex()),
+        "directory": os.getcwd(),
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "demo": os.environ.get("DEMO"),
+    }
+    with open(path, "a") as file:
+        file.write(f"{about}\n")
+    lp.wait_for_stop()
+
+
+def _described(path, count):
+    """Returns what `count` nodes have written, once they have."""
+
+    def rows():
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        whole = [ast.literal_eval(line) for line in lines if line.endswith("\n")]
+        return whole if len(whole) >= count else None
+
+    return _wait_until(rows)
+
+
+def _program(path, *labels):
+    program = lp.Program("described")
+    for label in labels:
+        with program.group(label):
+            program.add_node(lp.PyNode(_describe, str(path)))
+    return program
+
+
+def test_forked_nodes_are_processes_of_their_own(tmp_path):
+    manager = lp.launch(_program(tmp_path / "rows", "one", "two"), "test_mp")
+    one, two = _described(tmp_path / "rows", 2)
+    pids = manager.processes()
+    manager.stop_and_wait()
+    assert {one["pid"], two["pid"]} == set(pids.values())
+    for row in one, two:
+        assert row["is_forked"]
+        assert row["parent"] == os.getpid()
+        assert row["group"] == row["session"] == row["pid"]
+        assert row["death_signal"] == signal.SIGKILL
+        assert row["stdin"] == "/dev/null"
+        assert row["directory"] == os.getcwd()
+        (name,) = (name for name, pid in pids.items() if pid == row["pid"])
+        assert row["title"][1:] == ["-m", "launchpad.launch.process_entry", name]
+    # Neither holds the other's channel or pipes, nor the fork server's.
+    assert len(one["files"]) >= 3 and not {*one["files"]} & {*two["files"]}
+    assert not any(a == b for a, b in zip(one["drawn"], two["drawn"], strict=True))
+
+
+def test_what_is_read_at_import_gets_a_fresh_interpreter(tmp_path):
+    program = _program(tmp_path / "rows", "plain", "gpus", "env", "fresh")
+    resources = {
+        "gpus": lp.PythonProcess(gpus=0),  # CUDA_VISIBLE_DEVICES is read when GPUs are used.
+        "env": lp.PythonProcess(env={"DEMO": "3"}),
+        "fresh": lp.PythonProcess(fresh_interpreter=True),
+    }
+    manager = lp.launch(program, "test_mp", local_resources=resources)
+    rows = _described(tmp_path / "rows", 4)
+    labels = {pid: name.partition("/")[0] for name, pid in manager.processes().items()}
+    manager.stop_and_wait()
+    found = {labels[r["pid"]]: (r["is_forked"], r["devices"], r["demo"]) for r in rows}
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert found == {
+        "plain": (True, devices, None),
+        "gpus": (True, "", None),
+        "env": (False, devices, "3"),
+        "fresh": (False, devices, None),
+    }
+    assert all(row["parent"] == os.getpid() for row in rows)
+
+
+def test_a_changed_environment_gets_another_fork_server(monkeypatch):
+    before = fork_client.current()
+    assert fork_client.current() is before
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert fork_client.current() is before
+    monkeypatch.setenv("DEMO", "4")
+    other = fork_client.current()
+    assert other is not before and other.serves({**os.environ, "TF_CONFIG": "{}"})
+    assert not other.serves({**os.environ, "DEMO": "5"})
+
+
+def _end(how: int) -> None:
+    os.kill(os.getpid(), how) if how > 0 else os._exit(-how)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (-3, "ended with status 3"),
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        (signal.SIGSEGV, "was killed by SIGSEGV"),
+    ],
+)
+def test_the_end_of_a_forked_node_is_told(how, told):
+    program = lp.Program("ending")
+    program.add_node(lp.PyNode(_end, int(how)), label="node")
+    with pytest.raises(lp.NodeFailedError, match=f"node node/0 failed: ProcessDied: .*{told}"):
+        lp.launch(program, "test_mp").wait(timeout=60)
+
+
+def test_a_program_outlives_its_fork_server(tmp_path):
+    """Its nodes live on, and one that dies later is forked from another fork server."""
+    program = _program(tmp_path / "rows", "one", "two")
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
+    manager = lp.launch(program, "test_mp", restart_policies={"one": policy})
+    rows = _described(tmp_path / "rows", 2)
+    server = fork_client.current()
+    killed = server.pid
+    os.kill(killed, signal.SIGKILL)
+    _wait_until(lambda: server.pid not in (None, killed))
+    assert all(psutil.pid_exists(row["pid"]) for row in rows)
+    os.kill(manager.processes()["one/0"], signal.SIGKILL)
+    row = _described(tmp_path / "rows", 3)[-1]
+    assert row["is_forked"] and row["parent"] == os.getpid()
+    assert row["drawn"] not in [r["drawn"] for r in rows]
+    manager.stop_and_wait()
+
+
+def test_a_frozen_fork_server_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEMO", "frozen")  # A server of this test's own.
+    monkeypatch.setattr(fork_client, "_ANSWER_SECS", 2.0)
+    server = fork_client.current()
+    frozen = _wait_until(lambda: server.pid)
+    os.kill(frozen, signal.SIGSTOP)
+    manager = lp.launch(_program(tmp_path / "rows", "node"), "test_mp")
+    (row,) = _described(tmp_path / "rows", 1)
+    _wait_until(lambda: server.pid not in (None, frozen))
+    manager.stop_and_wait()
+    assert not row["is_forked"]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_forked"),
+    [
+        ("raise OSError('it cannot be imported')", True),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()", False),
+        ("import os\nos._exit(1)", False),
+    ],
+)
+def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, is_forked):
+    (tmp_path / "odd_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    lp.preload("odd_module")
+    manager = lp.launch(_program(tmp_path / "rows", "one", "two"), "test_mp")
+    rows = _described(tmp_path / "rows", 2)
+    manager.stop_and_wait()
+    assert [row["is_forked"] for row in rows] == [is_forked] * 2
+    lines = [line for line in caplog.messages if line.startswith("nodes are not forked")]
+    assert len(lines) == (0 if is_forked else 1)
+
+
+def test_the_fork_server_ends_with_its_launcher():
+    code = """
+import launchpad as lp
+from launchpad.launch.local_multi_processing import fork_client
+lp.preload("json")
+program = lp.Program("short")
+program.add_node(lp.PyNode(print, "done"), label="node")
+lp.launch(program, "local_mp").wait()
+print(fork_client.current().pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    line, pid = done.stdout.split("\n")[:2]
+    assert (line, done.stderr) == ("[node/0] done", "")
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie"
+
+
+def test_the_imports_of_a_program():
+    """Installed packages that the nodes' modules use, and what nodes import themselves."""
+    node = lp.MultiThreadingColocation([lp.ReverbNode(list)])
+    name = programs.__name__.encode()
+    pickle = b"\x8c" + bytes([len(name)]) + name + b"."
+    assert "numpy" not in imports.needed([], [pickle])  # That module does not use it.
+    assert imports.needed([node], [pickle])[-1] == "reverb"
+    own = __name__.encode()
+    found = imports.needed([], [b"\x8c" + bytes([len(own)]) + own + b"."])
+    assert {"numpy", "psutil", "pytest"} <= {*found}
+    assert not any(module.startswith(("tests", "launchpad")) for module in found)
