@@ -115,7 +115,7 @@ class AgentCommand:
         """
         if options.launch == "processes":
             # Beside the imports of this process, which take as long.
-            lp.preload("agents.nodes.imports", self.factory.partition(":")[0])
+            lp.preload("agents.runs.imports", self.factory.partition(":")[0])
         from agents.runs.training import train
 
         return train(self, options)
