@@ -28,6 +28,7 @@ class ResultRow:
     Attributes:
       agent: name of the agent.
       preset: of its hyper-parameters.
+      observations: "state" or "pixels".
       task: name of the environment.
       seed: of the run.
       environment_steps: steps of the run at the evaluation.
@@ -43,6 +44,7 @@ class ResultRow:
 
     agent: str
     preset: str
+    observations: str
     task: str
     seed: int
     environment_steps: int
@@ -83,6 +85,7 @@ def read_run(run_dir: Path) -> list[ResultRow]:
         ResultRow(
             agent=config["trainable"],
             preset=str(config["options"].get("preset") or "default"),
+            observations="pixels" if "pixels" in config["identity"] else "state",
             task=config["identity"]["env"],
             seed=config["identity"]["seed"],
             environment_steps=step,

@@ -87,7 +87,7 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
         ("2", "50", "200"),
         ("2", "100", "400"),
     ]
-    assert {row["preset"] for row in rows} == {"default"}
+    assert {(row["preset"], row["observations"]) for row in rows} == {("default", "state")}
     assert (rows[0]["return_median"], rows[0]["failed_share"]) == ("100.5", "")
     assert imageio.imread(tmp_path / "suite" / "results.png").size > 10_000
     with (tmp_path / "suite" / "summary.csv").open() as file:

@@ -1,0 +1,72 @@
+"""Tables in Markdown files, made from result files."""
+
+import pytest
+
+from agents.suites import markdown, results
+from agents.suites.anchors import DEFAULT
+from agents.suites.results import ResultRow
+from rl_replicator.errors import UsageError
+
+ROOT = DEFAULT.parents[2]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_committed_tables_are_those_of_the_result_files(path):
+    text = path.read_text()
+    made = markdown.rewrite(text, DEFAULT.parent)
+    assert made == text, "run: PYTHONPATH=. python bench/results_tables.py"
+
+
+def test_the_readme_has_a_table():
+    assert "<!-- results: " in (ROOT / "README.md").read_text()
+
+
+def row(task, seed, steps, mean, clock, failed=0.0):
+    return ResultRow(
+        *("td3", "paper", "state", task, seed, steps, steps // 4),
+        *(mean, mean - 1, mean, mean + 1, failed, 10, clock),
+    )
+
+
+@pytest.fixture
+def directory(tmp_path):
+    rows = [
+        row("walker:walk", 1, 50_000, 100.0, 60.0),
+        row("walker:walk", 1, 100_000, 200.0, 125.0, failed=0.5),
+        row("walker:walk", 2, 99_500, 400.0, 3700.0),  # Within 2 % of the mark.
+        row("hopper:hop", 1, 100_000, 10.0, 125.0),
+    ]
+    results.write(tmp_path / "a.csv", rows)
+    assert results.read(tmp_path / "a.csv") == rows
+    (tmp_path / "anchors.csv").write_text(DEFAULT.read_text())
+    return tmp_path
+
+
+def test_a_table(directory):
+    text = "# A\n<!-- results: a.csv at 50000 100000 -->\nold\n<!-- end of results -->\nend\n"
+    lines = markdown.rewrite(text, directory).splitlines()
+    assert (lines[0], lines[1], lines[-2], lines[-1]) == ("# A", *text.splitlines()[1::2], "end")
+    assert lines[2:-2] == [
+        "| task | seeds | environment steps | updates a step | return | failed | clock | "
+        "D4PG, published | best known |",
+        "| " + " | ".join(["---"] * 9) + " |",
+        "| walker:walk, td3, paper | 1 | 50,000 | 0.25 | 100 | 0% | 1:00 |  |  |",
+        "| walker:walk, td3, paper | 1, 2 | 100,000 | 0.25 | 300 (200 to 400) | 25% | 2:05 to "
+        "1:01:40 | 343 | 967 |",
+        "| hopper:hop, td3, paper | 1 | 100,000 | 0.25 | 10 | 0% | 2:05 | 0 | 176 |",
+        "| mean of 2 tasks |  | 100,000 |  | 155 [105, 205] |  |  | 172 | 572 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("comment", "message"),
+    [
+        ("a.csv", "expected 'FILE.csv at STEPS ...' in a comment 'results:', got 'a.csv'"),
+        ("b.csv at 5", "expected a result file .*b.csv, found none"),
+        ("anchors.csv at 5", "expected the columns agent, preset"),
+    ],
+)
+def test_a_wrong_comment_is_refused(directory, comment, message):
+    with pytest.raises(UsageError, match=message):
+        markdown.rewrite(f"<!-- results: {comment} -->\n<!-- end of results -->\n", directory)
