@@ -59,6 +59,7 @@ _LAZY = {
     "TpuReplicator": "backends.tpu",
     "make": "backends.make",
     "split_cpu": "backends.devices",
+    "train": "cli.train",
 }
 _MODULES = {
     "checkpoints": "checkpoints",

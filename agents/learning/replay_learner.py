@@ -9,12 +9,8 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning.variables import (
-    LEARNER_STEPS,
-    copy_variables,
-    names_with_variables,
-    select,
-)
+from agents.learning.variables import copy_variables, names_with_variables
+from agents.learning.weights import LEARNER_STEPS, select
 from agents.replay.priorities import PriorityWriter
 from agents.replay.transitions import Sample
 

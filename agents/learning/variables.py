@@ -1,16 +1,10 @@
 """Weights on their way from learner to actors: `{path: array}`, matched by path."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
-
-# What a learner's `get_variables` calls the number of steps that made the weights.
-LEARNER_STEPS = "learner_steps"
-
-_WEIGHTS = "weights.npz"
 
 
 def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
@@ -88,47 +82,3 @@ def check_arrays(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.n
                 f"expected shape {tuple(variable.shape)} for {path}, got {arrays[path].shape}; "
                 "actor and learner must be built from the same config and environment"
             )
-
-
-class WeightsPart:
-    """Weights inside a checkpoint, readable without the learner that wrote them.
-
-    Once restored, it is a `VariableSource` for actors.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray] | None = None):
-        """Stores the weights.
-
-        Args:
-          arrays: weights by path; None before a restore.
-        """
-        self._arrays = dict(arrays or {})
-
-    def save(self, folder: Path) -> None:
-        """Writes the weights."""
-        np.savez(folder / _WEIGHTS, **self._arrays)
-
-    def restore(self, folder: Path) -> None:
-        """Reads the weights."""
-        with np.load(folder / _WEIGHTS) as file:
-            self._arrays = dict(file)
-
-    def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Returns the variables of the named networks, by path."""
-        return select(self._arrays, names)
-
-
-def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays that belong to the named networks.
-
-    Args:
-      arrays: path -> array.
-      names: of networks.
-
-    Raises:
-      KeyError: if a network has no array.
-    """
-    networks = {path.split("/", 1)[0] for path in arrays}
-    if not set(names) <= networks:
-        raise KeyError(f"expected names among {sorted(networks)}, got {list(names)}")
-    return {path: array for path, array in arrays.items() if path.split("/", 1)[0] in names}

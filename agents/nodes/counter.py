@@ -1,6 +1,7 @@
 """The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
 
 import dataclasses
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.learning.weights import WeightsPart
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
@@ -95,6 +97,9 @@ class Counter:
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._learner_done = False
+        self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
+        self._best_return = _best_return(self._best)
+        self._evaluated: dict[str, Any] = {}
         # A killed run may have written rows beyond its checkpoint; it will write them again.
         self._writer = MetricWriter(
             run_dir,
@@ -178,7 +183,7 @@ class Counter:
         learner_steps: int,
         returns: list[float],
         picture: np.ndarray | None,
-    ) -> None:
+    ) -> bool:
         """Takes an evaluation.
 
         Args:
@@ -187,6 +192,9 @@ class Counter:
           returns: returns of its episodes.
           picture: an observation of the evaluation, [height, width, 3] uint8; None if observations
             are no images.
+
+        Returns:
+          Whether it is the best of the run so far; `keep_best` then takes its weights.
         """
         with self._lock:
             if picture is not None:
@@ -205,6 +213,32 @@ class Counter:
                 },
                 step=environment_steps,
             )
+            self._evaluated = {
+                "environment_steps": environment_steps,
+                "learner_steps": learner_steps,
+                "evaluation": {"return": mean, "step": environment_steps, "returns": returns},
+            }
+            return mean >= self._best_return
+
+    def keep_best(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Saves the policy of the last evaluation as the best one of the run.
+
+        Args:
+          weights: of the networks that act, by path.
+
+        Raises:
+          CheckpointError: if the disk is full or cannot be written.
+        """
+        with self._lock:
+            evaluated = dict(self._evaluated)
+        self._best.save(
+            evaluated["learner_steps"],
+            {
+                "weights": WeightsPart(weights),
+                "progress": JsonPart(lambda: evaluated, lambda _: None),
+            },
+        )
+        self._best_return = evaluated["evaluation"]["return"]
 
     def snapshot(self) -> dict[str, Any]:
         """Returns what a checkpoint must hold of the run's progress, as plain data."""
@@ -243,6 +277,15 @@ class Counter:
                 f"cannot write the metrics of the run: {error}; free some space, then continue "
                 "with the same --run-dir"
             ) from error
+
+
+def _best_return(best: Checkpointer) -> float:
+    """Returns the return of the best evaluation that a run has kept; -inf if there is none."""
+    if best.latest() is None:
+        return -math.inf
+    progress: dict[str, Any] = {}
+    best.restore({"progress": JsonPart(dict, progress.update)})
+    return float(progress["evaluation"]["return"])
 
 
 def restored_counter(run_dir: Path, total_steps: int) -> Counter:

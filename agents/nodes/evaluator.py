@@ -7,7 +7,7 @@ import numpy as np
 import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import evaluation_return
-from agents.learning.variables import LEARNER_STEPS
+from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.observation_images import strip
 from agents.plan.evaluation import EvaluationSchedule, evaluation_seed
@@ -42,7 +42,7 @@ class EvaluatorNode:
         self._seed = seed
         self._schedule = schedule
         self._counter = counter
-        self._source = _StepsOfWeights(source)
+        self._source = _NewestWeights(source)
         self._actor = agent.make_evaluator(self._source)
         self._max_actions = task.agent_steps(schedule.max_episode_steps)
 
@@ -76,18 +76,21 @@ class EvaluatorNode:
                 return
             returns.append(total)
         picture = strip(self._actor.seen)
-        self._counter.record_evaluation(environment_steps, learner_steps, returns, picture)
+        if self._counter.record_evaluation(environment_steps, learner_steps, returns, picture):
+            self._counter.keep_best(self._source.arrays)
 
 
-class _StepsOfWeights:
-    """A `VariableSource` that remembers how many learner steps made the newest weights.
+class _NewestWeights:
+    """A `VariableSource` that remembers the newest weights and how many learner steps made them.
 
     Attributes:
-      learner_steps: of the weights that were fetched last.
+      arrays: the weights that were fetched last, by path.
+      learner_steps: learner steps that made them.
     """
 
     def __init__(self, source: VariableSource):
         self._source = source
+        self.arrays: dict[str, np.ndarray] = {}
         self.learner_steps = 0
 
     def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
@@ -95,4 +98,5 @@ class _StepsOfWeights:
         arrays = dict(self._source.get_variables([*names, LEARNER_STEPS]))
         (path,) = (path for path in arrays if path.split("/", 1)[0] == LEARNER_STEPS)
         self.learner_steps = int(arrays.pop(path))
+        self.arrays = arrays
         return arrays

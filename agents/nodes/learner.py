@@ -19,7 +19,7 @@ import tensorflow as tf
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, AgentLearner
-from agents.learning.variables import WeightsPart
+from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.waiting import StoppedError, Waiting
 from agents.plan.run_plan import RunPlan
@@ -80,7 +80,7 @@ class LearnerNode:
         self._learner: AgentLearner = agent.make_learner(
             replicator, replay.server_address, plan.task.agent_steps(plan.total_steps)
         )
-        self._checkpointer = Checkpointer(run.checkpoints)
+        self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
         if self._checkpointer.latest() is not None:
             self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
             self._learner.refresh()

@@ -21,6 +21,7 @@ class RunPlan:
       replicas: the replicas of the learner.
       evaluation: when to evaluate.
       checkpoint_seconds: seconds between two checkpoints.
+      keep_checkpoints: how many of the newest checkpoints stay.
       run_dir: directory of metrics and checkpoints; a node that starts restores its state from it.
     """
 
@@ -32,4 +33,5 @@ class RunPlan:
     replicas: Replicas
     evaluation: EvaluationSchedule
     checkpoint_seconds: float
+    keep_checkpoints: int
     run_dir: Path

@@ -10,6 +10,7 @@ import launchpad as lp
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError
+from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.run_directory import from_plain
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class AgentCommand:
             return {}
         return {"--pixels": self.options_type(["--pixels"])}
 
+    def options_from(self, plain: Mapping[str, Any]) -> AgentOptions:
+        """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
+        words = ["--pixels"] if plain.get("pixels") else []
+        return from_plain(self.options_type(words), plain)
+
     @property
     def evaluation_options_type(self) -> type:
         """Dataclass of the options of `evaluate`."""
@@ -101,11 +107,12 @@ class AgentCommand:
         config = from_plain(self._pixel_config(), identity["agent"])
         return Task(identity["env"], from_plain(PixelConfig, plain)), config
 
-    def train(self, options: AgentOptions) -> int:
+    def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.
 
         Args:
-          options: of the run.
+          options: options of the run.
+          listener: hears of the run and its evaluations.
 
         Returns:
           Exit status: 0 when the run is complete, 130 when Ctrl-C or SIGTERM ended it.
@@ -118,15 +125,16 @@ class AgentCommand:
             lp.preload("agents.runs.imports", self.factory.partition(":")[0])
         from agents.runs.training import train
 
-        return train(self, options)
+        return train(self, options, listener)
 
-    def evaluate(self, run_dir: Path, episodes: int, seed: int) -> int:
-        """Plays episodes with the newest checkpoint's policy and prints their returns.
+    def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
+        """Plays episodes with the policy of a run and prints their returns.
 
         Args:
           run_dir: directory of the run.
           episodes: number of episodes to play.
-          seed: of the environment.
+          seed: seed of the environment.
+          best: whether to take the checkpoint with the best evaluation, not the newest.
 
         Returns:
           Exit status 0.
@@ -136,7 +144,7 @@ class AgentCommand:
         """
         from agents.runs.restored import evaluate
 
-        returns = evaluate(self, run_dir, episodes, seed)
+        returns = evaluate(self, run_dir, episodes, seed, best)
         mean = sum(returns) / len(returns)
         print(
             f"return {mean:.1f} (min {min(returns):.1f}, max {max(returns):.1f}, "

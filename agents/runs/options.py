@@ -42,6 +42,8 @@ class AgentOptions:
     """Continue the newest run of the same task, seed and agent under `runs/`."""
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep; the policy with the best evaluation is kept beside them."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""
     video: bool = True
@@ -52,7 +54,7 @@ class AgentOptions:
     """Hyper-parameters: the config of an agent."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "actors"):
+        for name in ("steps", "actors", "keep_checkpoints"):
             value = getattr(self, name)
             check_option(value >= 1, name, "at least 1", value)
         check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
@@ -85,12 +87,14 @@ class AgentOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions:
-    """Evaluate the newest checkpoint of a run with the deterministic policy."""
+    """Evaluate a run's newest checkpoint, or its best one, with the deterministic policy."""
 
     episodes: int = 10
     """Number of episodes."""
     seed: int = 1000
     """Seed of the environment."""
+    best: bool = False
+    """Take the checkpoint with the best evaluation during training, in place of the newest."""
 
     def __post_init__(self) -> None:
         check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)

@@ -1,21 +1,18 @@
-"""The policy of a run's newest checkpoint: evaluated, or filmed."""
+"""The policy of a run: evaluated, or filmed."""
 
 import contextlib
 import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import imageio.v3 as iio
 import numpy as np
-from acme import core
 
 from agents.environment_loop import evaluation_return, interact
-from agents.learning.variables import WeightsPart
 from agents.plan.evaluation import EvaluationSchedule
-from agents.task import Task
-from rl_replicator.checkpoints import Checkpointer
+from agents.policies.policy import restore
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -30,14 +27,17 @@ _STEPS_PER_FRAME = 1000 // (10 * _FRAMES_PER_SECOND)
 _MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 
 
-def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -> list[float]:
-    """Plays episodes with the newest checkpoint's policy.
+def evaluate(
+    command: "AgentCommand", run_dir: Path, episodes: int, seed: int, best: bool = False
+) -> list[float]:
+    """Plays episodes with the policy of a run.
 
     Args:
       command: the agent.
       run_dir: the run's directory.
       episodes: number of episodes.
       seed: seed of the environment.
+      best: whether to take the checkpoint with the best evaluation, not the newest.
 
     Returns:
       The return of each episode.
@@ -47,9 +47,10 @@ def evaluate(command: "AgentCommand", run_dir: Path, episodes: int, seed: int) -
     """
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
-    task, environment, actor = _restore(command, RunDirectory(run_dir), seed)
-    max_actions = task.agent_steps(_MAX_EPISODE_STEPS)
-    returns = [evaluation_return(environment, actor, max_actions) for _ in range(episodes)]
+    policy = restore(RunDirectory(run_dir), command, best)
+    environment = policy.make_environment(seed)
+    max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
+    returns = [evaluation_return(environment, policy.actor, max_actions) for _ in range(episodes)]
     return [total for total in returns if total is not None]
 
 
@@ -76,10 +77,11 @@ def film(
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
     run.config()  # Raises if there is no run, before a directory is made.
     with _replacement(path) as partial:
-        task, environment, actor = _restore(command, run, seed)
+        policy = restore(run, command)
+        task, environment = policy.task, policy.make_environment(seed)
         steps_per_frame = max(1, _STEPS_PER_FRAME // task.action_repeat)
         total, frames = 0.0, []
-        timesteps = interact(environment, actor)
+        timesteps = interact(environment, policy.actor)
         for step, timestep in enumerate(
             itertools.islice(timesteps, task.agent_steps(_MAX_EPISODE_STEPS) + 1)
         ):
@@ -128,19 +130,3 @@ def _write_video(path: Path, frames: list[np.ndarray]) -> None:
         raise UsageError(f"cannot write the video: {text}; is the disk full?") from error
     if not found:
         raise UsageError("cannot write the video: the file is empty; is the disk full?")
-
-
-def _restore(command: "AgentCommand", run: RunDirectory, seed: int) -> tuple[Task, Any, core.Actor]:
-    """Returns the task of a run, its environment, and the policy of its newest checkpoint."""
-    identity = run.config()["identity"]
-    checkpointer = Checkpointer(run.checkpoints)
-    if checkpointer.latest() is None:
-        raise UsageError(
-            f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer, or "
-            "continue the run with --run-dir"
-        )
-    task, config = command.restore(identity)
-    agent = command.make_agent(config, task.spec())
-    weights = WeightsPart()
-    checkpointer.restore({"weights": weights})
-    return task, task.make(seed=seed), agent.make_evaluator(weights)

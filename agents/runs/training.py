@@ -24,6 +24,7 @@ from environments.pixels import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option
+from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, settled
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 
 
-def train(command: "AgentCommand", options: "AgentOptions") -> int:
+def train(command: "AgentCommand", options: "AgentOptions", listener: RunListener) -> int:
     """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
     check_actors(options.actors, options.launch, options.address)
     share_processors()
@@ -51,6 +52,7 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
 
     identity = options.identity
     with run.opened(command.name, identity) as there:
+        listener.started(run)
         # Before any node starts: the nodes restore different parts of one checkpoint.
         continues = there and Checkpointer(run.checkpoints).set_aside_damaged() is not None
         if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
@@ -68,12 +70,13 @@ def train(command: "AgentCommand", options: "AgentOptions") -> int:
             replicas=replicas,
             evaluation=options.evaluation,
             checkpoint_seconds=options.checkpoint_seconds,
+            keep_checkpoints=options.keep_checkpoints,
             run_dir=run.path.resolve(),
         )
         run.describe(command.name, identity, _plain(options))
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
-        return _run(agent, plan, options, run)
+        return _run(agent, plan, options, run, listener)
 
 
 def _choose_run(name: str, options: "AgentOptions") -> tuple[RunDirectory, "AgentOptions"]:
@@ -127,7 +130,14 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
     return False
 
 
-def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory) -> int:
+def _run(
+    agent: Agent,
+    plan: RunPlan,
+    options: "AgentOptions",
+    run: RunDirectory,
+    listener: RunListener,
+) -> int:
+    evaluations = NewRows(run, "evaluator")
     before = Checkpointer(run.checkpoints).latest()
     program, counter_handle = make_program(agent, plan)
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
@@ -140,9 +150,16 @@ def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory
             except (lp.CourierError, lp.ProgramStoppedError):
                 continue  # It is starting, or it is stopping.
             line.show(progress)
+            _tell(listener, evaluations)
+    except BaseException:
+        if not manager.is_done:  # The listener has raised: the run ends and saves.
+            manager.stop()
+            manager.wait(raise_error=False)
+        raise
     finally:
         line.close()
         shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
+    _tell(listener, evaluations)
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
@@ -154,6 +171,11 @@ def _run(agent: Agent, plan: RunPlan, options: "AgentOptions", run: RunDirectory
     for subcommand in ("plot", "video") if options.video else ("plot",):
         subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", subcommand, str(run.path)])
     return 0
+
+
+def _tell(listener: RunListener, evaluations: NewRows) -> None:
+    for figures in evaluations.read():
+        listener.evaluated(figures)
 
 
 def _report(run: RunDirectory) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -28,6 +28,7 @@ def parse(
     command: str,
     args: Sequence[str],
     alternatives: Mapping[str, type] | None = None,
+    default: Options | None = None,
 ) -> Options:
     """Reads `args` into a dataclass. `--help` prints the options and exits.
 
@@ -37,6 +38,7 @@ def parse(
       args: the words after it.
       alternatives: flags that change the options, with the dataclass of the options with it. The
         message for an unknown option that one of these has names the flag.
+      default: an instance whose values hold for options that are not given.
 
     Returns:
       An instance of `kind`.
@@ -45,12 +47,13 @@ def parse(
       UsageError: if an option is unknown, missing or of the wrong type, or if the dataclass
         refuses a value. The text is one line.
     """
+    start: Any = {} if default is None else {"default": default}
     if "-h" in args or "--help" in args:
-        return tyro.cli(kind, prog=command, args=args)
+        return tyro.cli(kind, prog=command, args=args, **start)
     printed = io.StringIO()
     try:
         with _columns(_UNBROKEN), contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, prog=command, args=args)
+            return tyro.cli(kind, prog=command, args=args, **start)
     except SystemExit:
         pass
     declared = _declared(kind, command)

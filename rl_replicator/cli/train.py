@@ -1,14 +1,23 @@
-"""`rl-replicator train NAME [options]`."""
+"""`rl-replicator train NAME [options]`, and the same from Python."""
 
-from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.listener import Evaluations
+from rl_replicator.runs.run_directory import RunDirectory
+
+_COMMAND = "rl-replicator train"
 
 
 def run(args: Sequence[str]) -> int:
-    """Trains what the first word names; its own dataclass defines the options.
+    """Trains what the first word names, or what a run directory or a file describes.
 
     Args:
       args: the words after `train`.
@@ -19,18 +28,194 @@ def run(args: Sequence[str]) -> int:
     Raises:
       UsageError: after bad input.
     """
-    known = trainables.names()
     if not args:
         raise UsageError(
-            f"expected something to train ({', '.join(known) or 'none is registered'}), got nothing"
+            f"expected something to train ({', '.join(trainables.names()) or 'none is registered'})"
+            ", got nothing"
         )
     if args[0] in ("-h", "--help"):
-        print(f"usage: rl-replicator train {{{','.join(known)}}} [options]")
-        print("       rl-replicator train package.module:make_learner [options]\n")
-        print("'rl-replicator train NAME --help' lists the options of NAME.")
+        print(f"usage: {_COMMAND} {{{','.join(trainables.names())}}} [options]")
+        print(f"       {_COMMAND} package.module:make_learner [options]")
+        print(f"       {_COMMAND} --run-dir RUN_DIR [options]  (continue a run, as it was started)")
+        print(
+            f"       {_COMMAND} --config FILE [options]      (as a JSON or TOML file describes)\n"
+        )
+        print(f"'{_COMMAND} NAME --help' lists the options of NAME.")
         return 0
-    trainable = trainables.load(args[0])
-    kind = trainable.options_type(args[1:])
-    command = f"rl-replicator train {args[0]}"
-    chosen: Any = options.parse(kind, command, args[1:], trainable.alternatives())
+    words = list(args)
+    name = None if words[0].startswith("-") else words.pop(0)
+    file = _take(words, "--config")
+    run_dir = _find(words, "--run-dir")
+    stored = _stored(name, file, run_dir)
+    if stored is None:
+        if name is None:
+            raise UsageError(
+                f"expected something to train ({', '.join(trainables.names())}), --run-dir or "
+                f"--config after '{_COMMAND}', got {words[0]!r}"
+            )
+        stored = Stored(name, {})
+    trainable = trainables.load(stored.trainable)
+    command = f"{_COMMAND} {stored.trainable}"
+    default: Any = None
+    if stored.options:
+        default = trainable.options_from(stored.options)
+        _check_pixels(words, default)
+    kind = trainable.options_type(words) if default is None else type(default)
+    chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
     return trainable.train(chosen) or 0
+
+
+def train(
+    name: str | None = None,
+    *,
+    run_dir: str | os.PathLike | None = None,
+    config: str | os.PathLike | None = None,
+    on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
+    **settings: Any,
+) -> RunDirectory:
+    """Does what `rl-replicator train` does.
+
+        run = rl_replicator.train(
+            "d4pg",
+            env="cartpole:swingup",
+            steps=50_000,
+            agent={"n_step": 3},
+            on_evaluation=lambda figures: print(figures["episode_return"]),
+        )
+        policy = agents.load_policy(run.path)
+
+    Args:
+      name: what to train. None if `run_dir` or `config` says it.
+      run_dir: directory of the run; an existing run is continued with the settings that it has.
+      config: file of settings, as for `--config`.
+      on_evaluation: called after each evaluation with its figures, by name. If it raises, the run
+        is stopped and saved, and the error passes through.
+      **settings: options by name, as `rl-replicator train NAME --help` lists them; groups such as
+        `agent` are dictionaries or dataclasses.
+
+    Returns:
+      The run's directory.
+
+    Raises:
+      UsageError: after bad input.
+      KeyboardInterrupt: if Ctrl-C or SIGTERM ended the run, which is saved.
+    """
+    path = None if run_dir is None else Path(run_dir)
+    stored = _stored(name, None if config is None else str(config), path)
+    if stored is None:
+        if name is None:
+            raise UsageError("expected name, run_dir of an existing run, or config, got none")
+        stored = Stored(name, {})
+    plain = _merged(stored.options, settings | ({} if path is None else {"run_dir": str(path)}))
+    trainable = trainables.load(stored.trainable)
+    evaluations = Evaluations(on_evaluation)
+    status = trainable.train(trainable.options_from(plain), evaluations) or 0
+    if status:
+        raise KeyboardInterrupt
+    assert evaluations.run is not None
+    return evaluations.run
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a run or a file says of a run.
+
+    Attributes:
+      trainable: name of what is trained.
+      options: its options as plain data; what is missing has its default.
+    """
+
+    trainable: str
+    options: Mapping[str, Any]
+
+
+def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored | None:
+    """Returns the settings to begin with: of a file, or of an existing run, or None.
+
+    Raises:
+      UsageError: if there is no such file or run, or it is of something else than `name`.
+    """
+    if file is not None:
+        found, place = _read(Path(file)), file
+    elif run_dir is not None and (RunDirectory(run_dir).exists or name is None):
+        found, place = RunDirectory(run_dir).config(), str(run_dir)
+    else:
+        return None
+    trainable = found.get("trainable", name)
+    if not isinstance(trainable, str):
+        raise UsageError(f"expected 'trainable', the name of what to train, in {place}, got none")
+    if name not in (None, trainable):
+        raise UsageError(
+            f"expected the settings of {name} in {place}, got those of {trainable}; leave {name} "
+            "out, or choose another --run-dir"
+        )
+    plain = dict(found.get("options", {}))
+    # A run may have been moved since, and one that goes on has not asked to `resume`.
+    plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
+    return Stored(trainable, plain)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Reads a file of settings.
+
+    Raises:
+      UsageError: if there is none, or it is neither JSON nor TOML.
+    """
+    try:
+        text = path.read_text()
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config: expected settings in {path} (JSON or TOML): {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("options", {}), dict):
+        raise UsageError(
+            f"--config: expected 'trainable' and 'options' in {path}, as in the config.json of a "
+            "run, got something else"
+        )
+    return found
+
+
+def _check_pixels(words: Sequence[str], default: Any) -> None:
+    """Refuses to change what a stored run observes: its options would be others."""
+    for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
+        if word in words and getattr(default, "pixels", is_wanted) != is_wanted:
+            raise UsageError(
+                f"expected the observations of the stored run, got {word}; leave it out, or choose "
+                "another --run-dir"
+            )
+
+
+def _find(words: Sequence[str], option: str) -> Path | None:
+    """Returns the value of an option among the words; None if it is not there."""
+    value = _take(list(words), option)
+    return None if value is None else Path(value)
+
+
+def _take(words: list[str], option: str) -> str | None:
+    """Removes an option from the words and returns its value; None if it is not there.
+
+    Raises:
+      UsageError: if it has no value.
+    """
+    for index, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if key.replace("_", "-") == option:
+            if not equals:
+                if index + 1 == len(words) or words[index + 1].startswith("--"):
+                    raise UsageError(f"expected a path after {option}, got nothing")
+                value = words.pop(index + 1)
+            del words[index]
+            return value
+    return None
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `old` with the values of `new`; both may hold groups."""
+    merged = dict(old)
+    for key, value in new.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)
+        if isinstance(value, Mapping):
+            group = old.get(key)
+            value = _merged(group if isinstance(group, Mapping) else {}, value)
+        merged[key] = str(value) if isinstance(value, os.PathLike) else value
+    return merged

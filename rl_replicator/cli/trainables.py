@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 
 GROUP = "rl_replicator.trainables"
@@ -23,8 +24,27 @@ class Trainable(Protocol):
     def alternatives(self) -> Mapping[str, type]:
         """Returns the flags that change the options: flag -> dataclass of the options with it."""
 
-    def train(self, options: Any) -> int | None:
-        """Trains, and returns the exit status (None is 0)."""
+    def options_from(self, plain: Mapping[str, Any]) -> Any:
+        """Rebuilds options from plain data.
+
+        Args:
+          plain: options by name, as in the `options` of a run's config.json. What is missing has
+            its default.
+
+        Returns:
+          An instance of the dataclass of the options.
+
+        Raises:
+          UsageError: if an option is unknown, missing, or of another type.
+        """
+
+    def train(self, options: Any, listener: RunListener = SILENT) -> int | None:
+        """Trains, and returns the exit status (None is 0).
+
+        Args:
+          options: an instance of the dataclass of the options.
+          listener: hears of the run and its evaluations.
+        """
 
     @property
     def evaluation_options_type(self) -> type:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
 
@@ -41,21 +42,28 @@ class RunOptions:
     """Steps in one compiled call, for a learner with a single step function."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of them."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep; the one with the best evaluation is kept beside them."""
     evaluation_seconds: float = 3600.0
     """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
     deterministic: bool = False
     """Make runs equal bit for bit, which is slower."""
 
     def __post_init__(self) -> None:
-        check_option(self.steps_per_call >= 1, "steps_per_call", "at least 1", self.steps_per_call)
+        for name in ("steps_per_call", "keep_checkpoints"):
+            value = getattr(self, name)
+            check_option(value >= 1, name, "at least 1", value)
         for name in ("checkpoint_seconds", "evaluation_seconds"):
             seconds = getattr(self, name)
             check_option(seconds > 0, name, "more than 0", seconds)
 
 
 @dataclasses.dataclass(frozen=True)
-class NoEvaluationOptions:
-    """Evaluate the newest checkpoint of a learner's run on all of its evaluation data."""
+class LearnerEvaluationOptions:
+    """Evaluate a checkpoint of a learner's run on all of its evaluation data."""
+
+    best: bool = False
+    """Take the checkpoint with the best evaluation during training, in place of the newest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +112,22 @@ class LearnerCommand:
 
     @property
     def evaluation_options_type(self) -> type:
-        """Dataclass of the options of `evaluate`: there are none."""
-        return NoEvaluationOptions
+        """Dataclass of the options of `evaluate`."""
+        return LearnerEvaluationOptions
 
-    def train(self, options: Any) -> int:
+    def options_from(self, plain: Mapping[str, Any]) -> Any:
+        """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
+        own = {field.name for field in dataclasses.fields(RunOptions)}
+        config = {name: value for name, value in plain.items() if name not in own}
+        run = {name: value for name, value in plain.items() if name in own}
+        return from_plain(self.options_type(), {**run, "config": config})
+
+    def train(self, options: Any, listener: RunListener = SILENT) -> int:
         """Trains with a progress line, and prints the last evaluation.
 
         Args:
           options: an instance of `options_type()`.
+          listener: hears of the run and its evaluations; of the chief process only.
 
         Returns:
           Exit status: 0 if the run is complete, 128 + signal if Ctrl-C or SIGTERM ended it.
@@ -126,9 +142,10 @@ class LearnerCommand:
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
-            return _train(replicator, learner, run, options)
+            return _train(replicator, learner, run, options, SILENT)
         identity = _identity(config)
         with run.opened(self.name, identity, _FREE) as there:
+            listener.started(run)
             Checkpointer(run.checkpoints).set_aside_damaged()
             _agree_on_checkpoint(replicator)
             if there and _is_finished(run, learner):
@@ -141,13 +158,14 @@ class LearnerCommand:
             settings.pop("config")
             run.describe(self.name, identity, settings)
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
-            return _train(replicator, learner, run, options)
+            return _train(replicator, learner, run, options, listener)
 
-    def evaluate(self, run_dir: Path) -> int:
-        """Evaluates the newest checkpoint on one device and prints the figures.
+    def evaluate(self, run_dir: Path, best: bool = False) -> int:
+        """Evaluates a checkpoint on one device and prints the figures.
 
         Args:
           run_dir: directory of the run.
+          best: whether to take the checkpoint with the best evaluation, not the newest.
 
         Returns:
           Exit status 0.
@@ -155,17 +173,14 @@ class LearnerCommand:
         Raises:
           UsageError: if there is no run, no checkpoint, or no evaluation.
         """
-        from rl_replicator.learners.training import Training
+        from rl_replicator.learners.training import LoopSettings, Training
 
         run = RunDirectory(run_dir)
         config = from_plain(self.config_type, run.config()["identity"]["config"])
-        if not run.checkpoints.is_dir():
-            raise UsageError(
-                f"expected a checkpoint in {run.checkpoints}, found none yet; train for longer"
-            )
+        run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
         learner = self._make_learner(replicator, config)
-        training = Training(replicator, learner, run, steps_per_call=1, checkpoint_seconds=60.0)
+        training = Training(replicator, learner, run, LoopSettings(steps_per_call=1), best=best)
         _print(training, training.measure())
         return 0
 
@@ -283,19 +298,24 @@ def _how_to_grow(config: Any) -> str:
     return f" (--{names[0]})" if names else ""
 
 
-def _train(replicator: "Replicator", learner: "Learner", run: RunDirectory, options: Any) -> int:
-    from rl_replicator.learners.training import Training, is_finished
+def _train(
+    replicator: "Replicator",
+    learner: "Learner",
+    run: RunDirectory,
+    options: Any,
+    listener: RunListener,
+) -> int:
+    from rl_replicator.learners.training import LoopSettings, Training, is_finished
 
     if not replicator.is_chief and is_finished(run, learner):
         return 0
-    training = Training(
-        replicator,
-        learner,
-        run,
+    settings = LoopSettings(
         options.steps_per_call,
         options.checkpoint_seconds,
         options.evaluation_seconds,
+        options.keep_checkpoints,
     )
+    training = Training(replicator, learner, run, settings, listener)
     signal_number = training.run()
     if signal_number is not None:
         if replicator.is_chief:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import signal
 import time
@@ -21,6 +22,7 @@ from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
 from rl_replicator.optimizers.wrapping import Wrapped
 from rl_replicator.replicator import Replicator
+from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
 from rl_replicator.step.inputs import InputContext, InputFn
@@ -35,6 +37,23 @@ class Diverged(errors.UsageError):
     """A metric or a variable is NaN or infinite."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """How the training loop runs.
+
+    Attributes:
+      steps_per_call: steps in one compiled call, for a learner with a single phase.
+      checkpoint_seconds: seconds between two checkpoints.
+      evaluation_seconds: longest time of an evaluation in seconds.
+      keep_checkpoints: how many of the newest checkpoints stay.
+    """
+
+    steps_per_call: int
+    checkpoint_seconds: float = 60.0
+    evaluation_seconds: float = float("inf")
+    keep_checkpoints: int = 2
+
+
 class Training:
     """One process's part in the training of a learner.
 
@@ -46,19 +65,20 @@ class Training:
         replicator: Replicator,
         learner: Learner,
         run: RunDirectory,
-        steps_per_call: int,
-        checkpoint_seconds: float,
-        evaluation_seconds: float = float("inf"),
+        settings: LoopSettings,
+        listener: RunListener = SILENT,
+        best: bool = False,
     ):
-        """Compiles the learner and restores the newest checkpoint, if there is one.
+        """Compiles the learner and restores a checkpoint, if there is one.
 
         Args:
           replicator: runs the steps.
           learner: made for `replicator`.
           run: directory of checkpoints and metrics.
-          steps_per_call: steps in one compiled call, for a learner with a single phase.
-          checkpoint_seconds: time between two checkpoints.
-          evaluation_seconds: longest time of an evaluation.
+          settings: of the loop.
+          listener: hears of the evaluations.
+          best: whether to restore the checkpoint with the best evaluation, not the newest; for
+            `measure` only.
 
         Raises:
           CheckpointError: if the checkpoint is damaged, or of another network.
@@ -68,8 +88,10 @@ class Training:
         self._replicator = replicator
         self._learner = learner
         self._run = run
-        self._evaluation_seconds = evaluation_seconds
-        self._checkpointer = Checkpointer(run.checkpoints)
+        self._evaluation_seconds = settings.evaluation_seconds
+        self._listener = listener
+        folder = run.best if best else run.checkpoints
+        self._checkpointer = Checkpointer(folder, settings.keep_checkpoints)
         self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
@@ -77,7 +99,7 @@ class Training:
         _check_same_start(replicator, self._progress["batches"], run)
         # With asynchronous workers `Calls` may be ahead; this counts the calls that have returned.
         self._batches = self._progress["batches"]
-        self._calls = Calls(replicator, learner, self._batches, steps_per_call)
+        self._calls = Calls(replicator, learner, self._batches, settings.steps_per_call)
         # The newest step that needs no evaluation any more.
         self._evaluated = self._progress.get("evaluated", self.step)
         self._evaluation = learner.evaluation()
@@ -106,7 +128,7 @@ class Training:
             else NoReports()
         )
         self._started = time.monotonic() - self._progress["seconds"]
-        self._clock = CheckpointClock(replicator, checkpoint_seconds)
+        self._clock = CheckpointClock(replicator, settings.checkpoint_seconds)
         self._last_tick = 0.0
 
     @property
@@ -224,6 +246,7 @@ class Training:
                 Checkpointer(self._run.best, keep=1).save(self.step, self._parts)
         if self._replicator.is_chief:
             self._reports.add_images(self.step, self._learner.images(self.step))
+            self._listener.evaluated({"steps": self.step, **figures})
 
     def _next_evaluation(self) -> int:
         """Returns the next step after which to evaluate; the last step at most."""

@@ -14,12 +14,13 @@ import fcntl
 import json
 import os
 import socket
+import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.checkpoints.checkpointer import check_local
+from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError
 
 # A setting that the machine decides at the start of a run.
@@ -55,6 +56,27 @@ class RunDirectory:
     def best(self) -> Path:
         """Directory of the checkpoint with the best evaluation."""
         return self.path / "best"
+
+    def checkpointer(self, best: bool = False) -> Checkpointer:
+        """Returns what restores the newest checkpoint, or the best one.
+
+        Args:
+          best: whether the best one is wanted.
+
+        Raises:
+          UsageError: if there is none.
+          CheckpointError: if its manifest cannot be read.
+        """
+        folder = self.best if best else self.checkpoints
+        checkpointer = Checkpointer(folder)
+        if checkpointer.latest() is None:
+            remedy = (
+                "the run keeps one after its first evaluation; leave --best out"
+                if best
+                else "train for longer, or continue the run with --run-dir"
+            )
+            raise UsageError(f"expected a checkpoint in {folder}, found none yet; {remedy}")
+        return checkpointer
 
     @property
     def plot(self) -> Path:
@@ -215,13 +237,14 @@ def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
 
     Args:
       kind: the dataclass; its fields may be dataclasses and tuples in turn.
-      plain: its part of `RunDirectory.config`.
+      plain: its part of `RunDirectory.config`, or of a file that a user has written.
 
     Returns:
-      An instance of `kind`.
+      An instance of `kind`. What `plain` lacks has its default.
 
     Raises:
-      UsageError: if `plain` has a setting that `kind` lacks, because another version wrote it.
+      UsageError: if `plain` has a setting that `kind` lacks, lacks one without default, or has one
+        of another type.
     """
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(plain) - set(hints))
@@ -231,11 +254,55 @@ def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
             "use the version of rl-replicator that made the run"
         )
     values = {}
-    for name, value in plain.items():
-        if dataclasses.is_dataclass(hints[name]):
-            value = from_plain(hints[name], value)
-        values[name] = tuple(value) if isinstance(value, list) else value
+    for field in dataclasses.fields(kind):
+        if field.name in plain:
+            values[field.name] = _value(hints[field.name], plain[field.name], field.name)
+        elif dataclasses.MISSING is field.default is field.default_factory:
+            raise UsageError(
+                f"expected a setting {field.name!r} in the settings of {kind.__name__}, got only "
+                f"{', '.join(sorted(plain)) or 'none'}; add it"
+            )
     return kind(**values)
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    """Returns plain data as a value of a field's type.
+
+    Raises:
+      UsageError: if it is of another type.
+    """
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, Mapping):
+            return from_plain(hint, value)
+    kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
+    for kind in kinds:
+        if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if _is_of(kind, value):
+            return value
+    expected = getattr(hint, "__name__", str(hint)) if len(kinds) == 1 else str(hint)
+    raise UsageError(f"expected a value of type {expected} for {name!r}, got {value!r}; correct it")
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type as annotations name it; a whole number is a float too."""
+    if kind is typing.Any:
+        return True
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    if not isinstance(kind, type):
+        return not isinstance(value, Mapping | list)  # A type that is not checked here.
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def settled(config: Any, stored: Mapping[str, Any]) -> Any:

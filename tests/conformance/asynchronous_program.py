@@ -26,7 +26,7 @@ import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
-from rl_replicator.learners.training import Training
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 
@@ -394,7 +394,9 @@ def a_checkpoint_of_a_run_is_a_snapshot(replicator):
     """The steps that it counts are those that are in its variables."""
     with tempfile.TemporaryDirectory() as folder:
         learner = Counting(replicator, tiny_learners.Config())
-        training = Training(replicator, learner, RunDirectory(pathlib.Path(folder)), 1, 1000.0)
+        training = Training(
+            replicator, learner, RunDirectory(pathlib.Path(folder)), LoopSettings(1, 1000.0)
+        )
         training._train_until(6)
         training._save()
         found = checkpoints.Checkpointer(pathlib.Path(folder, "checkpoints")).latest().path

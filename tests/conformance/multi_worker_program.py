@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import errors
-from rl_replicator.learners.training import Training
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 
@@ -365,7 +365,7 @@ def exchanges_leave_nothing_behind(replicator):
 def training_rarely_waits_for_other_processes(replicator):
     learner = tiny_learners.Regression(replicator, tiny_learners.Config(steps=300, every=300))
     folder = pathlib.Path(sys.argv[1]).with_name("run")
-    training = Training(replicator, learner, RunDirectory(folder), 1, checkpoint_seconds=0.5)
+    training = Training(replicator, learner, RunDirectory(folder), LoopSettings(1, 0.5))
     exchange, exchanges = replicator._group.exchange, []
     replicator._group.exchange = lambda *args: exchanges.append(args) or exchange(*args)
     before, begun = num_threads(), time.monotonic()

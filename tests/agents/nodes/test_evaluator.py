@@ -10,7 +10,7 @@ from acme import core
 
 import launchpad as lp
 from agents.environment_loop import evaluation_return
-from agents.learning.variables import LEARNER_STEPS
+from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule

@@ -7,7 +7,7 @@ import rl_replicator as rr
 from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
-from rl_replicator.learners.training import Training
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
@@ -49,7 +49,7 @@ def train(folder, path, replicas="single_device", num_steps=STEPS, **settings):
     replicator, learner = make(folder, replicas, **settings)
     learner.evaluation = lambda: None  # Saves its compilation.
     learner.num_steps = num_steps
-    assert Training(replicator, learner, RunDirectory(path), 5, 1000.0).run() is None
+    assert Training(replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0)).run() is None
     return {v.name: np.asarray(v.read_value()) for v in learner._network.variables}
 
 

@@ -12,7 +12,7 @@ from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.sngan import SNGANConfig, features, samples
 from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import Training
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory
@@ -45,7 +45,7 @@ def make(folder, replicas=1, **settings):
 def train(learner, path):
     """Trains without evaluations, which take their time to compile; returns all variables."""
     learner.evaluation = lambda: None
-    training = Training(learner._replicator, learner, RunDirectory(path), 1, 1000.0)
+    training = Training(learner._replicator, learner, RunDirectory(path), LoopSettings(1, 1000.0))
     assert training.run() is None
     return copies(learner)
 

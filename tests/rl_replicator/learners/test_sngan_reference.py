@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import Training
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
@@ -65,7 +65,9 @@ def test_one_step(learner, tmp_path):
     average = values(learner._average)
     data = learner.input_fn(rr.InputContext(num_replicas=1))
     batches = [(x.numpy(), y.numpy()) for x, y in data.take(UPDATES)]
-    training = Training(learner._replicator, learner, RunDirectory(tmp_path), 1, 1000.0)
+    training = Training(
+        learner._replicator, learner, RunDirectory(tmp_path), LoopSettings(1, 1000.0)
+    )
     assert training.run() is None
 
     names = [path(variable) for variable in learner._discriminator.trainable_variables]

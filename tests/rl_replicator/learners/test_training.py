@@ -10,7 +10,7 @@ import pytest
 import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.learners.training import Diverged, Training, is_finished
+from rl_replicator.learners.training import Diverged, LoopSettings, Training, is_finished
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
@@ -32,7 +32,9 @@ from tests.rl_replicator.learners.tiny_learners import (
 def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0, **settings):
     replicator = rr.make(replicas)
     learner = kind(replicator, dataclasses.replace(Config(), **settings))
-    return learner, Training(replicator, learner, RunDirectory(path), steps_per_call, seconds)
+    return learner, Training(
+        replicator, learner, RunDirectory(path), LoopSettings(steps_per_call, seconds)
+    )
 
 
 def interrupt(training, monkeypatch, after):

@@ -1,0 +1,138 @@
+"""The policy of a run, ready to act."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import dm_env
+import numpy as np
+from acme import core
+
+import environments
+from agents.agent import Agent
+from agents.learning.weights import WeightsPart
+from agents.task import Task
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.cli import trainables
+from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from acme import specs
+
+
+class Source(Protocol):
+    """Knows the agents of a kind: `agents.runs.command.AgentCommand`."""
+
+    def restore(self, identity: "Mapping[str, Any]") -> tuple[Task, Any]:
+        """Returns the task and the hyper-parameters of a run."""
+        ...
+
+    def make_agent(self, config: Any, environment_spec: "specs.EnvironmentSpec") -> Agent:
+        """Makes the agent."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A trained policy without exploration.
+
+        policy = agents.load_policy("runs/d4pg/cartpole-swingup-seed1-1")
+        environment = policy.make_environment(seed=0)
+        timestep = environment.reset()
+        policy.reset()
+        while not timestep.last():
+            timestep = environment.step(policy.act(timestep.observation))
+
+    Attributes:
+      task: the environment that it was trained for.
+      agent: the agent that was trained.
+      actor: the policy as a `core.Actor` for `agents.environment_loop`.
+      weights: its weights.
+      environment_steps: steps of the run that made the weights.
+      learner_steps: learner steps that made them.
+    """
+
+    task: Task
+    agent: Agent
+    actor: core.Actor
+    weights: WeightsPart
+    environment_steps: int
+    learner_steps: int
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Returns the action for an observation.
+
+        Args:
+          observation: of an environment of `make_environment`: [N] float32, or a frame [H, W, 3]
+            uint8. Frames are stacked here.
+
+        Returns:
+          [A] float32 in [-1, 1], the form in which environments of `make_environment` take actions.
+        """
+        return self.actor.select_action(observation)
+
+    def reset(self) -> None:
+        """Starts an episode: forgets the frames of the one before."""
+        self.actor.observe_first(dm_env.restart(None))
+
+    def make_environment(
+        self, seed: int
+    ) -> "environments.Environment | environments.PixelEnvironment":
+        """Makes an environment of the task.
+
+        Args:
+          seed: seed of everything random in it.
+        """
+        return self.task.make(seed=seed)
+
+
+def load_policy(run_dir: str | os.PathLike, best: bool = False) -> Policy:
+    """Loads the policy of a run.
+
+    Args:
+      run_dir: directory of a run that trains, or has trained, an agent.
+      best: whether to take the checkpoint with the best evaluation, not the newest.
+
+    Raises:
+      UsageError: if it is not the directory of such a run, or has no checkpoint.
+    """
+    run = RunDirectory(Path(run_dir))
+    trainable: Any = trainables.of_run(run.path)
+    if not hasattr(trainable, "make_agent"):
+        raise UsageError(
+            f"expected a run of an agent, got {run.path}, which trains a learner without a policy; "
+            "'rl-replicator export' saves its model"
+        )
+    return restore(run, trainable, best)
+
+
+def restore(run: RunDirectory, source: Source, best: bool = False) -> Policy:
+    """Restores the policy of a run.
+
+    Args:
+      run: the run.
+      source: of the run's kind of agent.
+      best: as for `load_policy`.
+
+    Raises:
+      UsageError: if there is no run or no checkpoint.
+    """
+    identity = run.config()["identity"]
+    checkpointer = run.checkpointer(best)
+    task, config = source.restore(identity)
+    agent = source.make_agent(config, task.spec())
+    weights = WeightsPart()
+    progress: dict[str, Any] = {}
+    checkpointer.restore({"weights": weights, "progress": JsonPart(dict, progress.update)})
+    return Policy(
+        task,
+        agent,
+        agent.make_evaluator(weights),
+        weights,
+        int(progress["environment_steps"]),
+        int(progress["learner_steps"]),
+    )

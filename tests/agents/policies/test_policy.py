@@ -1,0 +1,198 @@
+"""From a run's directory alone: its policy, its best checkpoint, and training that goes on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+
+import agents
+import rl_replicator as rr
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.cli import main
+from rl_replicator.runs.metrics import read_metrics
+
+SETTINGS = {
+    "env": "environments.fakes:target",
+    "steps": 600,
+    "keep_checkpoints": 3,
+    "checkpoint_seconds": 0.2,
+    "video": False,
+    "evaluation": {"every": 200, "episodes": 2, "last_episodes": 2},
+    "agent": {
+        "policy_layers": [16],
+        "critic_layers": [16],
+        "global_batch_size": 16,
+        "steps_per_call": 4,
+        "replay": {"min_size": 100, "samples_per_insert": 4.0},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, and the figures that its callback was given."""
+    heard = []
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    run = rr.train("td3", run_dir=run_dir, on_evaluation=heard.append, **SETTINGS)
+    assert run.path == run_dir
+    return run_dir, heard
+
+
+@pytest.fixture
+def run_dir(trained, tmp_path):
+    return Path(shutil.copytree(trained[0], tmp_path / "run"))
+
+
+@pytest.fixture(autouse=True)
+def keep_stderr(monkeypatch):
+    """The command filters the file descriptor of stderr, which would outlast the test."""
+    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
+
+
+def command(capsys, *words):
+    """Runs `rl-replicator WORDS` here; returns its status, its output and its errors."""
+    status = main.main([str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+def progress(folder):
+    return json.loads((Checkpointer(folder).latest().path / "progress/state.json").read_text())
+
+
+def test_a_callback_hears_every_evaluation_once(trained):
+    run_dir, heard = trained
+    table = read_metrics(run_dir, "evaluator")
+    assert [row["environment_steps"] for row in heard] == table["environment_steps"].tolist()
+    assert [row["episode_return"] for row in heard] == table["episode_return"].tolist()
+    assert heard[-1]["environment_steps"] == 600
+
+
+def test_checkpoints_are_kept_as_asked(trained):
+    run_dir, _ = trained
+    assert 1 <= len(list((run_dir / "checkpoints").iterdir())) <= 3
+    assert json.loads((run_dir / "config.json").read_text())["options"]["keep_checkpoints"] == 3
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(trained):
+    run_dir, heard = trained
+    best = max(reversed(heard), key=lambda row: row["episode_return"])
+    kept = progress(run_dir / "best")
+    assert kept["evaluation"]["return"] == best["episode_return"]
+    assert kept["environment_steps"] == best["environment_steps"]
+    assert kept["learner_steps"] == best["learner_steps"]
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
+    run_dir, _ = trained
+    policy = agents.load_policy(run_dir, best=best)
+    environment = policy.make_environment(seed=5)
+    timestep, total = environment.reset(), 0.0
+    policy.reset()
+    while not timestep.last():
+        action = policy.act(timestep.observation)
+        assert action.shape == (1,) and action.dtype == np.float32
+        timestep = environment.step(action)
+        total += float(timestep.reward)
+    kept = progress(run_dir / ("best" if best else "checkpoints"))
+    assert policy.learner_steps == kept["learner_steps"]
+    assert policy.environment_steps == kept["environment_steps"]
+    words = ("--episodes", 1, "--seed", 5, *(["--best"] if best else []))
+    assert command(capsys, "eval", run_dir, *words)[:2] == (
+        0,
+        f"return {total:.1f} (min {total:.1f}, max {total:.1f}, 1 episodes)\n",
+    )
+
+
+def test_a_run_without_a_best_checkpoint_says_so(run_dir):
+    shutil.rmtree(run_dir / "best")
+    with pytest.raises(rr.UsageError, match=r"best, found none yet; .*leave --best out"):
+        agents.load_policy(run_dir, best=True)
+
+
+def test_a_directory_is_enough_to_go_on(run_dir, capsys):
+    status, out, _ = command(capsys, "train", "--run-dir", run_dir)
+    assert status == 0 and out.startswith("finished: all 600 environment steps")
+    assert command(capsys, "train", "--run-dir", run_dir, "--steps", 800)[0] == 0
+    assert progress(run_dir / "checkpoints")["environment_steps"] == 800
+    options = json.loads((run_dir / "config.json").read_text())["options"]
+    assert options["steps"] == 800 and options["agent"]["policy_layers"] == [16]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seed", 2), "seed was 1 and is now 2"),
+        (("--agent.n-step", 4), "agent.n_step was 5 and is now 4"),
+        (("--pixels",), "expected the observations of the stored run, got --pixels"),
+        (("--stpes", 900), "did you mean --steps?"),
+        (("--steps", 10), "--steps: expected at least 600"),
+    ],
+)
+def test_what_contradicts_the_run_is_one_line(run_dir, capsys, words, message):
+    before = (run_dir / "config.json").read_bytes()
+    status, out, err = command(capsys, "train", "--run-dir", run_dir, *words)
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+    assert (run_dir / "config.json").read_bytes() == before
+
+
+def test_another_agent_is_refused(run_dir, capsys):
+    status, _, err = command(capsys, "train", "sac", "--run-dir", run_dir)
+    assert status == 2 and "expected the settings of sac" in err and "got those of td3" in err
+    status, _, err = command(capsys, "train", "--run-dir", run_dir.parent / "no")
+    assert status == 2 and "expected the directory of a run" in err
+    status, _, err = command(capsys, "train", "--steps", 3)
+    assert status == 2 and "--run-dir or --config after 'rl-replicator train'" in err
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+def test_a_file_describes_a_run(tmp_path, capsys, suffix):
+    file = tmp_path / f"settings{suffix}"
+    if suffix == ".json":
+        file.write_text(json.dumps({"trainable": "td3", "options": {**SETTINGS, "steps": 3e9}}))
+        message = "expected a value of type int for 'steps', got 3000000000.0"
+    else:
+        file.write_text('trainable = "td3"\n[options]\nsteps = 5\n')
+        message = "expected a setting 'env' in the settings of TD3ConfigOptions"
+    status, _, err = command(capsys, "train", "--config", file)
+    assert status == 2 and message in err, err
+    file.write_text("{")
+    status, _, err = command(capsys, "train", "--config", file)
+    assert status == 2 and "--config: expected settings in" in err
+
+
+def test_options_overrule_the_file(tmp_path, monkeypatch):
+    from agents import td3
+
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        'trainable = "td3"\n[options]\nenv = "cartpole:swingup"\nsteps = 500\n'
+        "[options.agent]\nn_step = 3\npolicy_layers = [8, 4]\n"
+    )
+    chosen = []
+    monkeypatch.setattr(type(td3.command), "train", lambda self, options: chosen.append(options))
+    assert main.main(["train", "--config", str(file), "--steps", "700", "--seed", "4"]) == 0
+    (options,) = chosen
+    assert (options.env, options.steps, options.seed) == ("cartpole:swingup", 700, 4)
+    assert (options.agent.n_step, options.agent.policy_layers) == (3, (8, 4))
+    assert options.run_dir is None
+
+
+def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path):
+    def fail(figures):
+        raise LookupError(f"return {figures['episode_return']}")
+
+    with pytest.raises(LookupError, match="return "):
+        rr.train(
+            "td3", run_dir=tmp_path / "run", on_evaluation=fail, **{**SETTINGS, "steps": 50_000}
+        )
+    assert progress(tmp_path / "run" / "checkpoints")["environment_steps"] < 50_000
+
+
+def test_a_learners_run_has_no_policy(tmp_path):
+    (tmp_path / "config.json").write_text('{"trainable": "resnet", "identity": {}}')
+    with pytest.raises(rr.UsageError, match="expected a run of an agent"):
+        agents.load_policy(tmp_path)
