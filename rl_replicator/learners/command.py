@@ -268,13 +268,13 @@ def _check_fields(config_type: type) -> None:
 def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
     import tensorflow as tf
 
-    import rl_replicator as rr
+    from rl_replicator.backends.make import make
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
         # Random operations are refused without a seed; learners set their own.
         tf.random.set_seed(0)
-    return rr.make(replicator_name(replicas))
+    return make(replicator_name(replicas))
 
 
 def _identity(config: Any) -> dict[str, Any]:
