@@ -123,11 +123,21 @@ def _strings(module: Module) -> Iterator[str]:
     for text in constants:
         # A package's own name in a string is a logger's or a program's name, say.
         named = re.fullmatch(rf"({'|'.join(PACKAGES)})([.:][\w.:]+)?", text)
-        if named and text != module.name.partition(".")[0]:
+        if named and text != module.name.partition(".")[0] and not _names_a_group(text):
             yield text.replace(":", ".")
         for prefix in prefixes:
             if re.fullmatch(r"\w[\w.]*", text) and f"{prefix}{text}" in modules():
                 yield f"{prefix}{text}"
+
+
+def _names_a_group(text: str) -> bool:
+    """Whether a string such as "rl_replicator.commands" names nothing but entry points."""
+    package, _, name = text.partition(".")
+    return (
+        name.isidentifier()
+        and f"{package}.{name}" not in modules()
+        and name not in _bound(modules()[package].tree)
+    )
 
 
 def _longest(name: str) -> str | None:
