@@ -25,6 +25,10 @@ COMMANDS = {
     "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
     "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
+    "compare": (
+        "rl_replicator.cli.compare",
+        "compare the runs of several configs: compare RUN_DIR...",
+    ),
     "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
 }
 COMMAND_GROUP = "rl_replicator.commands"

@@ -18,6 +18,8 @@ from rl_replicator.runs.run_directory import RunDirectory
 _GROUPS = ("evaluation", "evaluator")
 # Columns that are no figures; run_seconds is of version 0.1.0.
 _CLOCKS = ("wall_time", "run_seconds")
+# Options outside of a run's identity that may make a difference.
+_OPTIONS = ("replicas", "actors", "launch")
 _SEEDS = ("seed", "config.seed")
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
@@ -111,10 +113,25 @@ def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> P
     drawn = curves(run_dirs, figure)
     canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
-    for curve, label in zip(drawn, _labels([curve.settings for curve in drawn]), strict=True):
+    settings = [curve.settings for curve in drawn]
+    draw_curves(canvas.add_subplot(), drawn, _labels(settings), _title(settings))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(output, format="png")
+    return output
+
+
+def draw_curves(axes: Any, drawn: Sequence[Curve], labels: Sequence[str], title: str) -> None:
+    """Draws curves with bands over their seeds.
+
+    Args:
+      axes: of Matplotlib.
+      drawn: curves of one figure over one kind of steps.
+      labels: one for each curve.
+      title: of the axes.
+    """
+    for curve, label in zip(drawn, labels, strict=True):
         _draw(axes, curve, label)
-    axes.set_title(_title([curve.settings for curve in drawn]))
+    axes.set_title(title)
     axes.set_xlabel(drawn[0].x_label)
     axes.set_ylabel(f"{drawn[0].y_label} (evaluation)")
     axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
@@ -125,9 +142,6 @@ def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> P
     axes.spines[["top", "right"]].set_visible(False)
     several = any(curve.seeds > 1 for curve in drawn)
     axes.legend(loc="lower right", frameon=False, title=_BAND if several else None)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(output, format="png")
-    return output
 
 
 def _draw(axes: Any, curve: Curve, label: str) -> None:
@@ -148,8 +162,8 @@ def _settings(run_dir: Path) -> dict[str, Any]:
     """Returns the settings that distinguish this run from others, except its seed."""
     config = RunDirectory(run_dir).config()
     settings = _flat(config["identity"])
-    if "replicas" in config.get("options", {}):
-        settings["replicas"] = config["options"]["replicas"]
+    options = config.get("options", {})
+    settings.update({name: options[name] for name in _OPTIONS if name in options})
     return {name: value for name, value in settings.items() if name not in _SEEDS}
 
 
@@ -189,11 +203,16 @@ def _read(run_dir: Path, figure: str | None) -> _Evaluations:
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns, for each line, the settings in which it differs from the others."""
-    names = sorted({name for one in settings for name in one})
-    differing = [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
-    if not differing:
+    names = differing(settings)
+    if not names:
         return ["" for _ in settings]
-    return [", ".join(f"{name}={one.get(name)}" for name in differing) for one in settings]
+    return [", ".join(f"{name}={one.get(name)}" for name in names) for one in settings]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the settings that are not equal in all of `settings`, sorted."""
+    names = sorted({name for one in settings for name in one})
+    return [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
 
 
 def _title(settings: Sequence[Mapping[str, Any]]) -> str:

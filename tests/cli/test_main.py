@@ -49,7 +49,7 @@ def test_processor_time_of_help(command):
     assert float(done.stdout.splitlines()[-1]) < 0.5
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "video", "plot", "envs", "doctor"])
+@pytest.mark.parametrize("name", ["train", "eval", "video", "plot", "compare", "envs", "doctor"])
 def test_every_command_explains_itself(command, name):
     done = command(name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,9 +58,11 @@ def test_every_command_explains_itself(command, name):
 
 def test_unknown_command(command):
     line = _refused(command("trian", "fake"))
-    assert line == (
-        "expected a command (train, eval, plot, doctor, envs, video), got 'trian'; did you mean "
-        "'train'? 'rl-replicator --help' explains them"
+    known = line.partition("(")[2].partition(")")[0].split(", ")
+    assert {*main.COMMANDS, "envs", "video"} <= {*known}
+    assert line.startswith("expected a command (train, ")
+    assert line.endswith(
+        ", got 'trian'; did you mean 'train'? 'rl-replicator --help' explains them"
     )
 
 

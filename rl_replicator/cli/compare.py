@@ -1,0 +1,66 @@
+"""`rl-replicator compare RUN_DIR...`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rl_replicator.cli import options
+from rl_replicator.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareOptions:
+    """Compare the runs of several configs: curves, settings that differ, and which one is better.
+
+    Runs that differ only in task and seed belong to one config. The directory of a suite stands for
+    all its runs.
+    """
+
+    run_dirs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+    ]
+    """Directories of runs or of suites."""
+    figure: str | None = None
+    """The figure of the evaluations to compare, such as top_1. Default: the first one."""
+    output: Path = Path("comparison.png")
+    """The image of the curves, a PNG."""
+
+    def __post_init__(self) -> None:
+        if not self.run_dirs:
+            raise UsageError("expected at least two RUN_DIRs, got none")
+        if self.output.suffix.lower() != ".png":
+            raise UsageError(f"--output: expected a name that ends in .png, got {self.output}")
+
+
+def run(args: Sequence[str]) -> int:
+    """Prints the comparison and draws the curves.
+
+    Args:
+      args: the words after `compare`.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if an option is wrong, a run has no evaluations, there is nothing to compare, or
+        the image cannot be written.
+    """
+    chosen = options.parse(CompareOptions, "rl-replicator compare", args)
+    # Imported after the options have been read, so that mistakes are reported at once.
+    from rl_replicator.runs import comparison, run_directory
+
+    run_dirs = []
+    for path in chosen.run_dirs:
+        inner = [found.path for found in run_directory.runs(path)]
+        run_dirs += sorted(inner) or [path]
+    compared = comparison.configs(run_dirs, chosen.figure)
+    print(comparison.report(compared, comparison.pairs(compared)))
+    try:
+        comparison.draw(compared, chosen.output)
+    except OSError as error:
+        raise UsageError(f"cannot write the plot to {chosen.output}: {error}") from error
+    print(f"\n{chosen.output}")
+    return 0

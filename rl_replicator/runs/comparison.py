@@ -1,0 +1,226 @@
+"""Compares the runs of several configs: their curves, their settings, and which one is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import plots, statistics
+from rl_replicator.runs.plots import Curve
+
+# Settings that distinguish the tasks of one config.
+_TASK = ("env",)
+_MOST_COLUMNS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedConfig:
+    """The runs of one config, over all its tasks and seeds.
+
+    Attributes:
+      label: a letter.
+      settings: the settings that differ between the compared configs.
+      curves: task -> curve; the only task of a learner is "".
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    curves: Mapping[str, Curve]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two configs, compared over the tasks that both have.
+
+    Attributes:
+      first: label of one.
+      second: label of the other.
+      steps: task -> the last step that the runs of both have reached.
+      difference: mean of the first one minus that of the second one, over tasks and seeds.
+      improvement: probability that a run of the first one has the higher figure.
+    """
+
+    first: str
+    second: str
+    steps: Mapping[str, float]
+    difference: statistics.Interval
+    improvement: statistics.Interval
+
+    @property
+    def verdict(self) -> str:
+        """Which config has the higher figure, or why that is not known."""
+        low, high = self.difference.low, self.difference.high
+        if not np.isfinite(low):
+            return "one seed each: no interval"
+        if low > 0:
+            return f"{self.first} is higher"
+        if high < 0:
+            return f"{self.second} is higher"
+        return "not told apart by these seeds"
+
+
+def configs(run_dirs: Sequence[Path], figure: str | None = None) -> list[ComparedConfig]:
+    """Reads runs and groups them by their settings, tasks and seeds apart.
+
+    Args:
+      run_dirs: directories of runs.
+      figure: which figure of the evaluations to read. Default: the first one.
+
+    Raises:
+      UsageError: if all runs have the same config; also as for `plots.curves`.
+    """
+    drawn = plots.curves(run_dirs, figure)
+    groups: list[tuple[dict[str, Any], dict[str, Curve]]] = []
+    for curve in drawn:
+        settings = {name: value for name, value in curve.settings.items() if name not in _TASK}
+        task = str(curve.settings.get("env", ""))
+        for known, curves in groups:
+            if known == settings:
+                curves[task] = curve
+                break
+        else:
+            groups.append((settings, {task: curve}))
+    if len(groups) < 2:
+        raise UsageError(
+            "expected runs of at least two configs, got one; 'rl-replicator plot' draws it"
+        )
+    differing = plots.differing([settings for settings, _ in groups])
+    return [
+        ComparedConfig(_letter(index), {name: settings.get(name) for name in differing}, curves)
+        for index, (settings, curves) in enumerate(groups)
+    ]
+
+
+def pairs(compared: Sequence[ComparedConfig]) -> list[Pair]:
+    """Compares every two configs that have a task in common.
+
+    The figure of a run is its value at the last step that all runs of the task in both configs have
+    reached, interpolated between evaluations.
+
+    Raises:
+      UsageError: if no two configs have a task in common.
+    """
+    found = []
+    for one, other in itertools.combinations(compared, 2):
+        tasks = [task for task in one.curves if task in other.curves]
+        if not tasks:
+            continue
+        steps = {task: min(c.curves[task].steps[-1] for c in (one, other)) for task in tasks}
+        scores = [[_at(c.curves[task], steps[task]) for task in tasks] for c in (one, other)]
+        found.append(
+            Pair(
+                one.label,
+                other.label,
+                steps,
+                statistics.bootstrap(statistics.difference_of_means, *scores),
+                statistics.bootstrap(statistics.probability_of_improvement, *scores),
+            )
+        )
+    if not found:
+        raise UsageError("expected configs with a task in common, got none; nothing to compare")
+    return found
+
+
+def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
+    """Returns the settings that differ, the figures of each task, and the tests.
+
+    Args:
+      compared: from `configs`.
+      found: from `pairs`.
+    """
+    label = next(iter(compared[0].curves.values())).y_label
+    names = sorted({name for one in compared for name in one.settings})
+    head = ["config", *names]
+    lines = _aligned(
+        [head] + [[one.label, *(str(one.settings.get(n)) for n in names)] for one in compared]
+    )
+    rows = [["task", "steps", *(f"{label} {one.label}" for one in compared)]]
+    ends = {task: step for pair in found for task, step in sorted(pair.steps.items())}
+    for task in ends:
+        step = min(pair.steps[task] for pair in found if task in pair.steps)
+        cells = [_seeds(one.curves.get(task), step) for one in compared]
+        rows.append([task or "-", f"{step:,.0f}", *cells])
+    lines += ["", *_aligned(rows), ""]
+    lines += _aligned(
+        [["pair", "difference [95 %]", "probability of improvement [95 %]", "verdict"]]
+        + [
+            [
+                f"{pair.first} - {pair.second}",
+                _interval(pair.difference),
+                _interval(pair.improvement),
+                pair.verdict,
+            ]
+            for pair in found
+        ]
+    )
+    return "\n".join(lines)
+
+
+def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
+    """Draws the curves of all configs, one panel for each task, into a PNG.
+
+    Args:
+      compared: from `configs`.
+      output: path of the image; its directory is created.
+
+    Raises:
+      OSError: if the image cannot be written.
+    """
+    # Not pyplot, which chooses a window system and keeps every figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(task for one in compared for task in one.curves))
+    columns = min(len(tasks), _MOST_COLUMNS)
+    rows = -(-len(tasks) // columns)
+    canvas = Figure(figsize=(2 + 5 * columns, 4.2 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(canvas)
+    panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
+    for axes, task in zip(panels, tasks, strict=False):
+        there = [one for one in compared if task in one.curves]
+        plots.draw_curves(
+            axes, [one.curves[task] for one in there], [one.label for one in there], task
+        )
+    for axes in panels[len(tasks) :]:
+        axes.set_visible(False)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(output, format="png")
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index) if index < 26 else f"C{index + 1}"
+
+
+def _at(curve: Curve, step: float) -> np.ndarray:
+    """Returns the figure of each seed at a step, [seeds]."""
+    return np.array([np.interp(step, curve.steps, values) for values in curve.values])
+
+
+def _seeds(curve: Curve | None, step: float) -> str:
+    if curve is None:
+        return "-"
+    values = _at(curve, step)
+    text = f"{values.mean():.4g}"
+    if len(values) > 1:
+        text += f" ({values.min():.4g} to {values.max():.4g}, {len(values)} seeds)"
+    return text
+
+
+def _interval(one: statistics.Interval) -> str:
+    if not np.isfinite(one.low):
+        return f"{one.value:.3g}"
+    return f"{one.value:.3g} [{one.low:.3g}, {one.high:.3g}]"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

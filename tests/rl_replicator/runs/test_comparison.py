@@ -1,0 +1,118 @@
+"""Several configs, compared: settings, figures, tests and curves."""
+
+import csv
+import json
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import comparison
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, rows, group="evaluator", options=None, **identity):
+        run = tmp_path / name
+        (run / "metrics").mkdir(parents=True)
+        config = {"trainable": "d4pg", "identity": identity, "options": options or {}}
+        (run / "config.json").write_text(json.dumps(config))
+        with (run / "metrics" / f"{group}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["environment_steps", "wall_time", "episode_return"])
+            writer.writerows([step, step / 10, value] for step, value in rows)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def run_dirs(make_run):
+    """Two configs with two tasks and two seeds each; one seed of the second ends early."""
+    found = []
+    for n_step, gain in ((5, 100.0), (1, 50.0)):
+        for env, best in (("a:b", 0.0), ("c:d", 10.0)):
+            for seed in (1, 2):
+                last = 100 if (n_step, env, seed) == (1, "a:b", 2) else 200
+                rows = [(0, 0), (100, best + gain / 2 + seed), (200, best + gain + 2 * seed)]
+                rows = [row for row in rows if row[0] <= last]
+                name = f"{env}-{n_step}-{seed}".replace(":", "-")
+                found.append(make_run(name, rows, env=env, seed=seed, agent={"n_step": n_step}))
+    return found
+
+
+def test_tasks_and_seeds_belong_to_one_config(run_dirs):
+    one, other = comparison.configs(run_dirs)
+    assert (one.label, one.settings) == ("A", {"agent.n_step": 5})
+    assert (other.label, other.settings) == ("B", {"agent.n_step": 1})
+    assert {task: curve.seeds for task, curve in one.curves.items()} == {"a:b": 2, "c:d": 2}
+
+
+def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
+    (pair,) = comparison.pairs(comparison.configs(run_dirs))
+    assert pair.steps == {"a:b": 100, "c:d": 200}
+    # Means at these steps: 51.5 and 113 against 26.5 and 63.
+    assert pair.difference.value == pytest.approx((25 + 50) / 2)
+    # The extremes, 36 and 39, are drawn in 1 of 256 resamples each.
+    assert 36 <= pair.difference.low < 37.5 < pair.difference.high <= 39
+    assert pair.improvement.value == 1.0 and pair.verdict == "A is higher"
+    text = " ".join(comparison.report(*_read(run_dirs)).split())
+    assert text.startswith("config agent.n_step A 5 B 1 task steps ")
+    assert " a:b 100 51.5 (51 to 52, 2 seeds) 26.5 (26 to 27, 2 seeds) c:d " in text
+    assert " A - B 37.5 [3" in text and text.endswith(" 1 [1, 1] A is higher")
+
+
+def _read(run_dirs):
+    compared = comparison.configs(run_dirs)
+    return compared, comparison.pairs(compared)
+
+
+def test_noise_is_no_difference(make_run):
+    random = np.random.default_rng(0)
+    dirs = [
+        make_run(f"{n_step}-{seed}", [(100, value)], env="a:b", seed=seed, agent={"n": n_step})
+        for n_step in (1, 2)
+        for seed, value in enumerate(random.normal(500, 100, 5))
+    ]
+    (pair,) = comparison.pairs(comparison.configs(dirs))
+    assert pair.verdict == "not told apart by these seeds"
+    assert pair.improvement.low < 0.5 < pair.improvement.high
+
+
+def test_runs_of_learners(make_run):
+    one = make_run("a", [(10, 0.5)], group="evaluation", depth=18)
+    other = make_run("b", [(10, 0.75)], group="evaluation", depth=50)
+    compared, pairs = _read([one, other])
+    assert pairs[0].verdict == "one seed each: no interval"
+    assert "A - B  -0.25" in comparison.report(compared, pairs)
+
+
+def test_numbers_of_actors_are_configs_too(make_run):
+    dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={"actors": n}) for n in (1, 4)]
+    assert [one.settings for one in comparison.configs(dirs)] == [{"actors": 1}, {"actors": 4}]
+
+
+def test_nothing_to_compare(make_run):
+    one = make_run("a", [(10, 1)], env="a:b", seed=1, agent={"n": 1})
+    again = make_run("b", [(10, 1)], env="a:b", seed=2, agent={"n": 1})
+    with pytest.raises(UsageError, match="expected runs of at least two configs, got one"):
+        comparison.configs([one, again])
+    elsewhere = make_run("c", [(10, 1)], env="c:d", seed=2, agent={"n": 2})
+    with pytest.raises(UsageError, match="expected configs with a task in common, got none"):
+        comparison.pairs(comparison.configs([one, elsewhere]))
+
+
+def test_the_command(run_dirs, tmp_path, capsys, monkeypatch):
+    """The directory of a suite stands for its runs."""
+    from rl_replicator.cli import compare
+
+    monkeypatch.chdir(tmp_path)
+    assert compare.run([str(tmp_path), "--output", "deep/c.png"]) == 0
+    output = capsys.readouterr().out
+    assert "B is higher" in output and output.endswith("\ndeep/c.png\n")
+    image = imageio.imread(tmp_path / "deep" / "c.png")[..., :3].astype(int)
+    assert image.shape[1] > 1200  # Two panels.
+    assert np.sum(image.max(-1) - image.min(-1) > 60) > 1000  # Colours.
+    with pytest.raises(UsageError, match=r"--output: expected a name that ends in \.png"):
+        compare.CompareOptions(tuple(run_dirs), output=tmp_path / "c.jpg")
