@@ -8,16 +8,21 @@ overrides their defaults where its paper does:
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
+from rl_replicator.runs.run_directory import from_plain
 
 # Larger values are typing mistakes: networks of such layers do not fit into memory, episodes have
 # fewer steps, and actions only span [-1, 1].
 _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
+
+# What runs did that began before there was a setting for it.
+_BEFORE = {"normalize_observations": False, "torso": "mlp"}
 
 
 class Settings:
@@ -44,6 +49,12 @@ class Settings:
 class OffPolicyConfig(Settings):
     """Settings of every agent that trains a policy and a critic on a replay table."""
 
+    normalize_observations: bool = False
+    """Scale every dimension of the state to mean 0 and variance 1, over all batches so far."""
+    torso: str = "mlp"
+    """Hidden layers of policy and critic: `mlp`; `residual`, whose first size is the number of
+    features and whose others are hidden layers of residual blocks; or the import path of a function
+    (`agents.networks.mlp`)."""
     policy_layers: tuple[int, ...] = (256, 256)
     """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (256, 256)
@@ -102,6 +113,10 @@ class NoiseSettings(Settings):
 class PixelSettings(Settings):
     """What an agent that learns from pixels needs beside its other settings."""
 
+    normalize_observations: bool = False
+    """Frames are not normalised: the encoder scales them by a constant."""
+    torso: str = "mlp"
+    """Hidden layers of policy and critic; from pixels only `mlp`."""
     frame_stack: int = 3
     """Frames in an observation."""
     encoder: str = "small"
@@ -126,5 +141,22 @@ class PixelSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check(not self.normalize_observations, "normalize_observations", "False from pixels")
+        self.check(self.torso == "mlp", "torso", "mlp from pixels")
         self.check_at_least(1, "frame_stack", "feature_size")
         self.check_at_least(0, "max_shift")
+
+
+def restored(kind: type, plain: Mapping[str, Any]) -> Any:
+    """Returns the config of a run that began earlier.
+
+    Args:
+      kind: the config's dataclass.
+      plain: the agent's part of the run's identity.
+
+    Raises:
+      UsageError: if another version wrote a setting that `kind` lacks.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    before = {name: value for name, value in _BEFORE.items() if name in names}
+    return from_plain(kind, {**before, **plain})

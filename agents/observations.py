@@ -3,6 +3,7 @@
 Everything else of an agent is the same from state and from pixels.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import dm_env
@@ -14,6 +15,7 @@ from agents.acting.frame_stack import FrameStack, LatestObservation, Observation
 from agents.config import OffPolicyConfig, PixelSettings
 from agents.networks.augmentation import random_shift
 from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
+from agents.networks.normalization import RunningNormalization
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import ReplaySize, predict
 from agents.replay.transitions import Layout, TransitionLayout
@@ -68,17 +70,21 @@ class Observations(Protocol):
 
 
 class StateObservations:
-    """`Observations` of float32 vectors, which need no encoder."""
+    """`Observations` of float32 vectors."""
 
     feature_size = None
 
-    def __init__(self, environment_spec: specs.EnvironmentSpec):
+    def __init__(
+        self, environment_spec: specs.EnvironmentSpec, make_encoder: Callable[[str], snt.Module]
+    ):
         """Stores the specs.
 
         Args:
           environment_spec: of an environment with flat observations.
+          make_encoder: name -> unbuilt module from [B, N] to [B, N] float32.
         """
         self._environment_spec = environment_spec
+        self._make_encoder = make_encoder
 
     def spec(self) -> tf.TensorSpec:
         """Returns the spec of [N] float32."""
@@ -91,9 +97,9 @@ class StateObservations:
     def replay_size(self, environment: dm_env.Environment) -> None:
         """Returns None: a million rows are small beside the memory of most machines."""
 
-    def make_encoder(self, name: str) -> IdentityEncoder:
-        """Makes an encoder that returns its input."""
-        return IdentityEncoder(name)
+    def make_encoder(self, name: str) -> snt.Module:
+        """Makes an encoder that returns its input, normalised or as it is."""
+        return self._make_encoder(name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns `observations`."""
@@ -181,4 +187,5 @@ def make_observations(
     """
     if isinstance(config, PixelSettings):
         return PixelObservations(config, config.n_step, environment_spec)
-    return StateObservations(environment_spec)
+    make_encoder = RunningNormalization if config.normalize_observations else IdentityEncoder
+    return StateObservations(environment_spec, make_encoder)

@@ -24,7 +24,7 @@ from agents.agent import VariableSource
 from agents.config import NoiseSettings
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.networks.actor_critic import ActorCritic
-from agents.networks.mlp import CriticTorso
+from agents.networks.mlp import CriticTorso, find_torso
 from agents.networks.policies import DeterministicPolicy, inverting_tanh
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.replay.adder import NStepTransitionAdder
@@ -71,6 +71,7 @@ class OffPolicyAgent(abc.ABC):
         It is called before anything has started.
         """
         self.observations  # noqa: B018 - raises for frames that do not fit.
+        find_torso(self.config.torso)
         if isinstance(self.config, NoiseSettings):
             find_exploration(self.config)
 
@@ -89,37 +90,52 @@ class OffPolicyAgent(abc.ABC):
         """Makes an unbuilt policy: [B, F] features -> [B, A] actions."""
         layers = self.config.policy_layers
         num_actions = self.environment_spec.actions.shape[0]
+        make_torso = find_torso(self.config.torso)
         if self.observations.feature_size is None:
-            return DeterministicPolicy(layers, num_actions, name=name)
+            return DeterministicPolicy(layers, num_actions, tf.tanh, make_torso, name)
         layers = (self.observations.feature_size, *layers)
-        return DeterministicPolicy(layers, num_actions, inverting_tanh, name=name)
+        return DeterministicPolicy(layers, num_actions, inverting_tanh, make_torso, name)
 
     def make_critic_torso(self) -> CriticTorso:
         """Makes all of a critic but its last layer: ([B, F], [B, A]) -> [B, H]."""
-        return CriticTorso(self.config.critic_layers, self.observations.feature_size)
+        config = self.config
+        return CriticTorso(
+            config.critic_layers, self.observations.feature_size, find_torso(config.torso)
+        )
 
-    def make_acting_networks(self, prefix: str = "") -> dict[str, snt.Module]:
-        """Makes and builds the networks that an actor needs, by name.
-
-        Args:
-          prefix: of the modules' names; actors use "".
-        """
-        encoder = self.observations.make_encoder(f"{prefix}encoder")
-        policy = self.make_policy(f"{prefix}policy")
+    def make_acting_networks(self) -> dict[str, snt.Module]:
+        """Makes and builds the networks that an actor needs, by name."""
+        encoder, policy = self.observations.make_encoder("encoder"), self.make_policy("policy")
         policy(encoder(self.zero_observation()))
         return {"encoder": encoder, "policy": policy}
 
-    def make_networks(self, critic: snt.Module, prefix: str = "") -> ActorCritic:
-        """Makes and builds all networks.
+    def make_networks(
+        self, make_critic: Callable[[str], snt.Module]
+    ) -> tuple[ActorCritic, ActorCritic]:
+        """Makes and builds the online and the target networks.
+
+        Both have the same encoder if nothing of it is trained: the statistics of the observations
+        are those of the online and of the target networks.
 
         Args:
-          critic: unbuilt, ([B, F] features, [B, A] actions) -> values.
-          prefix: of the other modules' names, "target_" for target networks.
+          make_critic: name -> unbuilt module, ([B, F] features, [B, A] actions) -> values.
+
+        Returns:
+          The online and the target networks, with different initial weights.
         """
-        networks = self.make_acting_networks(prefix)
-        features = networks["encoder"](self.zero_observation())
-        critic(features, self.zero_action())
-        return ActorCritic(networks["encoder"], networks["policy"], critic)
+        acting = self.make_acting_networks()
+        online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
+        encoder = online.encoder
+        if encoder.trainable_variables:
+            encoder = self.observations.make_encoder("target_encoder")
+        target = ActorCritic(
+            encoder, self.make_policy("target_policy"), make_critic("target_critic")
+        )
+        for networks in (online, target):
+            features = networks.encoder(self.zero_observation())
+            networks.policy(features)
+            networks.critic(features, self.zero_action())
+        return online, target
 
     def zero_observation(self) -> tf.Tensor:
         """Returns an observation of the agent to build networks with, [1, ...]."""

@@ -8,7 +8,6 @@ import rl_replicator as rr
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import find_critic_loss
 from agents.d4pg.networks import CategoricalCritic, logits_around_zero
-from agents.networks.actor_critic import ActorCritic
 from agents.off_policy_agent import OffPolicyAgent
 from rl_replicator.errors import ConfigError
 
@@ -32,10 +31,11 @@ class D4PG(OffPolicyAgent):
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> D4PGLearner:
         """See `OffPolicyAgent`."""
+        online, target = self.make_networks(self._make_critic)
         return D4PGLearner(
             self.config,
-            online=self._networks(""),
-            target=self._networks("target_"),
+            online=online,
+            target=target,
             atoms=self.atoms(),
             total_steps=total_steps,
             augment=self.observations.augment,
@@ -70,9 +70,8 @@ class D4PG(OffPolicyAgent):
             )
         return np.linspace(low, high, config.num_atoms, dtype=np.float32)
 
-    def _networks(self, prefix: str) -> ActorCritic:
+    def _make_critic(self, name: str) -> CategoricalCritic:
         atoms = self.atoms()
         is_state = self.observations.feature_size is None
         logits = np.zeros_like(atoms) if is_state else logits_around_zero(atoms)
-        critic = CategoricalCritic(self.make_critic_torso, logits, f"{prefix}critic")
-        return self.make_networks(critic, prefix)
+        return CategoricalCritic(self.make_critic_torso, logits, name)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.replay.config import ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,25 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
         low, high = self.value_min, self.value_max
         is_range = low is None or high is None or low < high
         self.check(is_range, "value_min", f"less than value_max ({high})")
+
+
+# D4PG as published, for all but the paper's hardest tasks. What the paper leaves open is as in the
+# reference implementation: samples per insert, value range, clipped gradients.
+PAPER = D4PGConfig(
+    normalize_observations=False,
+    torso="mlp",
+    policy_layers=(300, 200),
+    critic_layers=(400, 300),
+    num_atoms=51,
+    value_min=-150.0,
+    value_max=150.0,
+    policy_learning_rate=1e-4,
+    critic_learning_rate=1e-4,
+    exploration_sigma=0.3,
+    replay=ReplayConfig(
+        samples_per_insert=32.0, importance_exponent_start=1.0, importance_exponent_end=1.0
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning.variables import copy_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
+from agents.networks.normalization import update_statistics
 from agents.replay.priorities import PriorityWriter
 from agents.replay.transitions import Sample
 
@@ -76,7 +77,7 @@ class ReplayLearner:
         self._replicator = replicator
         self.network_names = names_with_variables(module.acting_networks)
         self._inputs = replicator.make_inputs(input_fn, per_replica=True)
-        self._step = replicator.replicate(module.step_fn, self._inputs, steps_per_call)
+        self._step = replicator.replicate(self._step_fn, self._inputs, steps_per_call)
         self._priorities = priorities
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
@@ -158,6 +159,12 @@ class ReplayLearner:
         if self._priorities is not None:
             self._priorities.close()
         self._inputs.close()
+
+    def _step_fn(self, sample: Sample) -> StepOutput:
+        """Takes the batch into the statistics of the observations, and trains on it."""
+        networks = self._module.acting_networks.values()
+        update_statistics(networks, sample.transition.observation)
+        return self._module.step_fn(sample)
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
         """Copies the weights, together with the number of steps that made them."""

@@ -28,8 +28,8 @@ def update_targets(
     """Moves target variables towards the online ones by `polyak`.
 
     Args:
-      target: variables of the target networks.
-      online: variables of the online networks, in the same order.
+      target: trainable variables of the target networks.
+      online: trainable variables of the online networks, in the same order.
       rate: tau in (0, 1].
       is_due: bool scalar; if false, nothing changes.
     """

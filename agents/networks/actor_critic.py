@@ -20,9 +20,9 @@ class ActorCritic(NamedTuple):
     critic: snt.Module
 
     @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """All variables, in an order that equal networks share."""
-        return tuple(variable for network in self for variable in network.variables)
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        """What the losses train and targets follow, in an order that equal networks share."""
+        return tuple(variable for network in self for variable in network.trainable_variables)
 
     @property
     def critic_variables(self) -> tuple[tf.Variable, ...]:

@@ -5,6 +5,10 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
+from agents.registry import find_part
+
+MakeTorso = Callable[[Sequence[int], str], snt.Module]
+
 
 def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     """A multi-layer perceptron with LayerNorm and tanh after its first layer, ELU after the others.
@@ -28,6 +32,69 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     return snt.Sequential(layers, name=name)
 
 
+class ResidualBlock(snt.Module):
+    """x + linear(relu(linear(LayerNorm(x)))): [B, N] -> [B, N] float32.
+
+    The block of SimBa (Lee et al. 2024, arXiv:2410.09754).
+    """
+
+    def __init__(self, size: int, hidden_size: int, name: str = "block"):
+        """Makes the layers.
+
+        Args:
+          size: N.
+          hidden_size: units of the hidden layer.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        he = snt.initializers.VarianceScaling(2.0, mode="fan_in", distribution="truncated_normal")
+        self._branch = snt.Sequential(
+            [
+                snt.LayerNorm(-1, True, True),
+                snt.Linear(hidden_size, w_init=he, name="hidden"),
+                tf.nn.relu,
+                snt.Linear(size, w_init=he, name="output"),
+            ]
+        )
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, N] float32."""
+        return x + self._branch(x)
+
+
+def residual_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
+    """A linear layer, residual blocks, and a LayerNorm at the end.
+
+    The network of SimBa (Lee et al. 2024, arXiv:2410.09754), for observations that are normalised.
+
+    Args:
+      layer_sizes: number of features, then the units of each block's hidden layer.
+      name: name of the module.
+
+    Returns:
+      A module from [B, N] to [B, layer_sizes[0]] float32.
+    """
+    size, *hidden_sizes = layer_sizes
+    orthogonal = snt.initializers.Orthogonal(1.0)
+    layers: list[Callable] = [snt.Linear(size, w_init=orthogonal, name="linear_0")]
+    for index, hidden_size in enumerate(hidden_sizes):
+        layers.append(ResidualBlock(size, hidden_size, name=f"block_{index}"))
+    layers.append(snt.LayerNorm(-1, True, True))
+    return snt.Sequential(layers, name=name)
+
+
+TORSOS: dict[str, MakeTorso] = {"mlp": layer_norm_mlp, "residual": residual_mlp}
+
+
+def find_torso(name: str) -> MakeTorso:
+    """Returns the function that `--agent.torso` names: (layer sizes, name) -> module.
+
+    Raises:
+      ConfigError: if there is none.
+    """
+    return find_part(name, TORSOS, "agent.torso")
+
+
 class CriticTorso(snt.Module):
     """All of a critic but its last layer: ([B, N] features, [B, A] actions) -> [B, H] float32.
 
@@ -37,19 +104,24 @@ class CriticTorso(snt.Module):
     """
 
     def __init__(
-        self, layer_sizes: Sequence[int], feature_size: int | None = None, name: str = "torso"
+        self,
+        layer_sizes: Sequence[int],
+        feature_size: int | None = None,
+        make_torso: MakeTorso = layer_norm_mlp,
+        name: str = "torso",
     ):
         """Makes the layers.
 
         Args:
           layer_sizes: units of each hidden layer, at least one.
           feature_size: units of the trunk; None for no trunk.
+          make_torso: makes the hidden layers if there is no trunk.
           name: name of the module.
         """
         super().__init__(name=name)
         if feature_size is None:
             self._trunk: Callable = tf.identity
-            self._torso: Callable = layer_norm_mlp(layer_sizes, "mlp")
+            self._torso: Callable = make_torso(layer_sizes, "mlp")
         else:
             self._trunk = layer_norm_mlp([feature_size], "trunk")
             self._torso = snt.nets.MLP(
@@ -57,5 +129,5 @@ class CriticTorso(snt.Module):
             )
 
     def __call__(self, features: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """([B, N] float32, [B, A] float32) -> [B, layer_sizes[-1]] float32."""
+        """([B, N] float32, [B, A] float32) -> [B, H] float32."""
         return self._torso(tf.concat([self._trunk(features), action], axis=-1))

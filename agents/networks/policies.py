@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.mlp import layer_norm_mlp
+from agents.networks.mlp import MakeTorso, layer_norm_mlp
 
 
 @tf.custom_gradient
@@ -40,6 +40,7 @@ class DeterministicPolicy(snt.Module):
         layer_sizes: Sequence[int],
         num_actions: int,
         squash: Callable[[tf.Tensor], tf.Tensor] = tf.tanh,
+        make_torso: MakeTorso = layer_norm_mlp,
         name: str = "policy",
     ):
         """Makes the layers.
@@ -48,11 +49,12 @@ class DeterministicPolicy(snt.Module):
           layer_sizes: units of each hidden layer, at least one.
           num_actions: A.
           squash: float32 of any shape -> the same shape in [-1, 1].
+          make_torso: makes the hidden layers.
           name: name of the module.
         """
         super().__init__(name=name)
         self._squash = squash
-        self._torso = layer_norm_mlp(layer_sizes, "torso")
+        self._torso = make_torso(layer_sizes, "torso")
         # Nearly zero at first, so that early actions are not where tanh saturates.
         self._head = snt.Linear(
             num_actions, w_init=snt.initializers.VarianceScaling(1e-4), name="head"

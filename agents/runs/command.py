@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import launchpad as lp
+from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
     from agents.agent import Agent
     from agents.task import Task
+
+_PRESET = "--preset"
+_DEFAULT = "default"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,29 +36,39 @@ class AgentCommand:
         the agent does not learn from pixels.
       factory: import path `module:name` of the agent's class or function: (config, environment
         spec) -> `agents.agent.Agent`. A path, so that `--help` does not import TensorFlow.
+      presets: other values of all hyper-parameters from state: name -> an instance of `config`.
     """
 
     name: str
     config: type
     pixel_config: type | None
     factory: str
+    presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def options_type(self, args: Sequence[str] = ()) -> type[AgentOptions]:
         """Returns the dataclass of everything that can be set.
 
         Args:
-          args: words of the command; `--pixels` among them asks for the options from pixels.
+          args: words of the command; `--pixels` among them asks for the options from pixels, and
+            `--preset NAME` for the values of a preset.
 
         Raises:
           ConfigError: if the agent does not learn from pixels.
         """
         base: type[AgentOptions] = AgentOptions
-        config = self.config
+        config, presets = self.config, self.presets
         if "--pixels" in args:
-            base, config = PixelAgentOptions, self._pixel_config()
+            base, config, presets = PixelAgentOptions, self._pixel_config(), {}
+        # A name that is not among the presets is refused when the options are parsed.
+        names, chosen = (_DEFAULT, *presets), _word_after(_PRESET, args)
+        preset = chosen if chosen in names else _DEFAULT
+        values = presets.get(preset, config())
         options = dataclasses.make_dataclass(
             f"{config.__name__}Options",
-            [("agent", config, dataclasses.field(default=config()))],
+            [
+                ("preset", Literal[names], dataclasses.field(default=preset)),
+                ("agent", config, dataclasses.field(default=values)),
+            ],
             bases=(base,),
             frozen=True,
             kw_only=True,
@@ -103,8 +118,8 @@ class AgentCommand:
 
         plain = identity.get("pixels")
         if plain is None:
-            return Task(identity["env"]), from_plain(self.config, identity["agent"])
-        config = from_plain(self._pixel_config(), identity["agent"])
+            return Task(identity["env"]), restored(self.config, identity["agent"])
+        config = restored(self._pixel_config(), identity["agent"])
         return Task(identity["env"], from_plain(PixelConfig, plain)), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
@@ -178,3 +193,10 @@ class AgentCommand:
                 f"expected an agent that learns from pixels, got {self.name}; leave --pixels out"
             )
         return self.pixel_config
+
+
+def _word_after(option: str, args: Sequence[str]) -> str | None:
+    """Returns the last value of an option, written `--option value` or `--option=value`."""
+    values = [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
+    values += [word for before, word in itertools.pairwise(args) if before == option]
+    return values[-1] if values else None

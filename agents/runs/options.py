@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class AgentOptions:
     """Options of a run that trains an agent from the state of its environment."""
 
+    preset: str = "default"
+    """Values that `--agent.*` start from: `default`, or `paper`, the agent as it was published."""
     env: str
     """Task: `domain:task` of the dm_control suite, or `package.module:function`."""
     steps: int = 120_000

@@ -9,6 +9,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning.td_losses import find_td_loss
 from agents.networks.critics import TwinCritic
+from agents.networks.mlp import find_torso
 from agents.off_policy_agent import OffPolicyAgent
 from agents.sac.learner import SACLearner, Target
 from agents.sac.networks import Gaussian, GaussianPolicy
@@ -27,7 +28,8 @@ class SAC(OffPolicyAgent):
         layers = self.config.policy_layers
         if self.observations.feature_size is not None:
             layers = (self.observations.feature_size, *layers)
-        return GaussianPolicy(layers, self.environment_spec.actions.shape[0], name)
+        num_actions = self.environment_spec.actions.shape[0]
+        return GaussianPolicy(layers, num_actions, find_torso(self.config.torso), name)
 
     def greedy_action(self, outputs: Gaussian) -> tf.Tensor:
         """Returns the mode of the Gaussian, squashed: [B, A]."""
@@ -47,14 +49,11 @@ class SAC(OffPolicyAgent):
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> SACLearner:
         """See `OffPolicyAgent`."""
-        online = self.make_networks(TwinCritic(self.make_critic_torso, "critic"))
-        encoder = self.observations.make_encoder("target_encoder")
-        critic = TwinCritic(self.make_critic_torso, "target_critic")
-        critic(encoder(self.zero_observation()), self.zero_action())
+        online, target = self.make_networks(lambda name: TwinCritic(self.make_critic_torso, name))
         return SACLearner(
             self.config,
             online=online,
-            target=Target(encoder, critic),
+            target=Target(target.encoder, target.critic),
             total_steps=total_steps,
             augment=self.observations.augment,
             replicator=replicator,

@@ -31,9 +31,9 @@ class Target(NamedTuple):
     critic: snt.Module
 
     @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """All variables, in the order of the online encoder's and critic's."""
-        return (*self.encoder.variables, *self.critic.variables)
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        """The variables in the order of `ActorCritic.critic_variables`."""
+        return (*self.encoder.trainable_variables, *self.critic.trainable_variables)
 
 
 class SACLearner(tf.Module):
@@ -87,7 +87,7 @@ class SACLearner(tf.Module):
             config.temperature_learning_rate, [self.log_temperature]
         )
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target.variables, self._online_variables(), rate=1.0)
+        update_targets(target.trainable_variables, online.critic_variables, rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
@@ -143,7 +143,9 @@ class SACLearner(tf.Module):
         self._policy_optimizer.apply(policy_gradients, policy_variables)
         self._temperature_optimizer.apply(temperature_gradient, [self.log_temperature])
         self.num_steps.assign_add(1)
-        update_targets(self.target.variables, self._online_variables(), config.target_update_rate)
+        update_targets(
+            self.target.trainable_variables, online.critic_variables, config.target_update_rate
+        )
         return StepOutput(
             keys=sample.keys,
             priorities=tf.reduce_max(tf.abs(td_errors), axis=-1),
@@ -165,6 +167,3 @@ class SACLearner(tf.Module):
     def _target_entropy(self, action: tf.Tensor) -> float:
         entropy = self._config.target_entropy
         return -float(action.shape[1]) if entropy is None else entropy
-
-    def _online_variables(self) -> tuple[tf.Variable, ...]:
-        return (*self.online.encoder.variables, *self.online.critic.variables)

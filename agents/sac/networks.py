@@ -6,7 +6,7 @@ from typing import NamedTuple
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.mlp import layer_norm_mlp
+from agents.networks.mlp import MakeTorso, layer_norm_mlp
 
 # Bounds of the logarithm of the standard deviation, before squashing.
 _LOG_STDDEV_MIN, _LOG_STDDEV_MAX = -10.0, 2.0
@@ -27,16 +27,23 @@ class Gaussian(NamedTuple):
 class GaussianPolicy(snt.Module):
     """[B, N] float32 features -> `Gaussian` of [B, A]."""
 
-    def __init__(self, layer_sizes: Sequence[int], num_actions: int, name: str = "policy"):
+    def __init__(
+        self,
+        layer_sizes: Sequence[int],
+        num_actions: int,
+        make_torso: MakeTorso = layer_norm_mlp,
+        name: str = "policy",
+    ):
         """Makes the layers.
 
         Args:
           layer_sizes: units of each hidden layer, at least one.
           num_actions: A.
+          make_torso: makes the hidden layers.
           name: name of the module.
         """
         super().__init__(name=name)
-        self._torso = layer_norm_mlp(layer_sizes, "torso")
+        self._torso = make_torso(layer_sizes, "torso")
         # Nearly zero at first: the first actions have mean 0 and standard deviation 1.
         init = snt.initializers.VarianceScaling(1e-4)
         self._mean = snt.Linear(num_actions, w_init=init, name="mean")

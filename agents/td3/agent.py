@@ -2,7 +2,6 @@
 
 import rl_replicator as rr
 from agents.learning.td_losses import find_td_loss
-from agents.networks.actor_critic import ActorCritic
 from agents.networks.critics import TwinCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.td3.learner import TD3Learner
@@ -18,15 +17,12 @@ class TD3(OffPolicyAgent):
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> TD3Learner:
         """See `OffPolicyAgent`."""
+        online, target = self.make_networks(lambda name: TwinCritic(self.make_critic_torso, name))
         return TD3Learner(
             self.config,
-            online=self._networks(""),
-            target=self._networks("target_"),
+            online=online,
+            target=target,
             total_steps=total_steps,
             augment=self.observations.augment,
             replicator=replicator,
         )
-
-    def _networks(self, prefix: str) -> ActorCritic:
-        critic = TwinCritic(self.make_critic_torso, f"{prefix}critic")
-        return self.make_networks(critic, prefix)

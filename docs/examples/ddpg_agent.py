@@ -64,7 +64,7 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer = make_optimizer(
             config.critic_learning_rate, online.critic_variables
         )
-        update_targets(target.variables, online.variables, rate=1.0)
+        update_targets(target.trainable_variables, online.trainable_variables, rate=1.0)
 
     @property
     def acting_networks(self):
@@ -96,7 +96,8 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, variables)
         self.num_steps.assign_add(1)
-        update_targets(target.variables, online.variables, self._config.target_update_rate)
+        rate = self._config.target_update_rate
+        update_targets(target.trainable_variables, online.trainable_variables, rate)
         metrics = {"critic_loss": critic_loss, "q_mean": q}
         return StepOutput(sample.keys, tf.abs(td_errors), metrics)
 
@@ -106,10 +107,7 @@ class DDPG(OffPolicyAgent):
 
     def make_module(self, replicator, total_steps):
         """The learner's variables, made inside `replicator.scope()`."""
-        online, target = (
-            self.make_networks(ScalarCritic(self.make_critic_torso, f"{prefix}critic"), prefix)
-            for prefix in ("", "target_")
-        )
+        online, target = self.make_networks(lambda name: ScalarCritic(self.make_critic_torso, name))
         return DDPGLearner(self.config, online, target, self.observations.augment, replicator)
 
 

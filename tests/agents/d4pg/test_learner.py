@@ -55,7 +55,9 @@ def train(replicator_name, config, steps_per_call):
         for network in (module.online.policy, module.online.critic):
             for variable in network.trainable_variables:
                 variable.assign(start.normal(scale=0.3, size=variable.shape).astype(np.float32))
-        update_targets(module.target.variables, module.online.variables, rate=1.0)
+        update_targets(
+            module.target.trainable_variables, module.online.trainable_variables, rate=1.0
+        )
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)

@@ -66,7 +66,7 @@ def train(replicator_name, config):
     for network in (module.online.encoder, module.online.policy, module.online.critic):
         for variable in network.trainable_variables:
             variable.assign(start.normal(scale=0.1, size=variable.shape).astype(np.float32))
-    update_targets(module.target.variables, module.online.variables, rate=1.0)
+    update_targets(module.target.trainable_variables, module.online.trainable_variables, rate=1.0)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
@@ -117,9 +117,11 @@ def test_the_critic_trains_the_encoder_and_the_policy_does_not():
 def test_targets_follow_by_tau_at_every_step():
     config = dataclasses.replace(SMALL, target_update_rate=0.25)
     module = make_module(config, rr.make("single_device"))
-    before = [copy.numpy() for copy in module.target.variables]
+    before = [copy.numpy() for copy in module.target.trainable_variables]
     module.step_fn(tf.nest.map_structure(tf.constant, make_samples(BATCH)))
-    triples = zip(module.online.variables, module.target.variables, before, strict=True)
+    triples = zip(
+        module.online.trainable_variables, module.target.trainable_variables, before, strict=True
+    )
     for source, copy, old in triples:
         np.testing.assert_allclose(copy, old + 0.25 * (source - old), rtol=1e-5, atol=1e-7)
 

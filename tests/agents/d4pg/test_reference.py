@@ -84,7 +84,9 @@ def make_module(config, replicator, make_encoder, augment=lambda observations, s
             replicator=replicator,
         )
     random = np.random.default_rng(11)
-    for pair in zip(module.online.variables, module.target.variables, strict=True):
+    for pair in zip(
+        module.online.trainable_variables, module.target.trainable_variables, strict=True
+    ):
         for variable in pair:
             variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
     return module

@@ -131,7 +131,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
     with replicator.scope():
         module = SAC(CONFIG, SPEC).make_module(replicator, total_steps=STEPS)
     random = np.random.default_rng(11)
-    for variable in (*module.online.variables, *module.target.variables):
+    for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
         variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
     numpy_sac = NumpySAC(weights_of(module))
     samples = make_samples()

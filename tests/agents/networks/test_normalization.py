@@ -1,0 +1,52 @@
+"""Running normalisation against NumPy's moments of everything that was seen."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.networks.normalization import RunningNormalization
+
+SIZE, BATCH, STEPS = 3, 8, 5
+
+
+def make_batches():
+    """[STEPS, BATCH, SIZE]: far from zero, drifting, and with one dimension that never changes."""
+    random = np.random.default_rng(0)
+    scale, mean = np.array([0.5, 40.0, 0.0]), np.array([1000.0, -3.0, 7.0])
+    drift = np.linspace(0, 2, STEPS)[:, None, None]
+    return (mean + scale * (random.normal(size=(STEPS, BATCH, SIZE)) + drift)).astype(np.float32)
+
+
+@pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
+def test_the_moments_are_those_of_all_batches(replicator_name):
+    replicator = rr.make(replicator_name)
+    batches = make_batches()
+    with replicator.scope():
+        encoder = RunningNormalization()
+        encoder(tf.zeros([1, SIZE]))
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(batches.reshape(-1, SIZE)).batch(size)
+
+    def step_fn(observation):
+        encoder.update(observation)
+        return encoder(observation)
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 1)
+    for number in range(1, STEPS + 1):
+        outputs = np.concatenate([np.asarray(x)[0] for x in replicator.local_results(step())])
+        seen = batches[:number].reshape(-1, SIZE).astype(np.float64)
+        np.testing.assert_allclose(encoder.mean.numpy(), seen.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(encoder.variance.numpy(), seen.var(0), rtol=1e-4, atol=1e-9)
+        assert encoder.count.numpy() == len(seen)
+        expected = (batches[number - 1] - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-4)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_an_encoder_that_has_seen_nothing_only_clips():
+    encoder = RunningNormalization()
+    values = encoder(tf.constant([[-30.0, 2.0, 30.0]])).numpy()
+    np.testing.assert_allclose(values, [[-10.0, 2.0, 10.0]], rtol=1e-4)
+    assert encoder.trainable_variables == ()

@@ -1,0 +1,46 @@
+"""`--preset` chooses the values that the hyper-parameters start from."""
+
+import dataclasses
+
+import pytest
+
+from agents import d4pg, sac
+from rl_replicator.cli import options
+from rl_replicator.errors import UsageError
+
+
+def parse(agent, *words):
+    args = ["--env", "cartpole:swingup", *words]
+    kind = agent.command.options_type(args)
+    return options.parse(kind, "rl-replicator train", args, agent.command.alternatives())
+
+
+@pytest.mark.parametrize("words", [("--preset", "paper"), ("--preset=paper",)])
+def test_the_paper_s_values_can_be_changed_one_by_one(words):
+    chosen = parse(d4pg, *words, "--agent.num-atoms", "101")
+    assert chosen.preset == "paper"
+    assert dataclasses.asdict(chosen)["preset"] == "paper"  # What config.json holds.
+    paper = chosen.agent
+    assert (paper.policy_learning_rate, paper.critic_learning_rate) == (1e-4, 1e-4)
+    assert (paper.exploration_sigma, paper.n_step, paper.num_atoms) == (0.3, 5, 101)
+    assert paper.replay.samples_per_insert == 32
+    assert not paper.normalize_observations
+
+
+def test_the_default_is_ours():
+    chosen = parse(d4pg)
+    assert (chosen.preset, chosen.agent) == ("default", d4pg.D4PGConfig())
+
+
+@pytest.mark.parametrize(
+    ("agent", "words", "message"),
+    [
+        (d4pg, ("--preset", "papr"), "expected 'default' or 'paper' for --preset, got 'papr'"),
+        (d4pg, ("--pixels", "--preset", "paper"), "expected default for --preset, got 'paper'"),
+        (sac, ("--preset", "paper"), "expected default for --preset, got 'paper'"),
+    ],
+)
+def test_a_preset_that_there_is_not(agent, words, message):
+    with pytest.raises(UsageError, match=message) as error:
+        parse(agent, *words)
+    assert "\n" not in str(error.value)
