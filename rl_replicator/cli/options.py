@@ -112,7 +112,8 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
         r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\)", text
     ):
         given, name, choices = choice.groups()
-        return f"expected {choices.replace(', ', ' or ')} for {name}, got {given}; {see}"
+        expected = choices.rstrip(",").replace(", ", " or ")  # A tuple, perhaps of one.
+        return f"expected {expected} for {name}, got {given}; {see}"
     if wrong := re.match(r"Error parsing (--\S+): ", text):
         name = wrong[1]
         kind = _kind(declared.get(name, ""))

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from agents.acting.acting_policy import ActingPolicy, compile_policy
+from agents.acting.frame_stack import LatestObservation
+from agents.acting.numpy_policy import NumpyPolicy
+from agents.learning.variables import copy_variables
 from agents.networks.mlp import CriticTorso, find_torso, residual_mlp
+from agents.networks.normalization import RunningNormalization
 from rl_replicator.errors import ConfigError
 
 
@@ -39,3 +44,17 @@ def test_a_critic_takes_the_torso_that_is_named():
     assert torso(tf.zeros([2, 3]), tf.zeros([2, 1])).shape == (2, 4)
     with pytest.raises(ConfigError, match=r"--agent\.torso: expected mlp, residual or .* 'mpl'"):
         find_torso("mpl")
+
+
+def test_actors_compute_it_in_numpy():
+    encoder, torso = RunningNormalization("encoder"), residual_mlp([4, 6], "policy")
+    networks = {"encoder": encoder, "policy": torso}
+    spec = tf.TensorSpec([3], tf.float32)
+    x = np.random.default_rng(0).normal([5, -2, 1], [1, 9, 2], (4, 3)).astype(np.float32)
+    torso(encoder(x))
+    encoder.update(tf.constant(x))
+    policy = ActingPolicy(networks, lambda o: torso(encoder(o)), spec, LatestObservation())
+    act = compile_policy(policy, 4)
+    assert isinstance(act, NumpyPolicy)
+    act.load(copy_variables(networks, networks))
+    np.testing.assert_allclose(act(x), torso(encoder(x)), rtol=1e-5, atol=1e-6)
