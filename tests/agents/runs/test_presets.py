@@ -36,8 +36,8 @@ def test_the_default_is_ours():
     ("agent", "words", "message"),
     [
         (d4pg, ("--preset", "papr"), "expected 'default' or 'paper' for --preset, got 'papr'"),
-        (d4pg, ("--pixels", "--preset", "paper"), "expected default for --preset, got 'paper'"),
-        (sac, ("--preset", "paper"), "expected default for --preset, got 'paper'"),
+        (d4pg, ("--pixels", "--preset", "paper"), "expected 'default' for --preset, got 'paper'"),
+        (sac, ("--preset", "paper"), "expected 'default' for --preset, got 'paper'"),
     ],
 )
 def test_a_preset_that_there_is_not(agent, words, message):
