@@ -85,7 +85,16 @@ class AgentCommand:
     def options_from(self, plain: Mapping[str, Any]) -> AgentOptions:
         """Rebuilds options from plain data; see `rl_replicator.cli.trainables.Trainable`."""
         words = ["--pixels"] if plain.get("pixels") else []
-        return from_plain(self.options_type(words), plain)
+        if "preset" in plain:
+            words += [_PRESET, str(plain["preset"])]
+        kind = self.options_type(words)
+        agent = plain.get("agent", {})
+        if isinstance(agent, Mapping):
+            (values,) = (
+                field.default for field in dataclasses.fields(kind) if field.name == "agent"
+            )
+            plain = {**plain, "agent": _updated(dataclasses.asdict(values), agent)}
+        return from_plain(kind, plain)
 
     @property
     def evaluation_options_type(self) -> type:
@@ -193,6 +202,15 @@ class AgentCommand:
                 f"expected an agent that learns from pixels, got {self.name}; leave --pixels out"
             )
         return self.pixel_config
+
+
+def _updated(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings with some of them changed."""
+    updated = {**values, **changes}
+    for name, change in changes.items():
+        if isinstance(change, Mapping) and isinstance(values.get(name), Mapping):
+            updated[name] = _updated(values[name], change)
+    return updated
 
 
 def _word_after(option: str, args: Sequence[str]) -> str | None:

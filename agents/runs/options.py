@@ -84,7 +84,8 @@ class AgentOptions:
     @property
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
-        return {"env": self.env, "seed": self.seed, "agent": dataclasses.asdict(self.agent)}
+        agent = dataclasses.asdict(self.agent)
+        return {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
 
 
 @dataclasses.dataclass(frozen=True)

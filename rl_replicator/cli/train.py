@@ -59,7 +59,7 @@ def run(args: Sequence[str]) -> int:
     default: Any = None
     if stored.options:
         default = trainable.options_from(stored.options)
-        _check_pixels(words, default)
+        _check_kind(words, default)
     kind = trainable.options_type(words) if default is None else type(default)
     chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
     return trainable.train(chosen) or 0
@@ -174,8 +174,14 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_pixels(words: Sequence[str], default: Any) -> None:
-    """Refuses to change what a stored run observes: its options would be others."""
+def _check_kind(words: Sequence[str], default: Any) -> None:
+    """Refuses to change what a stored run observes, or its preset: its options would be others."""
+    preset = _take(list(words), "--preset")
+    if preset is not None and preset != getattr(default, "preset", preset):
+        raise UsageError(
+            f"expected the preset of the stored settings, {default.preset}, got {preset}; leave "
+            "--preset out, or start without these settings"
+        )
     for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
         if word in words and getattr(default, "pixels", is_wanted) != is_wanted:
             raise UsageError(
