@@ -90,9 +90,7 @@ class AgentCommand:
         kind = self.options_type(words)
         agent = plain.get("agent", {})
         if isinstance(agent, Mapping):
-            (values,) = (
-                field.default for field in dataclasses.fields(kind) if field.name == "agent"
-            )
+            values: Any = next(f.default for f in dataclasses.fields(kind) if f.name == "agent")
             plain = {**plain, "agent": _updated(dataclasses.asdict(values), agent)}
         return from_plain(kind, plain)
 
