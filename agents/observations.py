@@ -13,9 +13,9 @@ from acme import specs
 
 from agents.acting.frame_stack import FrameStack, LatestObservation, ObservationHistory
 from agents.config import OffPolicyConfig, PixelSettings
+from agents.learning.normalization import RunningNormalization
 from agents.networks.augmentation import random_shift
 from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
-from agents.networks.normalization import RunningNormalization
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import ReplaySize, predict
 from agents.replay.transitions import Layout, TransitionLayout

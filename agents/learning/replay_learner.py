@@ -9,9 +9,9 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from agents.learning.normalization import update_statistics
 from agents.learning.variables import copy_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
-from agents.networks.normalization import update_statistics
 from agents.replay.priorities import PriorityWriter
 from agents.replay.transitions import Sample
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from agents.acting.acting_policy import ActingPolicy, compile_policy
 from agents.acting.frame_stack import LatestObservation
 from agents.acting.numpy_policy import NumpyPolicy
+from agents.learning.normalization import RunningNormalization
 from agents.learning.variables import copy_variables
 from agents.networks.mlp import CriticTorso, find_torso, residual_mlp
-from agents.networks.normalization import RunningNormalization
 from rl_replicator.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.networks.normalization import RunningNormalization
+from agents.learning.normalization import RunningNormalization
 
 SIZE, BATCH, STEPS = 3, 8, 5
 
