@@ -1,4 +1,4 @@
-"""The compiled calls of which a learner's steps consist."""
+"""The compiled calls that make up a learner's steps."""
 
 import dataclasses
 import functools
@@ -12,8 +12,9 @@ from rl_replicator.learners.contract import Learner, Phase
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.compiled import ReplicatedStep
 
-# How the message begins by which `Training` recognises a batch of the wrong size.
-WRONG_SIZE = "expected input_fn to return batches"
+# Start of the error message about a batch of the wrong size. TensorFlow puts text of its own around
+# it, which `Calls` removes.
+_WRONG_SIZE = "expected input_fn to return batches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Call:
 
     Attributes:
       phase: the phase whose step function runs.
-      batch: batches used before the call, since the start of the run.
-      count: batches that the call uses.
-      future: future of its outputs, means over all replicas, with a leading axis [count].
+      batch: number of batches that the run used before the call.
+      count: number of batches that the call uses.
+      future: future of the outputs: means over all replicas, with a leading axis [count].
     """
 
     phase: Phase
@@ -34,27 +35,27 @@ class Call:
 
 
 class Calls:
-    """All phases of a learner on their common input, compiled.
+    """The compiled phases of a learner, and the input that they share.
 
-    The number of batches used since the start of the run determines the next call. So a run can
-    stop and continue between any two batches, even in the middle of a step of several phases.
+    The number of batches that the run has used determines the next call. So a run can stop and
+    continue between any two batches, even in the middle of a step of several phases.
     """
 
     def __init__(
         self, replicator: Replicator, learner: Learner, batches_before: int, steps_per_call: int
     ):
-        """Compiles what an uninterrupted run needs.
+        """Compiles the calls of an uninterrupted run.
 
         Args:
           replicator: runs the calls.
           learner: provides phases and data.
-          batches_before: batches used by the run that this one continues.
-          steps_per_call: steps in one call, for a learner with a single phase. With several phases,
-            a call consists of the `times` of one phase.
+          batches_before: number of batches that the run used before it was interrupted.
+          steps_per_call: number of steps in a call, for a learner with a single phase. With several
+            phases, a call runs one phase `times` times.
 
         Raises:
-          ConfigError: if there is no phase, one without a positive `times`, or two of the same
-            name; or if the data has batches of another size than asked for.
+          ConfigError: if there is no phase, if a phase has no positive `times`, if two have one
+            name, or if the data has batches of the wrong size.
         """
         self._replicator = replicator
         self._phases = tuple(learner.phases())
@@ -76,15 +77,18 @@ class Calls:
 
     @property
     def batches(self) -> int:
-        """Batches used since the start of the run; up to date even while calls run."""
+        """Number of batches that the run has used; up to date while calls run."""
         return self._before + self.inputs.position
 
     def begin(self, batch: int, end: int) -> Call:
         """Begins the call that follows `batch` batches and does not go beyond `end`.
 
         Args:
-          batch: batches used by all calls before this one, including those that still run.
-          end: batches in a whole number of steps; more than `batch`.
+          batch: number of batches of all earlier calls, including those that still run.
+          end: number of batches, more than `batch`, that make up whole steps.
+
+        Returns:
+          The call.
         """
         phase, count = self._choose(batch, end)
         step = self._step(phase, count)
@@ -92,7 +96,7 @@ class Calls:
         return Call(phase, batch, count, future)
 
     def cancel(self) -> None:
-        """Makes the current or the next call raise `StepCancelled`. Any thread may call.
+        """Makes the current or the next call raise `StepCancelled`. Thread-safe.
 
         All later calls raise it too, so that none of them runs out of order.
         """
@@ -105,9 +109,9 @@ class Calls:
             return step()
         except BaseException as error:
             self._is_broken = True
-            if isinstance(error, tf.errors.InvalidArgumentError) and WRONG_SIZE in str(error):
+            if isinstance(error, tf.errors.InvalidArgumentError) and _WRONG_SIZE in str(error):
                 text = str(error)
-                line = text[text.index(WRONG_SIZE) :].splitlines()[0]
+                line = text[text.index(_WRONG_SIZE) :].splitlines()[0]
                 raise errors.ConfigError(line) from None
             raise
 
@@ -126,7 +130,7 @@ class Calls:
         if (phase.name, count) not in self._compiled:
 
             def step_fn(batch: Any) -> Any:
-                # Reduced here, because a reduction on the host makes the devices wait.
+                # Averaged here and not on the host, where the devices would have to wait for it.
                 return collectives.all_mean(phase.step_fn(batch))
 
             self._compiled[phase.name, count] = self._replicator.replicate(
@@ -136,18 +140,18 @@ class Calls:
 
 
 def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:
-    """Makes sure that batches have the size that `input_fn` was asked for.
+    """Checks that batches have the per-replica size.
 
     Args:
-      source: what `input_fn` returned; only datasets are checked.
-      size: expected number of examples.
-      num_replicas: over all processes.
+      source: return value of `input_fn`; only datasets are checked.
+      size: expected number of examples in a batch.
+      num_replicas: number of replicas over all processes.
 
     Returns:
-      The dataset, whose batches now have a static size.
+      The source; a dataset has batches of static size.
 
     Raises:
-      ConfigError: if the size is known to be another; an unknown size is checked while training.
+      ConfigError: if the static size is wrong. A dynamic size is checked during training.
     """
     if not isinstance(source, tf.data.Dataset):
         return source
@@ -163,7 +167,7 @@ def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:
 
 
 def _ensure_size(size: int, num_replicas: int, *element: Any) -> Any:
-    """Traced for each batch of unknown size."""
+    """Sets the static size of an element, and fails at run time if that is wrong."""
     nest = element if len(element) > 1 else element[0]
     flat = tf.nest.flatten(nest)
     message = str(_wrong_size("another number", size, num_replicas))
@@ -175,7 +179,7 @@ def _ensure_size(size: int, num_replicas: int, *element: Any) -> Any:
 
 def _wrong_size(found: Any, size: int, num_replicas: int) -> errors.ConfigError:
     return errors.ConfigError(
-        f"{WRONG_SIZE} of {size} examples ({num_replicas} replicas share the global batch), got "
+        f"{_WRONG_SIZE} of {size} examples ({num_replicas} replicas share the global batch), got "
         f"{found}; batch the data with context.per_replica_batch_size(self.global_batch_size)"
     )
 
@@ -183,12 +187,12 @@ def _wrong_size(found: Any, size: int, num_replicas: int) -> errors.ConfigError:
 def _check(phases: tuple[Phase, ...]) -> None:
     if not phases or len({phase.name for phase in phases}) < len(phases):
         raise errors.ConfigError(
-            "expected phases with a name for each, got "
-            f"{[phase.name for phase in phases]}; give each a name of its own"
+            "expected at least one phase, and a different name for each, got "
+            f"{[phase.name for phase in phases]}; name the phases in phases()"
         )
     for phase in phases:
         if phase.times < 1:
             raise errors.ConfigError(
-                f"expected phase {phase.name!r} to run at least once in a step, got "
-                f"{phase.times} times; leave it out of phases() if it is not wanted"
+                f"expected phase {phase.name!r} to run at least once in a step, got times="
+                f"{phase.times}; leave it out of phases() if you do not need it"
             )

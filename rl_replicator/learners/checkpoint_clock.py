@@ -1,4 +1,4 @@
-"""When to save, agreed between the processes of a job."""
+"""Decides when to save a checkpoint, in agreement between the processes of a job."""
 
 import time
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rl_replicator.replicator import Replicator
 
-# Saving may take at most this share of the time.
+# Saving takes at most this share of the time.
 _SAVING_SHARE = 0.05
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 
@@ -14,16 +14,16 @@ _SECONDS_BETWEEN_QUESTIONS = 1.0
 class CheckpointClock:
     """Tells all processes of a job, after the same call, that a checkpoint is due.
 
-    Their clocks differ, so they have to ask one another, which waits for the slowest. They do so
-    about once a second, however short a call is.
+    The processes' clocks differ, so they must communicate, which waits for the slowest of them.
+    They do so about once per second, however short a call is.
     """
 
     def __init__(self, replicator: Replicator, pause: float):
         """Starts the clock.
 
         Args:
-          replicator: whose processes agree.
-          pause: seconds between checkpoints; longer if saving takes more than a twentieth of it.
+          replicator: replicator of the processes that must agree.
+          pause: seconds between checkpoints; longer if saving takes more than 5 % of them.
         """
         self._replicator = replicator
         self._pause = pause
@@ -33,16 +33,16 @@ class CheckpointClock:
         self._calls = 0
 
     def is_due(self) -> bool:
-        """Whether to save now. Called by all processes after each of their calls."""
+        """Tells whether to save now. All processes must call it after each of their calls."""
         if self._replicator.num_processes == 1:
             return self._is_due_here()
         self._calls += 1
         if self._calls < self._calls_between_questions:
             return False
         seconds = (time.monotonic() - self._asked_at) / self._calls
-        mine = np.array([self._is_due_here(), seconds])
-        is_due, slowest = self._replicator.reduce("max", mine)
-        # At most twice as many as the last time, because the first calls are no measure.
+        local = np.array([self._is_due_here(), seconds])
+        is_due, slowest = self._replicator.reduce("max", local)
+        # At most doubled each time, because the first calls are slower than later ones.
         self._calls_between_questions = max(
             1, min(2 * self._calls, int(_SECONDS_BETWEEN_QUESTIONS / slowest))
         )
@@ -50,7 +50,11 @@ class CheckpointClock:
         return bool(is_due)
 
     def note_save(self, seconds: float) -> None:
-        """Starts again from a checkpoint that has taken `seconds` to write."""
+        """Restarts the clock after a checkpoint.
+
+        Args:
+          seconds: time that it took to save the checkpoint.
+        """
         self._saved_at = time.monotonic()
         self._saving_seconds = seconds
 

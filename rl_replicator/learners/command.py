@@ -1,4 +1,4 @@
-"""Learners on the command line: the registered ones, and those in a user's own module."""
+"""The command line's learners: the registered ones, and those in a user's own module."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
-# Fields of a config that say how long the run is. They may grow when the run is resumed.
+# Fields of a config that set the length of a run. They may grow when the run is resumed.
 _LENGTHS = ("steps", "epochs")
 _FREE = tuple(f"config.{name}" for name in _LENGTHS)
 
@@ -85,10 +85,11 @@ class LearnerCommand:
         """Returns a dataclass with the fields of `RunOptions` and of the config.
 
         Args:
-          args: the words of the command; they make no difference here.
+          args: ignored; the options of a learner do not depend on the command line.
 
         Raises:
-          ConfigError: if the config has a field without default, or one of `RunOptions`.
+          ConfigError: if a field of the config has no default, or the name of a field of
+            `RunOptions`.
         """
         del args
         import tyro
@@ -107,7 +108,7 @@ class LearnerCommand:
         return options
 
     def alternatives(self) -> Mapping[str, type]:
-        """Returns the flags that change the options: there are none."""
+        """Returns no flags, because none changes the options."""
         return {}
 
     @property
@@ -191,15 +192,15 @@ class LearnerCommand:
         if not isinstance(learner, Learner):
             raise ConfigError(
                 f"expected {self.name} to return a rl_replicator.learners.Learner, got "
-                f"{type(learner).__name__}; subclass it"
+                f"{type(learner).__name__}; return an instance of a subclass"
             )
         return learner
 
     def _directory(self, replicator: "Replicator", options: Any) -> RunDirectory:
         if replicator.num_processes > 1 and options.run_dir is None:
             raise ConfigError(
-                f"expected --run-dir in a job of {replicator.num_processes} processes, got "
-                "nothing; name one directory that all of them see"
+                f"expected --run-dir in a job of {replicator.num_processes} processes, got none; "
+                "name a directory that all of them share"
             )
         base = self.name.removesuffix(":make_learner").replace(":", "-")
         if not replicator.is_chief:
@@ -216,10 +217,14 @@ class LearnerCommand:
 
 
 def of_module(name: str) -> Any:
-    """Returns what `package.module:name` names: a command, or one for the `make_learner` there.
+    """Returns the command that `package.module:name` names, or one for the `make_learner` there.
+
+    Args:
+      name: import path of a command, or of a function (replicator, config) -> learner.
 
     Raises:
-      UsageError: if there is no such module or function, or its config has no type.
+      UsageError: if there is no such module or function, or its config is not annotated with a
+        dataclass.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -229,8 +234,9 @@ def of_module(name: str) -> Any:
         if error.name not in [".".join(parts[: i + 1]) for i in range(len(parts))]:
             raise  # The module exists, but something that it imports does not.
         raise UsageError(
-            f"expected a module such as the file {'/'.join(parts)}.py in {os.getcwd()}, found no "
-            f"{error.name!r}; go to its directory, or put that on PYTHONPATH"
+            f"expected a module {module_name}, such as the file {'/'.join(parts)}.py in "
+            f"{os.getcwd()}, found no {error.name!r}; change to its directory, or add that to "
+            "PYTHONPATH"
         ) from None
     function = getattr(module, attribute, None)
     if hasattr(function, "options_type"):
@@ -255,8 +261,8 @@ def _check_fields(config_type: type) -> None:
     for field in dataclasses.fields(config_type):
         if field.name in taken:
             raise ConfigError(
-                f"expected options of its own in {config_type.__name__}, got {field.name!r}, which "
-                "every learner has; rename it"
+                f"expected {config_type.__name__} to have no field of RunOptions, got "
+                f"{field.name!r}; rename it"
             )
         if dataclasses.MISSING is field.default is field.default_factory:
             raise ConfigError(
@@ -272,7 +278,7 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-        # Random operations are refused without a seed; learners set their own.
+        # With determinism, random ops without a seed raise. Learners set seeds of their own later.
         tf.random.set_seed(0)
     return make(replicator_name(replicas))
 
@@ -293,7 +299,7 @@ def _is_finished(run: RunDirectory, learner: "Learner") -> bool:
 
 
 def _how_to_grow(config: Any) -> str:
-    """The end of a sentence: which option makes a run longer, if it is known."""
+    """Returns the option that makes a run longer, in parentheses; "" if it is unknown."""
     names = [field.name for field in dataclasses.fields(config) if field.name in _LENGTHS]
     return f" (--{names[0]})" if names else ""
 
@@ -345,5 +351,5 @@ def _print(training: "Training", figures: dict[str, float]) -> None:
 
 
 def _json(plain: dict[str, Any]) -> dict[str, Any]:
-    """Returns what JSON makes of it; paths become strings."""
+    """Returns the values as JSON types; paths become strings."""
     return json.loads(json.dumps(plain, default=str))

@@ -1,4 +1,4 @@
-"""The contract of a learner: what `rl-replicator train module:make_learner` asks of your module.
+"""The contract of a learner, which `rl-replicator train module:make_learner` expects of a module.
 
     def make_learner(replicator: rr.Replicator, config: Config) -> Learner
 
@@ -24,12 +24,12 @@ StepFn = Callable[[Any], "Mapping[str, tf.Tensor]"]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """One of several step functions that together make a step of the learner.
+    """One of the step functions that make up a step of the learner.
 
     Attributes:
-      name: prefix of the names of its metrics: `discriminator_loss`.
+      name: prefix of its metrics' names: "discriminator" for `discriminator_loss`.
       step_fn: see `Learner.step_fn`.
-      times: how often it runs in one step of the learner, each time with a new batch.
+      times: number of times that it runs in a step of the learner, each time with a new batch.
     """
 
     name: str
@@ -39,19 +39,19 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Sums over finite data, in which every example counts once, and figures computed from them.
+    """An evaluation on finite data: sums in which every example counts once, and their figures.
 
     Attributes:
-      input_fn: `InputContext` -> finite dataset of batches of at most the per-replica size; the
-        last may be short. `context.shard` gives every process its part.
-      sums_fn: (batch, mask) -> sums over the batch, by name. The mask, [per-replica batch]
+      input_fn: maps an `InputContext` to a finite dataset of batches of at most the per-replica
+        size; the last batch may be smaller. `context.shard` returns a process's part of the data.
+      sums_fn: maps (batch, mask) to sums over the batch, by name. The mask, [per-replica batch]
         float32, is 1 for an example and 0 for padding.
-      metrics_fn: the sums over all examples (NumPy, float64 or int64) -> figures, by name. The
-        first is the one that `rl-replicator plot` draws.
-      global_batch_size: over all replicas.
-      every: steps from one evaluation to the next. The last step is always followed by one.
-      best: the figure by which the best checkpoint is chosen: "accuracy" for the highest, "-loss"
-        for the lowest.
+      metrics_fn: maps the sums over all examples (NumPy, float64 or int64) to figures by name.
+        `rl-replicator plot` draws the first figure.
+      global_batch_size: number of examples in a batch, over all replicas.
+      every: number of steps between evaluations. There is always one after the last step.
+      best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
+        lowest.
     """
 
     input_fn: "InputFn"
@@ -66,8 +66,8 @@ class Learner(abc.ABC):
     """Variables, and the functions that train and evaluate them. Subclass it.
 
     Attributes:
-      num_steps: after how many steps the run is complete.
-      global_batch_size: examples in one batch, over all replicas.
+      num_steps: number of steps of the whole run.
+      global_batch_size: number of examples in a batch, over all replicas.
     """
 
     num_steps: int
@@ -77,53 +77,55 @@ class Learner(abc.ABC):
     def input_fn(self, context: "InputContext") -> "tf.data.Dataset | Callable[[], Any]":
         """Returns endless training data, in batches of the per-replica size.
 
-        It must return the same data in the same order whenever it is called (a shuffle needs a
-        seed); otherwise a resumed run does not continue with the data that was left.
+        Every call must return the same data in the same order, so a shuffle needs a seed.
+        Otherwise a resumed run would repeat some examples and skip others.
 
         Args:
-          context: `context.per_replica_batch_size(self.global_batch_size)` is the batch size.
+          context: the input pipeline; its `per_replica_batch_size(self.global_batch_size)` is the
+            batch size.
 
         Returns:
-          What `Replicator.make_inputs` accepts.
+          A dataset, or a callable that returns the next batch; see `Replicator.make_inputs`.
         """
 
     def step_fn(self, batch: Any) -> "Mapping[str, tf.Tensor]":
         """Updates the variables from a batch, on one replica.
 
         Args:
-          batch: an element of what `input_fn` returned.
+          batch: a batch from `input_fn`.
 
         Returns:
           Metrics by name: scalars, each the mean over this replica's batch. The progress line shows
-          the first. One that is not finite stops the run.
+          the first. A metric that is not finite stops the run.
         """
-        raise NotImplementedError("write step_fn, or phases if there are several")
+        raise NotImplementedError("expected step_fn or phases to be overridden, found neither")
 
     def phases(self) -> Sequence[Phase]:
-        """Returns the step functions of which one step consists, in their order.
+        """Returns the step functions that make up a step, in their order.
 
-        Override it if there are several. They share the input; each call takes a new batch.
+        Override it for several step functions. They share the input; each call uses a new batch.
         """
         return [Phase("", self.step_fn)]
 
     @abc.abstractmethod
     def trackables(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold, by name: models, optimizers, variables."""
+        """Returns the models, optimizers and variables of a checkpoint, by name."""
 
     def evaluation(self) -> Evaluation | None:
-        """Returns what to measure during training; None for nothing."""
+        """Returns the evaluation to run during training; None for no evaluation."""
         return None
 
     def images(self, step: int) -> "Mapping[str, np.ndarray]":
-        """Returns images to keep after an evaluation; they are written for people and TensorBoard.
+        """Returns images to write after an evaluation, as PNG files and for TensorBoard.
 
         Called in the chief process only, so it must not use collectives.
 
         Args:
-          step: steps done.
+          step: number of steps taken.
 
         Returns:
-          [height, width, 1 or 3] uint8 by name; the name becomes a folder of the run's directory.
+          Images by name, [height, width, 1 or 3] uint8. The name is that of a folder in the run
+          directory.
         """
         del step
         return {}
@@ -131,16 +133,16 @@ class Learner(abc.ABC):
     def input_fn_from(
         self, context: "InputContext", batches: int
     ) -> "tf.data.Dataset | Callable[[], Any]":
-        """Returns the training data of a resumed run: what follows the first global batches.
+        """Returns the training data of a resumed run: that of `input_fn` after the first batches.
 
-        Reads and drops what comes before. Override it if that takes long.
+        Reads and drops the first batches. Override it if your data can skip them faster.
 
         Args:
-          context: as for `input_fn`.
-          batches: how many global batches to leave out.
+          context: see `input_fn`.
+          batches: number of global batches to skip.
 
         Returns:
-          As `input_fn`.
+          See `input_fn`.
         """
         data: Any = self.input_fn(context)
         if batches and hasattr(data, "skip"):

@@ -1,4 +1,4 @@
-"""Image data sets in TFRecord files: ImageNet as most tools prepare it, and TFDS directories."""
+"""Image data sets in TFRecord files: ImageNet in its usual layout, and TFDS directories."""
 
 import dataclasses
 import json
@@ -13,21 +13,23 @@ from rl_replicator import errors
 
 _IMAGENET_TRAIN_FILES, _IMAGENET_TRAIN_EXAMPLES, _IMAGENET_CLASSES = 1024, 1_281_167, 1000
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_READ_AT_ONCE = 16
-# Bytes around the data of a record: its length, that number's checksum, and the data's.
+# Files that are read in parallel.
+_CYCLE_LENGTH = 16
+# Bytes that frame a record: the length of its data, the checksum of that length, and the checksum
+# of the data.
 _LENGTH, _LENGTH_CHECKSUM, _DATA_CHECKSUM = 8, 4, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecords:
-    """Files with one encoded image and one label a record.
+    """Files in which each record holds an encoded image and its label.
 
     Attributes:
-      files: in order.
-      num_examples: in all of them.
-      image_key: feature that holds a JPEG or a PNG.
-      label_key: feature that holds the label.
-      first_label: what the label of class 0 is.
+      files: paths of the files, in order.
+      num_examples: number of records in all files.
+      image_key: name of the feature that holds a JPEG or a PNG.
+      label_key: name of the feature that holds the label.
+      first_label: label that the files give to class 0.
     """
 
     files: tuple[str, ...]
@@ -37,7 +39,14 @@ class ImageRecords:
     first_label: int
 
     def parse(self, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A serialised example -> encoded image and label in [0, classes), int32; scalars."""
+        """Parses a serialised example.
+
+        Args:
+          record: scalar string.
+
+        Returns:
+          The encoded image, a scalar string, and its label in [0, K), a scalar int32.
+        """
         features = tf.io.parse_single_example(
             record,
             {
@@ -51,16 +60,19 @@ class ImageRecords:
 
 
 def find(folder: Path, split: str) -> ImageRecords:
-    """The records of one split in a folder.
+    """Finds the records of a split.
 
     Args:
-      folder: with files such as `train-00000-of-01024`, whose features are `image/encoded` and
-        `image/class/label` (from 1); or a directory that TFDS has prepared, with
-        `dataset_info.json` and features `image` and `label` (from 0).
-      split: "train" or "validation"; in a TFDS directory without that, "test" stands in for it.
+      folder: folder of files such as `train-00000-of-01024`, with features `image/encoded` and
+        `image/class/label` (from 1); or a directory that TFDS prepared, with `dataset_info.json`
+        and features `image` and `label` (from 0).
+      split: "train" or "validation". A TFDS directory without "validation" provides "test" instead.
+
+    Returns:
+      The records.
 
     Raises:
-      ConfigError: nothing of that kind is there, or some of its files are missing.
+      ConfigError: if the folder has no such files, or some of them are missing.
     """
     if (folder / "dataset_info.json").is_file():
         return _find_tfds(folder, split)
@@ -73,10 +85,13 @@ def find(folder: Path, split: str) -> ImageRecords:
 
 
 def num_classes(folder: Path) -> int:
-    """How many classes there are: 1000, or as many as TFDS has written down.
+    """Returns the number of classes: 1000, or the number in the metadata of a TFDS directory.
+
+    Args:
+      folder: see `find`.
 
     Raises:
-      ConfigError: a TFDS directory without a list of labels.
+      ConfigError: if the metadata of a TFDS directory describes no class label.
     """
     if not (folder / "dataset_info.json").is_file():
         return _IMAGENET_CLASSES
@@ -86,24 +101,27 @@ def num_classes(folder: Path) -> int:
         return int(label["classLabel"]["numClasses"])
     except (OSError, ValueError, KeyError, TypeError):
         raise errors.ConfigError(
-            f"expected features.json in {folder} to describe a class label called 'label', found "
-            "nothing of that kind; prepare a data set for image classification"
+            f"expected features.json in {folder} to describe a class label named 'label', found "
+            "none; use a data set for image classification"
         ) from None
 
 
 def read(
     records: ImageRecords, transform: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None
 ) -> tf.data.Dataset:
-    """Serialised examples, from several files at once, in the same order each time.
+    """Reads serialised examples from several files in parallel, in a deterministic order.
 
     Args:
-      records: what to read.
-      transform: of the dataset of file names, to shuffle them or to take a part.
+      records: records to read.
+      transform: transforms the dataset of file names: shuffles or shards it, for example.
+
+    Returns:
+      A dataset of scalar strings.
     """
     files = tf.data.Dataset.from_tensor_slices(list(records.files))
     return (transform(files) if transform else files).interleave(
         tf.data.TFRecordDataset,
-        cycle_length=min(_READ_AT_ONCE, len(records.files)),
+        cycle_length=min(_CYCLE_LENGTH, len(records.files)),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
@@ -112,35 +130,38 @@ def read(
 def decode(
     encoded: tf.Tensor, choose_window: Callable[[tf.Tensor], tf.Tensor], size: int
 ) -> tf.Tensor:
-    """A window of an image, resized. Of a JPEG, only the window is decoded.
+    """Decodes a window of an image and resizes it. Of a JPEG, decodes only the window.
 
     Args:
-      encoded: a JPEG or a PNG.
-      choose_window: shape [3] int32 of the image -> [4] int32: top, left, height, width.
-      size: of both sides of the result.
+      encoded: JPEG or PNG, a scalar string.
+      choose_window: maps the image's shape, [3] int32, to a window, [4] int32: top, left, height,
+        width.
+      size: height and width of the result.
 
     Returns:
       [size, size, 3] uint8.
     """
 
-    def of_jpeg() -> tf.Tensor:
+    def crop_jpeg() -> tf.Tensor:
         window = choose_window(tf.io.extract_jpeg_shape(encoded))
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
-    def of_png() -> tf.Tensor:
+    def crop_png() -> tf.Tensor:
         image = tf.io.decode_png(encoded, channels=3)
         return tf.image.crop_to_bounding_box(image, *tf.unstack(choose_window(tf.shape(image))))
 
-    image = tf.cond(tf.io.is_jpeg(encoded), of_jpeg, of_png)
+    image = tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_png)
     image = tf.image.resize(image, [size, size])  # Bilinear, float32.
     return tf.cast(tf.round(image), tf.uint8)
 
 
 def random_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Szegedy et al. 2014 (arXiv:1409.4842), section 6: 8 % to 100 % of the area, 3:4 to 4:3.
+    """Draws a window with 8 % to 100 % of the image's area and an aspect ratio from 3:4 to 4:3.
+
+    Szegedy et al. 2014 (arXiv:1409.4842), section 6.
 
     Args:
-      shape: [3] int32, of the image.
+      shape: shape of the image, [3] int32.
       seed: [2] int64.
 
     Returns:
@@ -160,9 +181,17 @@ def random_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def central_window(shape: tf.Tensor, size: int) -> tf.Tensor:
-    """The square that is left of an image whose shorter side is `size * 8 / 7`, cut to `size`.
+    """Returns the central square window for evaluation.
 
-    224 of 256, at the scale of the image itself: He et al. 2015, section 3.4.
+    Resizing this window to `size` equals resizing the image's shorter side to `size * 8 / 7` and
+    cropping the centre: 224 of 256 pixels, as in He et al. 2015 (arXiv:1512.03385), section 3.4.
+
+    Args:
+      shape: shape of the image, [3] int32.
+      size: height and width that the window will be resized to.
+
+    Returns:
+      [4] int32: top, left, height, width.
     """
     side = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)
     cut = tf.cast(tf.round(side * (size / (size + size // 7))), tf.int32)
@@ -170,24 +199,27 @@ def central_window(shape: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def count_records(path: Path) -> int:
-    """How many records a TFRecord file holds, from the lengths in it alone.
+    """Counts the records of a TFRecord file. Reads only their lengths, so it is fast.
+
+    Args:
+      path: the file.
 
     Raises:
-      ConfigError: it is cut short.
+      ConfigError: if the file is truncated.
     """
     count, end = 0, path.stat().st_size
     with path.open("rb") as file:
-        place = 0
-        while place < end:
-            file.seek(place)
+        position = 0
+        while position < end:
+            file.seek(position)
             header = file.read(_LENGTH)
             if len(header) == _LENGTH:
-                place += _LENGTH + _LENGTH_CHECKSUM + struct.unpack("<Q", header)[0]
-                place += _DATA_CHECKSUM
-            if len(header) < _LENGTH or place > end:
+                position += _LENGTH + _LENGTH_CHECKSUM + struct.unpack("<Q", header)[0]
+                position += _DATA_CHECKSUM
+            if len(header) < _LENGTH or position > end:
                 raise errors.ConfigError(
-                    f"expected a whole TFRecord file in {path}, found one that is cut short; "
-                    "write or copy it again"
+                    f"expected a complete TFRecord file, found that {path} is truncated; write or "
+                    "copy it again"
                 )
             count += 1
     return count
@@ -200,7 +232,7 @@ def _find_tfds(folder: Path, split: str) -> ImageRecords:
     if name not in splits:
         raise errors.ConfigError(
             f"expected a split {split!r} in {folder}, found {', '.join(splits) or 'none'}; "
-            "prepare the data set anew"
+            "prepare the data set again"
         )
     count = sum(map(int, splits[name]["shardLengths"]))
     files = _shards(folder, f"*-{name}.tfrecord-*")
@@ -208,13 +240,13 @@ def _find_tfds(folder: Path, split: str) -> ImageRecords:
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
-    """The files of a set of shards, all of them."""
+    """Returns the files of a sharded set; raises `ConfigError` if any is missing."""
     files = sorted(path for path in folder.glob(pattern) if _SHARD.search(path.name))
-    wanted = int(files[0].name[-5:]) if files else 1
-    if len(files) != wanted:
+    expected = int(files[0].name[-5:]) if files else 1
+    if len(files) != expected:
         raise errors.ConfigError(
             f"expected files such as {pattern.replace('*', '')}00000-of-01024 in {folder}, found "
-            f"{len(files)}{f' of {wanted}' if files else ''}; name their folder with --data-dir"
+            f"{len(files)}{f' of {expected}' if files else ''}; name their folder with --data-dir"
         )
     return files
 

@@ -1,4 +1,4 @@
-"""What a learner's run reports: the progress line and the tables in its directory."""
+"""The reports of a learner's run: the progress line and the tables in its directory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, progress_text
 from rl_replicator.runs.run_directory import RunDirectory
 
-# A run has about this many rows of training metrics, and a row for at least every so many steps.
-# Rows depend on the step and not on the clock, so that equal runs write equal tables.
+# A run writes about `_ROWS` rows of training metrics, and at least one every `_MAX_STEPS_PER_ROW`
+# steps. Rows depend on the step and not on the clock, so that equal runs write equal tables.
 _ROWS = 1000
 _MAX_STEPS_PER_ROW = 100
 # A smaller share of time spent waiting is negligible.
@@ -19,13 +19,13 @@ _WAITING_THRESHOLD = 0.05
 
 
 class Reports(Protocol):
-    """Takes what the training loop has to say."""
+    """Receives the progress and the metrics of the training loop."""
 
     def tick(self, batches: int, starved: bool | None) -> None:
-        """Redraws the line; to be called several times per second while calls run.
+        """Redraws the line. Call it several times per second while calls run.
 
         Args:
-          batches: global batches used since the start of the run.
+          batches: number of global batches that the run has used.
           starved: whether the next batch is not ready; None if that is unknown.
         """
 
@@ -33,46 +33,51 @@ class Reports(Protocol):
         """Redraws the line during an evaluation.
 
         Args:
-          step: steps done.
-          seconds: since the evaluation began.
+          step: number of steps taken.
+          seconds: time since the evaluation began.
         """
 
     def add(self, batch: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Takes the metrics of a call.
+        """Adds the metrics of a call to the next row.
 
         Args:
-          batch: batches used before the call.
-          metrics: [count] each, one for each batch of the call.
+          batch: number of batches that the run used before the call.
+          metrics: arrays by name, [count] each: one value for each batch of the call.
         """
 
     def flush(self, step: int) -> None:
-        """Writes the means of what `add` took since the last row.
+        """Writes a row: the means of all metrics that were added since the last one.
 
         Args:
-          step: steps done.
+          step: number of steps taken.
         """
 
     def add_evaluation(self, step: int, figures: Mapping[str, float], shown: str) -> None:
-        """Writes an evaluation.
+        """Writes the figures of an evaluation.
 
         Args:
-          step: steps done.
-          figures: by name.
-          shown: name of the figure for the line.
+          step: number of steps taken.
+          figures: figures by name.
+          shown: name of the figure that the line shows.
         """
 
     def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Writes images; see `Learner.images`."""
+        """Writes images.
+
+        Args:
+          step: number of steps taken.
+          images: see `Learner.images`.
+        """
 
     def state(self) -> dict[str, Any]:
-        """Returns the row that is not written yet, as plain data for a checkpoint."""
+        """Returns the sums of the next row as plain data, for a checkpoint."""
 
     def close(self) -> None:
         """Closes the line and the tables."""
 
 
-class ChiefReports:
-    """The reports of the chief process: see `Reports`."""
+class ChiefReports(Reports):
+    """The reports of the chief process, which writes."""
 
     def __init__(
         self,
@@ -84,16 +89,16 @@ class ChiefReports:
         seconds: float,
         state: Mapping[str, Any],
     ):
-        """Touches no file yet.
+        """Writes no file yet.
 
         Args:
-          run: where the tables go.
-          num_steps: steps of the whole run.
-          batches_per_step: global batches that a step uses.
-          global_batch_size: examples in each.
-          resume_step: as for `MetricWriter`.
-          seconds: as for `MetricWriter`.
-          state: what `state` returned when the checkpoint was written.
+          run: run directory, to which the tables are written.
+          num_steps: number of steps of the whole run.
+          batches_per_step: number of global batches that a step uses.
+          global_batch_size: number of examples in a global batch.
+          resume_step: see `MetricWriter`.
+          seconds: see `MetricWriter`.
+          state: return value of `state` from the checkpoint; empty for a new run.
         """
         self._run = run
         self._writer = MetricWriter(run.path, "steps", resume_step, seconds)
@@ -138,7 +143,7 @@ class ChiefReports:
             step, rest = divmod(batch + i + 1, self._batches_per_step)
             if rest == 0 and step % self._steps_per_row == 0:
                 self.flush(step)
-        if batch % self._batches_per_step == 0:  # Of the first phase, the first metric.
+        if batch % self._batches_per_step == 0:  # The line shows the first phase's first metric.
             name, values = next(iter(metrics.items()))
             self._shown["metric"] = f"{name} {values[-1]:.4g}"
 
@@ -151,7 +156,7 @@ class ChiefReports:
     def add_evaluation(self, step: int, figures: Mapping[str, float], shown: str) -> None:
         self._writer.write("evaluation", step, figures)
         self._shown["evaluation"] = f"{shown} {figures[shown]:.4g} @{step:,}"
-        if self._last_tick:  # The time that the evaluation took does not count for the rates.
+        if self._last_tick:  # Excludes the evaluation's time from the rates.
             self._paused = time.monotonic() - self._last_tick
 
     def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
@@ -171,8 +176,8 @@ class ChiefReports:
         self._writer.close()
 
 
-class NoReports:
-    """The reports of all other processes: nothing."""
+class NoReports(Reports):
+    """The reports of all other processes: writes nothing."""
 
     def tick(self, batches: int, starved: bool | None) -> None:
         pass
@@ -207,19 +212,19 @@ def describe(
     window: RateWindow,
     figures: Sequence[str],
 ) -> str:
-    """Returns one line: how far, how good, how fast, and what is the bottleneck.
+    """Returns the progress line: progress, figures, rates and bottleneck.
 
     Args:
-      batches: global batches used since the start of the run.
-      num_steps: steps of the whole run.
-      batches_per_step: global batches that a step uses.
-      global_batch_size: examples in each.
-      window: of the counters batches, ticks at which the state of the input was known, and ticks at
-        which the input was starved.
-      figures: what else to show.
+      batches: number of global batches that the run has used.
+      num_steps: number of steps of the whole run.
+      batches_per_step: number of global batches that a step uses.
+      global_batch_size: number of examples in a global batch.
+      window: rates of three counters: batches, ticks at which the state of the input was known, and
+        ticks at which the input was starved.
+      figures: texts to show after the progress.
 
     Returns:
-      The text, without an end of line.
+      The text, without a newline.
     """
     rate = window.rates()[0]  # Batches per second.
     return progress_text(
@@ -239,9 +244,12 @@ def verdict(batches: int, known: int, starved: int) -> str:
     """Names the bottleneck: the input, or the devices.
 
     Args:
-      batches: used within the window.
-      known: ticks within it at which the state of the input was known.
-      starved: those at which the next batch was not ready.
+      batches: number of batches used within the window.
+      known: number of ticks within the window at which the state of the input was known.
+      starved: number of those ticks at which the next batch was not ready.
+
+    Returns:
+      The text for the progress line.
     """
     if not batches:
         return "starting"

@@ -11,9 +11,10 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 
-# Where Debian's package of the same name puts it.
+# Debian's package of the data set, and the folder that it installs to.
 _DEBIAN_PACKAGE = "dataset-fashion-mnist"
 _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+# Bytes of a row of the binary version: a label, and the image's red, green and blue planes.
 _CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
@@ -26,7 +27,7 @@ class SmallImages:
       train_labels: [N] int32, in [0, num_classes).
       test_images: [M, H, W, C] uint8.
       test_labels: [M] int32.
-      num_classes: how many classes there are.
+      num_classes: number of classes.
     """
 
     train_images: np.ndarray
@@ -37,52 +38,55 @@ class SmallImages:
 
 
 def fashion_mnist(folder: Path | None = None) -> SmallImages:
-    """Xiao et al. 2017 (arXiv:1708.07747): 60,000 and 10,000 grey images, 28x28x1, 10 classes.
+    """Reads Fashion-MNIST, Xiao et al. 2017 (arXiv:1708.07747).
 
     Args:
-      folder: with the four IDX files, plain or compressed; default: that of the Debian package.
+      folder: folder of the four IDX files, plain or compressed; None for that of Debian's package.
+
+    Returns:
+      60,000 training and 10,000 test images, grey, 28x28x1, of 10 classes.
 
     Raises:
-      UsageError: they are not there, or are not IDX files.
+      UsageError: if the files are missing, or are not IDX files.
     """
-    place = folder or _DEBIAN_FOLDER
+    location = folder or _DEBIAN_FOLDER
     advice = (
-        f"'apt-get install {_DEBIAN_PACKAGE}' brings it, or name its folder with --data-dir"
+        f"'apt-get install {_DEBIAN_PACKAGE}' installs it, or name its folder with --data-dir"
         if folder is None
         else "name the folder that holds it with --data-dir"
     )
 
     def images(part: str) -> np.ndarray:
-        return _idx(place, f"{part}-images-idx3-ubyte", 3, advice)[..., None]
+        return _idx(location, f"{part}-images-idx3-ubyte", 3, advice)[..., None]
 
     def labels(part: str) -> np.ndarray:
-        return _idx(place, f"{part}-labels-idx1-ubyte", 1, advice).astype(np.int32)
+        return _idx(location, f"{part}-labels-idx1-ubyte", 1, advice).astype(np.int32)
 
     return SmallImages(images("train"), labels("train"), images("t10k"), labels("t10k"), 10)
 
 
 def cifar10(folder: Path | None) -> SmallImages:
-    """Krizhevsky 2009: 50,000 and 10,000 colour images, 32x32x3, 10 classes.
+    """Reads CIFAR-10, Krizhevsky 2009.
 
     Args:
       folder: an unpacked archive of the Python or the binary version, or its parent.
 
+    Returns:
+      50,000 training and 10,000 test images, in colour, 32x32x3, of 10 classes.
+
     Raises:
-      UsageError: it is not there.
+      UsageError: if the files are missing.
     """
-    for place in (
-        [folder, folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"]
-        if (folder)
-        else []
-    ):
-        if (place / "data_batch_1").is_file():
+    names = ("", "cifar-10-batches-py", "cifar-10-batches-bin")
+    for location in [folder / name for name in names] if folder else []:
+        if (location / "data_batch_1").is_file():
             read, suffix = _cifar_pickle, ""
-        elif (place / "data_batch_1.bin").is_file():
+        elif (location / "data_batch_1.bin").is_file():
             read, suffix = _cifar_binary, ".bin"
         else:
             continue
-        parts = [read(place / f"data_batch_{i}{suffix}") for i in range(1, 6)]
-        test_images, test_labels = read(place / f"test_batch{suffix}")
+        parts = [read(location / f"data_batch_{i}{suffix}") for i in range(1, 6)]
+        test_images, test_labels = read(location / f"test_batch{suffix}")
         return SmallImages(
             np.concatenate([images for images, _ in parts]),
             np.concatenate([labels for _, labels in parts]),
@@ -98,7 +102,20 @@ def cifar10(folder: Path | None) -> SmallImages:
 
 
 def _idx(folder: Path, name: str, rank: int, advice: str) -> np.ndarray:
-    """Reads LeCun's IDX format: two zero bytes, a type (8: uint8), a rank, the sizes, the data."""
+    """Reads an IDX file: two zero bytes, a type (8: uint8), the rank, the sizes, the data.
+
+    Args:
+      folder: folder of the file.
+      name: name of the file, without `.gz`.
+      rank: expected number of axes.
+      advice: what to do about a missing or damaged file.
+
+    Returns:
+      A uint8 array.
+
+    Raises:
+      UsageError: if the file is missing, or is not such a file.
+    """
     for path, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if path.is_file():
             with opened(path, "rb") as file:
@@ -109,7 +126,8 @@ def _idx(folder: Path, name: str, rank: int, advice: str) -> np.ndarray:
     header = 4 + 4 * rank
     if content[:4] != bytes([0, 0, 8, rank]) or len(content) < header:
         raise UsageError(
-            f"expected an IDX file of bytes with {rank} axes in {path}, found another; {advice}"
+            f"expected {path} to be an IDX file of bytes with {rank} axes, found another format; "
+            f"{advice}"
         )
     shape = struct.unpack(f">{rank}I", content[4:header])
     if len(content) - header != math.prod(shape):

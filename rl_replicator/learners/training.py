@@ -29,7 +29,7 @@ from rl_replicator.step.inputs import InputContext, InputFn
 
 _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
-# How long to wait for an evaluation that was cancelled.
+# How long to wait for a cancelled evaluation to end.
 _SECONDS_TO_CANCEL = 10.0
 
 
@@ -39,13 +39,13 @@ class Diverged(errors.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """How the training loop runs.
+    """Settings of the training loop.
 
     Attributes:
-      steps_per_call: steps in one compiled call, for a learner with a single phase.
-      checkpoint_seconds: seconds between two checkpoints.
-      evaluation_seconds: longest time of an evaluation in seconds.
-      keep_checkpoints: how many of the newest checkpoints stay.
+      steps_per_call: number of steps in a compiled call, for a learner with a single phase.
+      checkpoint_seconds: seconds between checkpoints.
+      evaluation_seconds: seconds after which an evaluation fails.
+      keep_checkpoints: number of newest checkpoints to keep.
     """
 
     steps_per_call: int
@@ -55,9 +55,9 @@ class LoopSettings:
 
 
 class Training:
-    """One process's part in the training of a learner.
+    """The training of a learner in one process.
 
-    All processes of a job do the same in the same order; the chief alone writes.
+    All processes of a job do the same in the same order. Only the chief writes.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Training:
 
         Args:
           replicator: runs the steps.
-          learner: made for `replicator`.
+          learner: the learner, made for `replicator`.
           run: directory of checkpoints and metrics.
-          settings: of the loop.
-          listener: hears of the evaluations.
+          settings: settings of the loop.
+          listener: receives the evaluations.
           best: whether to restore the checkpoint with the best evaluation, not the newest; for
             `measure` only.
 
         Raises:
-          CheckpointError: if the checkpoint is damaged, or of another network.
+          CheckpointError: if the checkpoint is damaged, or has other variables than the learner.
           ConfigError: if the learner cannot be replicated, or the processes of a job do not see the
             same checkpoint.
         """
@@ -97,10 +97,10 @@ class Training:
         if is_resumed:
             self._checkpointer.restore({"progress": JsonPart(dict, self._progress.update)})
         _check_same_start(replicator, self._progress["batches"], run)
-        # With asynchronous workers `Calls` may be ahead; this counts the calls that have returned.
+        # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
         self._batches = self._progress["batches"]
         self._calls = Calls(replicator, learner, self._batches, settings.steps_per_call)
-        # The newest step that needs no evaluation any more.
+        # The newest step that was evaluated, or that needs no evaluation.
         self._evaluated = self._progress.get("evaluated", self.step)
         self._evaluation = learner.evaluation()
         self._compute_sums = _compile(replicator, self._evaluation)
@@ -112,7 +112,7 @@ class Training:
             "learner": self._variables,
             "progress": JsonPart(lambda: self._progress, self._progress.update),
         }
-        if is_resumed:  # Only now: compiling has created whatever the learner had not.
+        if is_resumed:  # After compiling, which creates the variables that the learner had not.
             self._checkpointer.restore({"learner": self._variables})
         self._reports: Reports = (
             ChiefReports(
@@ -133,24 +133,24 @@ class Training:
 
     @property
     def step(self) -> int:
-        """Whole steps done since the start of the run."""
+        """Number of whole steps since the start of the run."""
         return self._batches // self._calls.batches_per_step
 
     @property
     def seconds(self) -> float:
-        """Duration of the run so far, without the time between interruption and resume."""
+        """Duration of the run so far, without the time between interruption and resumption."""
         return time.monotonic() - self._started
 
     def run(self) -> int | None:
-        """Trains to the end, or until SIGINT or SIGTERM; saves in either case.
+        """Trains to the end, or until SIGINT or SIGTERM. Saves in both cases.
 
         Returns:
-          The signal's number, or None at the end.
+          The signal's number; None if the run is complete.
 
         Raises:
-          Diverged: if a metric or a variable is not finite; nothing is saved then.
+          Diverged: if a metric or a variable is not finite. Nothing is saved then.
           ConfigError: if the training data ends, or an evaluation takes too long.
-          WorkerLost: if another process of the job is gone.
+          WorkerLost: if another process of the job died.
         """
         with contextlib.closing(self._reports), _signals(self._cancel) as received:
             try:
@@ -180,10 +180,10 @@ class Training:
         return None
 
     def measure(self) -> dict[str, float]:
-        """Goes through the evaluation data once.
+        """Evaluates the learner on all evaluation data.
 
         Returns:
-          The figures of the evaluation, by name.
+          Figures by name.
 
         Raises:
           ConfigError: if the learner has no evaluation, or the evaluation takes too long.
@@ -206,9 +206,9 @@ class Training:
                 self._reports.tick_evaluation(self.step, seconds)
                 if seconds > self._evaluation_seconds:
                     raise errors.ConfigError(
-                        f"expected an evaluation within {self._evaluation_seconds:g} s, but that "
-                        f"after step {self.step} has not ended; let evaluation().input_fn return "
-                        "finite data, or raise --evaluation-seconds"
+                        f"expected an evaluation within {self._evaluation_seconds:g} s, but the "
+                        f"one after step {self.step} has not ended; let evaluation().input_fn "
+                        "return finite data, or raise --evaluation-seconds"
                     )
         except BaseException:
             compute.cancel()
@@ -230,7 +230,7 @@ class Training:
         return self.step > 0 and (is_last or self.step % self._evaluation.every == 0)
 
     def _evaluate(self) -> None:
-        """Measures, writes the figures, and keeps the checkpoint if it is the best so far."""
+        """Evaluates, writes the figures, and saves the best checkpoint if it is a new one."""
         if self._evaluation is None:
             return
         figures = self.measure()
@@ -249,16 +249,16 @@ class Training:
             self._listener.evaluated({"steps": self.step, **figures})
 
     def _next_evaluation(self) -> int:
-        """Returns the next step after which to evaluate; the last step at most."""
+        """Returns the next step to evaluate after; at most the last step."""
         if self._evaluation is None:
             return self._learner.num_steps
         every = self._evaluation.every
         return min((self.step // every + 1) * every, self._learner.num_steps)
 
     def _train_until(self, step: int) -> None:
-        """Takes the calls up to a step, or until a checkpoint is due.
+        """Runs the calls up to a step, or until a checkpoint is due.
 
-        The next call begins before the last one has returned: the devices never wait for Python.
+        A call begins before the one before it has returned, so that devices never wait for Python.
         """
         pending: collections.deque[Call] = collections.deque()
         end = step * self._calls.batches_per_step
@@ -293,7 +293,7 @@ class Training:
 
     def _absorb(self, call: Call, outputs: Any) -> None:
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
-        # Fewer steps than were asked for, if the data has ended.
+        # The call stopped early if the data ended.
         count = min(call.count, self._calls.batches - call.batch)
         if not isinstance(metrics, Mapping) or any(
             getattr(value, "shape", None) != (count,) for value in metrics.values()
@@ -319,7 +319,7 @@ class Training:
 
     def _diverged(self, found: str) -> Diverged:
         latest = self._checkpointer.latest()
-        saved = f"the newest checkpoint is of step {latest.step}" if latest else "none is saved"
+        saved = f"the newest checkpoint is of step {latest.step}" if latest else "no checkpoint yet"
         return Diverged(
             f"expected finite numbers, got {found}; lower the learning rate or clip the gradients "
             f"({saved})"
@@ -338,8 +338,8 @@ class Training:
         self._clock.note_save(time.monotonic() - start)
 
     def _note_progress(self) -> None:
-        """Brings up to date what the next checkpoint holds of the run."""
-        # Asynchronous steps that are not over yet would be in the variables, but not counted here.
+        """Updates the progress that the next checkpoint saves."""
+        # Otherwise the variables would contain asynchronous steps that are not counted yet.
         self._replicator.synchronize()
         self._progress["batches"] = self._calls.batches
         self._progress["seconds"] = self.seconds
@@ -348,14 +348,14 @@ class Training:
 
 
 def is_finished(run: RunDirectory, learner: Learner) -> bool:
-    """Whether a run has taken, and evaluated, all steps of its learner.
+    """Tells whether a run has taken all steps of its learner and was evaluated after them.
 
     Args:
-      run: its directory.
-      learner: as configured now.
+      run: directory of the run.
+      learner: the learner as configured now.
 
     Raises:
-      ConfigError: if the run has taken more steps than that.
+      ConfigError: if the run has taken more steps than the learner's `num_steps`.
     """
     checkpointer = Checkpointer(run.checkpoints)
     latest = checkpointer.latest()
@@ -384,7 +384,7 @@ def _compile(
 
 
 def _finite_data(input_fn: InputFn, context: InputContext) -> Any:
-    """Returns evaluation data; refuses data that is known to be endless."""
+    """Returns evaluation data; raises `ConfigError` if its cardinality is infinite."""
     data: Any = input_fn(context)
     if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise errors.ConfigError(
@@ -395,7 +395,7 @@ def _finite_data(input_fn: InputFn, context: InputContext) -> Any:
 
 
 def _check_optimizers(learner: Learner, trackables: Mapping[str, Any]) -> None:
-    """Refuses a wrapped optimizer of the learner that its checkpoints would not hold."""
+    """Raises `ConfigError` if the learner has a wrapped optimizer that is not in `trackables`."""
     root = tf.train.Checkpoint(**trackables)  # A view keeps only a weak reference to it.
     known = {id(node) for node in tf.train.TrackableView(root).descendants()}
     for name, value in vars(learner).items():
@@ -403,7 +403,7 @@ def _check_optimizers(learner: Learner, trackables: Mapping[str, Any]) -> None:
             if isinstance(found, Wrapped) and id(found) not in known:
                 raise errors.ConfigError(
                     f"expected every optimizer of {type(learner).__name__} in trackables(), found "
-                    f"'self.{name}' missing; add it there, or a resumed run loses its state"
+                    f"that 'self.{name}' is missing; add it, or a resumed run loses its state"
                 )
 
 
@@ -412,8 +412,8 @@ def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, f
     name = evaluation.best.removeprefix("-")
     if name not in figures:
         raise errors.ConfigError(
-            f"expected the best checkpoint to be chosen by one of {', '.join(figures)}, got "
-            f"{evaluation.best!r}; name one, with '-' before it if the lowest is best"
+            f"expected evaluation().best to be one of {', '.join(figures)}, got "
+            f"{evaluation.best!r}; name a figure, with '-' before it if the lowest is best"
         )
     return name, -figures[name] if evaluation.best.startswith("-") else figures[name]
 
@@ -423,7 +423,7 @@ def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -
     if least != most:
         raise errors.ConfigError(
             f"expected all processes to find the same checkpoint in {run.path}, got one after "
-            f"{least} batches and one after {most}; put the directory on storage that all share"
+            f"{least} batches and one after {most}; use a directory that all processes share"
         )
 
 
@@ -436,7 +436,11 @@ def _shapes(metrics: Any) -> str:
 
 @contextlib.contextmanager
 def _signals(cancel: Any) -> Iterator[list[int]]:
-    """Turns the first SIGINT or SIGTERM into `cancel()`; a second one has its usual effect."""
+    """Calls `cancel` at the first SIGINT or SIGTERM; a second one has its usual effect.
+
+    Yields:
+      A list that holds the signal's number as soon as one was received.
+    """
     received: list[int] = []
     before: dict[int, Any] = {}
 

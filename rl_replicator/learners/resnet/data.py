@@ -1,7 +1,8 @@
-"""The input of the classifier: which images, in which order, and how they are varied.
+"""The classifier's input: data sets, their order, and their augmentation.
 
-Batches are (images, labels): [B, H, W, C] uint8 and [B] int32. Everything random is a function of
-the seed and of an example's place in the run, so a run that goes on sees what it would have seen.
+Batches are (images, labels): [B, H, W, C] uint8 and [B] int32. Order and augmentation are functions
+of the seed and of an example's position in the run, so a resumed run sees the same data as an
+uninterrupted one.
 """
 
 import abc
@@ -16,21 +17,22 @@ from rl_replicator import errors
 from rl_replicator.learners import image_records, small_images
 from rl_replicator.step.inputs import InputContext
 
-# Serialised examples among which the next one is drawn: 0.9 GB of ImageNet.
-_SHUFFLED_RECORDS = 8192
+# Size of the shuffle buffer in examples: 0.9 GB of ImageNet.
+_SHUFFLE_BUFFER = 8192
 # Pixels by which a small image may shift, after padding with black: He et al. 2015, section 4.2.
 _SHIFT = 4
-# Added to a seed: equal seeds give equal bits to whatever draws from them.
+# Added to a seed for a second stream of random numbers: two draws from one seed would be equal.
 _ANOTHER_STREAM = (1 << 40, 0)
 
 
 class Images(abc.ABC):
-    """A data set for training and one for evaluation.
+    """Training and evaluation data.
 
     Attributes:
-      num_train: examples to train on.
-      num_classes: classes.
-      mean, deviation: [C] float32 of the channels, on a scale of 0 to 255.
+      num_train: number of training examples.
+      num_classes: number of classes.
+      mean: mean of each channel, [C] float32, on a scale of 0 to 255.
+      deviation: standard deviation of each channel, [C] float32, on the same scale.
       image_shape: height, width, channels.
     """
 
@@ -42,17 +44,43 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:
-        """This pipeline's batches for ever, after the first `start` global batches."""
+        """Returns this input pipeline's endless training batches.
+
+        Args:
+          context: the pipeline.
+          global_batch_size: number of examples in a batch, over all replicas.
+          start: number of global batches to skip.
+
+        Returns:
+          A dataset of (images, labels) with the per-replica batch size.
+        """
 
     @abc.abstractmethod
     def evaluate(self, context: InputContext, global_batch_size: int) -> tf.data.Dataset:
-        """This pipeline's part of all examples, each once."""
+        """Returns this input pipeline's shard of the evaluation data, each example once.
+
+        Args:
+          context: the pipeline.
+          global_batch_size: number of examples in a batch, over all replicas.
+
+        Returns:
+          A finite dataset of (images, labels) with at most the per-replica batch size.
+        """
 
 
 class SmallImages(Images):
-    """Images in memory. With flips and shifts; the order is the same for any number of replicas."""
+    """Images in memory, with flips and shifts.
+
+    The global batches are the same for any number of replicas.
+    """
 
     def __init__(self, data: small_images.SmallImages, seed: int):
+        """Computes the statistics of the channels.
+
+        Args:
+          data: images and labels.
+          seed: seed of order and augmentation.
+        """
         self._data = data
         self._seed = seed
         self.num_train = len(data.train_labels)
@@ -81,11 +109,11 @@ class SmallImages(Images):
         return _prefetched(context.shard(data.batch(size)))
 
     def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
-        """What becomes of training images; see the function `vary`."""
+        """Augments training images; see the function `vary`. Override it to augment otherwise."""
         return vary(images, variation)
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Places of the examples, shuffled, each with three numbers in [0, 1)."""
+        """Returns shuffled indices of all examples, each with three random numbers in [0, 1)."""
         seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
         order = tf.random.experimental.stateless_shuffle(tf.range(self.num_train), seed)
         variations = tf.random.stateless_uniform([self.num_train, 3], seed + _ANOTHER_STREAM)
@@ -93,14 +121,26 @@ class SmallImages(Images):
 
 
 class RecordImages(Images):
-    """Images in TFRecord files: random windows and flips; every pipeline reads files of its own."""
+    """Images in TFRecord files, with random windows and flips. Each pipeline reads its own files.
 
-    # Of ImageNet's training images, in RGB, as everybody uses them.
+    The global batches depend on the number of input pipelines, because each shuffles its own files.
+    """
+
+    # The usual statistics of ImageNet's training images, in RGB.
     mean = np.array([123.68, 116.78, 103.94], np.float32)
     deviation = np.array([58.39, 57.12, 57.38], np.float32)
 
     def __init__(self, folder: Path, size: int, seed: int):
-        """Reads the names of the files, and the numbers of records where nobody knows them."""
+        """Finds the files and counts their records.
+
+        Args:
+          folder: see `image_records.find`.
+          size: height and width of the images.
+          seed: seed of order and augmentation.
+
+        Raises:
+          ConfigError: if files are missing or damaged.
+        """
         self._folder = folder
         self._size = size
         self._seed = seed
@@ -112,8 +152,8 @@ class RecordImages(Images):
     def train(self, context: InputContext, global_batch_size: int, start: int) -> tf.data.Dataset:
         if len(self._records.files) < context.num_input_pipelines:
             raise errors.ConfigError(
-                f"expected at least {context.num_input_pipelines} training files, one for every "
-                f"process, got {len(self._records.files)}; split them up, or use fewer processes"
+                f"expected at least {context.num_input_pipelines} training files, one for each "
+                f"process, found {len(self._records.files)}; split them, or use fewer processes"
             )
         size = context.per_replica_batch_size(global_batch_size)
         # An epoch is a whole number of batches, so that a resumed run can skip it unread.
@@ -140,18 +180,27 @@ class RecordImages(Images):
         return _prefetched(examples.map(load, tf.data.AUTOTUNE).batch(size))
 
     def window(self, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """What is taken of a training image: [4] int32, top, left, height, width."""
+        """Chooses the window of a training image; override it to choose otherwise.
+
+        Args:
+          shape: shape of the image, [3] int32.
+          seed: [2] int64.
+
+        Returns:
+          [4] int32: top, left, height, width.
+        """
         return image_records.random_window(shape, seed)
 
     def _epoch(self, context: InputContext, number: tf.Tensor, count: int) -> tf.data.Dataset:
-        """Serialised examples of one epoch, `count` of them, each with a seed."""
+        """Returns `count` shuffled examples of an epoch, each with its position in the run."""
         seed = tf.constant(self._seed, tf.int64) + number
 
         def shuffled_part(files: tf.data.Dataset) -> tf.data.Dataset:
             return context.shard(files.shuffle(len(self._records.files), seed))
 
         records = image_records.read(self._records, shuffled_part)
-        records = records.shuffle(_SHUFFLED_RECORDS, seed).repeat().take(count)
+        # A pipeline's files may hold fewer than `count` examples, because shards differ in size.
+        records = records.shuffle(_SHUFFLE_BUFFER, seed).repeat().take(count)
         first = (number * context.num_input_pipelines + context.input_pipeline_id) * count
         return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + count)))
 
@@ -168,15 +217,18 @@ def load(
     small: type[SmallImages] = SmallImages,
     records: type[RecordImages] = RecordImages,
 ) -> Images:
-    """The data set that a resolved config asks for.
+    """Opens the data set that a resolved config names.
 
     Args:
-      config: has data, data_dir, image_size and seed.
-      small: what becomes of images in memory.
-      records: what becomes of images in files.
+      config: resolved config; `data`, `data_dir`, `image_size` and `seed` are used.
+      small: class for data sets in memory.
+      records: class for data sets in TFRecord files.
+
+    Returns:
+      The data set.
 
     Raises:
-      UsageError: it is not where the config says.
+      UsageError: if the data is missing or damaged.
     """
     folder = Path(config.data_dir) if config.data_dir else None
     if config.data == "fashion_mnist":
@@ -185,24 +237,25 @@ def load(
         return small(small_images.cifar10(folder), config.seed)
     if folder is None:
         raise errors.ConfigError(
-            "--data-dir: expected the folder of the TFRecord files, got nothing; name it"
+            "--data-dir: expected the folder of the TFRecord files, got none; name it"
         )
     return records(folder, config.image_size, config.seed)
 
 
 def vary(images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
-    """Shifts each image by up to four pixels either way, and turns every other one around.
+    """Shifts each image by up to four pixels in each direction, and flips half of the images.
 
     Args:
       images: [B, H, W, C] uint8.
-      variation: [B, 3] float32 in [0, 1): vertical shift, horizontal shift, whether to flip.
+      variation: [B, 3] float32 in [0, 1): vertical shift, horizontal shift, and whether to flip
+        (below 0.5).
 
     Returns:
       [B, H, W, C] uint8.
     """
     height, width = images.shape[1:3]
     shifts = tf.cast(variation[:, :2] * (2 * _SHIFT + 1), tf.int32)  # [B, 2]
-    rows = shifts[:, :1] + tf.range(height)  # [B, H], places in the padded image.
+    rows = shifts[:, :1] + tf.range(height)  # [B, H], indices in the padded image.
     columns = shifts[:, 1:] + tf.range(width)  # [B, W]
     columns = tf.where(variation[:, 2:] < 0.5, columns[:, ::-1], columns)
     border = [_SHIFT, _SHIFT]

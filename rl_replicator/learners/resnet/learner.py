@@ -1,4 +1,4 @@
-"""The classifier: its variables and its training step."""
+"""The learner of the classifier: its optimizer, training step and evaluation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,21 +7,19 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator.errors import check_option
-from rl_replicator.layers import precision
 from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.resnet import data, losses, networks
+from rl_replicator.learners.resnet.classifier import Classifier
 from rl_replicator.learners.resnet.config import ResNetConfig
-from rl_replicator.learners.resnet.normalization import BatchNorm, cross_replica_batch_norm
 from rl_replicator.optimizers import micro_batches, momentum, schedules
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
 
-_STEMS = {"imagenet": networks.ImageNetStem, "small": networks.SmallImageStem}
 _TOP = (1, 5)
-# No Python control flow in the steps depends on tensors; without AutoGraph, tracing takes half of
-# the time.
+# No Python control flow in the steps depends on tensors, so they need no AutoGraph; without it,
+# tracing takes half of the time.
 _as_written = tf.autograph.experimental.do_not_convert
-# The range of the other types is wide enough without one.
+# Other dtypes have enough range without a loss scale.
 _LOSS_SCALES = {tf.float16: "dynamic"}
 
 
@@ -32,17 +30,15 @@ class ResNetLearner(Learner):
         """Opens the data and creates all variables.
 
         Args:
-          replicator: in whose scope the variables are created.
+          replicator: replicates the learner; the variables are created in its scope.
           config: hyper-parameters.
 
         Raises:
-          UsageError: if the data is missing.
+          UsageError: if the data is missing or damaged, or a setting does not fit the replicas.
         """
         self._recipe = recipe = config.resolved()
         self._images = data.load(recipe)
-        self._dtype = precision.choose(recipe.precision)
         _check_micro_batches(recipe, replicator.num_replicas)
-        self.image_shape = self._images.image_shape
         self.global_batch_size = recipe.global_batch_size
         steps_per_epoch = self._images.num_train / recipe.global_batch_size
         self.num_steps = max(1, round(recipe.epochs * steps_per_epoch))
@@ -50,18 +46,12 @@ class ResNetLearner(Learner):
         self._rate = make_schedule(recipe, steps_per_epoch, self.num_steps)
         tf.random.set_seed(recipe.seed)
         with replicator.scope():
-            self._network = networks.ResNet(
-                recipe.depth,
-                self._images.num_classes,
-                _STEMS[recipe.stem],
-                cross_replica_batch_norm if recipe.cross_replica_norm else BatchNorm,
-                recipe.width,
-            )
-            self._network(tf.zeros([1, *self._images.image_shape], self._dtype), is_training=False)
+            self._classifier = Classifier(recipe, self._images)
             self._optimizer = replicator.wrap_optimizer(
-                make_optimizer(recipe, self._rate), loss_scale=_LOSS_SCALES.get(self._dtype)
+                make_optimizer(recipe, self._rate),
+                loss_scale=_LOSS_SCALES.get(self._classifier.dtype),
             )
-        self._parameters = self._network.trainable_variables
+        self._parameters = self._classifier.network.trainable_variables
         replicator.build_optimizer(self._optimizer, self._parameters)
 
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
@@ -90,29 +80,18 @@ class ResNetLearner(Learner):
     def _gradients(
         self, batch: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the gradients of the scaled loss by the parameters, and the metrics."""
+        """Returns the gradients of the scaled loss with respect to the parameters, and metrics."""
         images, labels = batch  # [B, H, W, C] uint8, [B] int32
         with tf.GradientTape() as tape:
-            logits = self._network(self._normalised(images), is_training=True)  # [B, K] float32
+            logits = self._classifier(images, is_training=True)  # [B, K] float32
             smoothing = self._recipe.label_smoothing
             loss = tf.reduce_mean(losses.smoothed_cross_entropy(labels, logits, smoothing))
             scaled = self._optimizer.scale_loss(loss)
         accuracy = tf.reduce_mean(losses.in_top(1, labels, logits))
         return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
 
-    def classify(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Classifies images.
-
-        Args:
-          images: [B, H, W, C], 0 to 255, as in the data set.
-
-        Returns:
-          Features, [B, F] float32, and logits, [B, K] float32.
-        """
-        return self._network.classify(self._normalised(images), is_training=False)
-
     def trackables(self) -> dict[str, Any]:
-        return {"network": self._network, "optimizer": self._optimizer}
+        return {"network": self._classifier.network, "optimizer": self._optimizer}
 
     def evaluation(self) -> Evaluation:
         return Evaluation(
@@ -127,17 +106,12 @@ class ResNetLearner(Learner):
     @_as_written
     def _sums(self, batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor) -> dict[str, tf.Tensor]:
         images, labels = batch
-        logits = self._network(self._normalised(images), is_training=False)
+        logits = self._classifier(images, is_training=False)
         sums = {f"top_{k}": losses.in_top(k, labels, logits) for k in _TOP}
         sums["loss"] = losses.smoothed_cross_entropy(labels, logits)
         sums["examples"] = tf.ones_like(mask)
-        # Padding can hold anything, NaN included.
+        # Selected and not multiplied: padding may hold NaN, and 0 * NaN is NaN.
         return {name: tf.reduce_sum(tf.where(mask > 0, x, 0.0)) for name, x in sums.items()}
-
-    def _normalised(self, images: tf.Tensor) -> tf.Tensor:
-        """Scales each channel to mean 0 and deviation 1, in the type that the layers compute in."""
-        images = (tf.cast(images, tf.float32) - self._images.mean) / self._images.deviation
-        return tf.cast(images, self._dtype)
 
 
 def _check_micro_batches(recipe: Any, num_replicas: int) -> None:
@@ -155,8 +129,8 @@ def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedu
 
     Args:
       config: a resolved config.
-      steps_per_epoch: may be fractional.
-      num_steps: steps of the run.
+      steps_per_epoch: number of steps in an epoch; may be fractional.
+      num_steps: number of steps of the run.
     """
     peak = schedules.scaled(config.learning_rate, config.global_batch_size)
     rising = min(round(config.warm_up_epochs * steps_per_epoch), num_steps)

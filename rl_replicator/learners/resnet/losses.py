@@ -1,4 +1,4 @@
-"""What a classifier minimises, and what it is judged by."""
+"""The classifier's loss and accuracy."""
 
 import tensorflow as tf
 
@@ -6,32 +6,32 @@ import tensorflow as tf
 def smoothed_cross_entropy(
     labels: tf.Tensor, logits: tf.Tensor, smoothing: float = 0.0
 ) -> tf.Tensor:
-    """Cross-entropy to labels that are right with probability `1 - smoothing`, per example.
+    """Computes the cross-entropy with label smoothing for each example.
 
-    Szegedy et al. 2016, section 7 (arXiv:1512.00567): `-sum_k q(k) log p(k)` with
-    `q(k) = (1 - smoothing) [k = label] + smoothing / K`.
+    `-sum_k q(k) log p(k)` with `q(k) = (1 - smoothing) [k = label] + smoothing / K`: Szegedy et al.
+    2016 (arXiv:1512.00567), section 7.
 
     Args:
       labels: [B] int, in [0, K).
       logits: [B, K] float32.
-      smoothing: in [0, 1).
+      smoothing: probability mass spread evenly over all classes, in [0, 1).
 
     Returns:
       [B] float32.
     """
     log_p = tf.nn.log_softmax(logits)  # [B, K]
-    right = tf.gather(log_p, labels, batch_dims=1)  # [B]
-    return -(1.0 - smoothing) * right - smoothing * tf.reduce_mean(log_p, axis=1)
+    log_p_label = tf.gather(log_p, labels, batch_dims=1)  # [B]
+    return -(1.0 - smoothing) * log_p_label - smoothing * tf.reduce_mean(log_p, axis=1)
 
 
 def in_top(k: int, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Whether fewer than k logits are higher than, or tie with, the label's own; per example.
+    """Tells for each example whether the label is among the k highest logits.
 
-    Ties count against the classifier: one that says the same of all classes knows nothing. So do
-    logits that are not a number.
+    Ties count against the classifier, because equal logits for all classes contain no information.
+    NaN counts against it too.
 
     Args:
-      k: from 1.
+      k: number of highest logits, at least 1.
       labels: [B] int, in [0, K).
       logits: [B, K].
 
@@ -39,5 +39,5 @@ def in_top(k: int, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
       [B] float32, 1 or 0.
     """
     own = tf.gather(logits, labels, batch_dims=1)  # [B]
-    not_lower = tf.logical_not(logits < own[:, None])  # [B, K], with the label itself.
+    not_lower = tf.logical_not(logits < own[:, None])  # [B, K], true for the label itself.
     return tf.cast(tf.reduce_sum(tf.cast(not_lower, tf.int32), axis=1) <= k, tf.float32)

@@ -1,4 +1,4 @@
-"""Batch normalisation that computes in the type of its input, with statistics in float32."""
+"""Batch normalisation that computes in the dtype of its input, with statistics in float32."""
 
 import sonnet as snt
 import tensorflow as tf
@@ -12,12 +12,18 @@ _DECAY = 0.9
 class BatchNorm(snt.Module):
     """`scale (x - mean) / sqrt(variance + epsilon) + offset` over batch, height and width.
 
-    Ioffe & Szegedy 2015 (arXiv:1502.03167). While training, mean and variance are those of this
-    replica's batch, and their moving averages follow by a tenth of the difference, and are averaged
-    over the replicas after each step; otherwise the moving averages take their place.
+    Ioffe & Szegedy 2015 (arXiv:1502.03167). In training, mean and variance are those of the
+    replica's own batch. Their moving averages, with a decay of 0.9, are averaged over replicas
+    after each step and replace them in evaluation.
     """
 
     def __init__(self, name: str, scale_init: snt.initializers.Initializer):
+        """Creates no variable yet.
+
+        Args:
+          name: name of the module.
+          scale_init: initialises the scale.
+        """
         super().__init__(name=name)
         self._scale_init = scale_init
 
@@ -29,7 +35,15 @@ class BatchNorm(snt.Module):
         self.moving_variance = _statistic(tf.ones([channels]), "moving_variance")
 
     def __call__(self, x: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """[B, H, W, C] -> the same shape and type."""
+        """Normalises a batch.
+
+        Args:
+          x: [B, H, W, C].
+          is_training: whether to use, and to average, the statistics of the batch.
+
+        Returns:
+          A tensor of the shape and dtype of `x`.
+        """
         self._build(x.shape[-1])
         if not is_training:
             return self._fused(x, self.moving_mean, self.moving_variance)[0]
@@ -47,7 +61,7 @@ class BatchNorm(snt.Module):
 
 
 def _statistic(value: tf.Tensor, name: str) -> tf.Variable:
-    """A variable that each replica updates, and whose mean all of them then have."""
+    """Makes a variable that each replica updates, and that is averaged over replicas."""
     return tf.Variable(
         value,
         trainable=False,
@@ -60,7 +74,12 @@ def _statistic(value: tf.Tensor, name: str) -> tf.Variable:
 def cross_replica_batch_norm(
     name: str, scale_init: snt.initializers.Initializer
 ) -> batch_norm.CrossReplicaBatchNorm:
-    """The same with the mean and variance of the batch of all replicas."""
+    """Makes a batch norm that uses the mean and variance of the global batch.
+
+    Args:
+      name: name of the module.
+      scale_init: initialises the scale.
+    """
     return batch_norm.CrossReplicaBatchNorm(
         create_scale=True,
         create_offset=True,

@@ -1,4 +1,4 @@
-"""The images to learn from, as they are: what is shifted or cut, the generator would make too."""
+"""Training images without the classifier's augmentation: the generator would reproduce it."""
 
 from typing import Any
 
@@ -23,5 +23,5 @@ class _Records(data.RecordImages):
 
 
 def load(config: Any) -> data.Images:
-    """The data set that a resolved config asks for; raises `UsageError` as `resnet.data.load`."""
+    """Opens the data set that a resolved config names; see `resnet.data.load`."""
     return data.load(config, _Small, _Records)

@@ -1,4 +1,4 @@
-"""The classifiers by whose features FID and inception score judge."""
+"""The classifiers whose features and logits FID and inception score use."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +9,13 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackableSubset
+from rl_replicator.learners.resnet import data
+from rl_replicator.learners.resnet.classifier import Classifier
 from rl_replicator.learners.resnet.config import ResNetConfig
-from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.run_directory import RunDirectory, from_plain
 
-# [B, H, W, C] float32 images, 0 to 255 -> [B, F] features, [B, K] logits.
+# Maps images, [B, H, W, C] float32, 0 to 255, to features, [B, F], and logits, [B, K].
 Classify = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 _INCEPTION_INPUT = "ExpandDims:0"
@@ -23,32 +24,32 @@ _INCEPTION_LOGITS = "softmax/logits/MatMul"
 
 
 def load(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) -> tuple[str, Classify]:
-    """A classifier from a run directory or a file.
+    """Loads a classifier from a run directory or a file.
 
     Args:
-      path: a run of `rl-replicator train resnet`, or `classify_image_graph_def.pb`.
-      replicator: on whose replicas it is to be used.
-      image_shape: height, width, channels of the images to judge.
+      path: run directory of `rl-replicator train resnet`, or `classify_image_graph_def.pb`.
+      replicator: replicator whose replicas will call the classifier.
+      image_shape: height, width, channels of the images to classify.
 
     Returns:
-      What to append to the names of figures that are made with it, and the classifier.
+      A suffix for the names of figures that are computed with the classifier, and the classifier.
 
     Raises:
-      UsageError: nothing of the kind is there, or it takes other images.
+      UsageError: if there is no classifier at the path, or it takes images of another shape.
     """
     if path.is_dir():
         return "_own_classifier", _of_run(path, replicator, image_shape)
     if not path.is_file():
         raise errors.ConfigError(
             f"--features: expected a run directory of 'rl-replicator train resnet', or Inception's "
-            f"classify_image_graph_def.pb, found nothing at {path}; train one, or unpack the file "
-            "from inception-2015-12-05.tgz"
+            f"classify_image_graph_def.pb, found nothing at {path}; train a classifier, or unpack "
+            "the file from inception-2015-12-05.tgz"
         )
     return "", _inception(path)
 
 
 def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) -> Classify:
-    """The best network of a run; it looks at images of its own data set."""
+    """Restores the best classifier of a run."""
     run = RunDirectory(path)
     identity = run.config()["identity"]
     if identity["trainable"] != "resnet":
@@ -56,27 +57,30 @@ def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) ->
             f"--features: expected a run of 'rl-replicator train resnet', found one of "
             f"{identity['trainable']} in {path}; name another"
         )
-    learner = ResNetLearner(replicator, from_plain(ResNetConfig, identity["config"]))
-    if learner.image_shape != image_shape:
+    checkpointer = Checkpointer(run.best)
+    if checkpointer.latest() is None:
+        raise errors.ConfigError(
+            f"--features: expected an evaluated checkpoint in {run.best}, found none; train for "
+            "longer"
+        )
+    config = from_plain(ResNetConfig, identity["config"]).resolved()
+    images = data.load(config)
+    if images.image_shape != image_shape:
         raise errors.ConfigError(
             f"--features: expected a classifier of {_size(image_shape)} images, found one of "
-            f"{_size(learner.image_shape)} images in {path}; train one on the same data"
+            f"{_size(images.image_shape)} images in {path}; train one on the same data"
         )
-    checkpoint = Checkpointer(run.best)
-    if checkpoint.latest() is None:
-        raise errors.ConfigError(
-            f"--features: expected an evaluated checkpoint in {run.best}, found none; train longer"
-        )
-    # The network alone: the optimizer's slots are not needed to classify.
-    network = learner.trackables()["network"]
-    checkpoint.restore({"learner": TrackableSubset(network=network)})
-    return learner.classify
+    with replicator.scope():
+        classifier = Classifier(config, images)
+    # A subset, because the checkpoint holds the optimizer too.
+    checkpointer.restore({"learner": TrackableSubset(network=classifier.network)})
+    return classifier.classify
 
 
 def _inception(path: Path) -> Classify:
-    """The network of Szegedy et al. 2015 (arXiv:1512.00567) that published figures were made with.
+    """Loads the Inception network (arXiv:1512.00567) with which published figures are computed.
 
-    Its graph brings images to 299x299 and scales them itself. The weights are constants in it.
+    The file is a graph that resizes images to 299x299 and scales them. The weights are constants.
     """
     graph_def = tf.compat.v1.GraphDef()
     try:
@@ -85,7 +89,7 @@ def _inception(path: Path) -> Classify:
     except Exception as error:  # Protobuf's own class is not public.
         raise errors.ConfigError(
             f"--features: expected Inception's classify_image_graph_def.pb in {path}, got another "
-            f"kind of file ({type(error).__name__}: {error}); unpack that from "
+            f"kind of file ({type(error).__name__}: {error}); unpack it from "
             "inception-2015-12-05.tgz"
         ) from None
 
@@ -110,9 +114,10 @@ def _inception(path: Path) -> Classify:
 
 
 def _without_last_layer(graph_def: Any) -> tuple[Any, str]:
-    """What leads to the features and the weights of the last layer, and the weights' name.
+    """Removes the last layer, because the graph's own accepts one image at a time only.
 
-    That layer itself takes but one image at a time.
+    Returns:
+      The graph of the features and of the last layer's weights, and the name of those weights.
     """
     inputs = {node.name: node.input for node in graph_def.node}
     weights = inputs[_INCEPTION_LOGITS][1]

@@ -22,8 +22,8 @@ _GREY = 127.5
 _WARM_UP = 9.0
 
 
-# No Python control flow in the steps depends on tensors; without AutoGraph, tracing takes a third
-# of the time.
+# No Python control flow in the steps depends on tensors, so they need no AutoGraph; without it,
+# tracing takes a third of the time.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
@@ -38,11 +38,11 @@ class SNGANLearner(Learner):
         """Opens the data and creates all variables.
 
         Args:
-          replicator: in whose scope the variables are created.
+          replicator: replicates the learner; the variables are created in its scope.
           config: hyper-parameters.
 
         Raises:
-          UsageError: if data or features are missing, or do not fit.
+          UsageError: if data or features are missing, or do not fit each other.
         """
         self._recipe = recipe = config.resolved()
         self._replicator = replicator
@@ -61,7 +61,7 @@ class SNGANLearner(Learner):
             self._generator = self._make_generator("generator")
             self._average = self._make_generator("average")
             self._discriminator = networks.Discriminator(self._layout, recipe.width)
-            self._discriminator(tf.zeros([1, *shape], self._dtype), self._one_in_k([0]), False)
+            self._discriminator(tf.zeros([1, *shape], self._dtype), self._one_hot([0]), False)
             self._generator_optimizer = self._make_optimizer(replicator)
             self._discriminator_optimizer = self._make_optimizer(replicator)
         _copy(self._generator, self._average)
@@ -69,8 +69,8 @@ class SNGANLearner(Learner):
         replicator.build_optimizer(
             self._discriminator_optimizer, self._discriminator.trainable_variables
         )
-        # For the grid of samples: outside of the scope, because the chief process draws it alone.
-        self._painter = self._make_generator("painter")
+        # Generates the grid of samples. Outside the scope, because only the chief process runs it.
+        self._sampler = self._make_generator("sampler")
 
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
         return self.input_fn_from(context, 0)
@@ -97,10 +97,10 @@ class SNGANLearner(Learner):
         images, labels = batch  # [B, H, W, C] uint8, [B] int32
         optimizer = self._discriminator_optimizer
         noise, fake_labels = self._draw(labels.shape[0], optimizer, samples.DISCRIMINATOR)
-        fakes = self._generator(noise, self._one_in_k(fake_labels), is_training=True)
+        fakes = self._generator(noise, self._one_hot(fake_labels), is_training=True)
         # In one pass, so that there is one power iteration per update.
         both = tf.concat([self._scaled(images), tf.stop_gradient(fakes)], axis=0)
-        classes = self._one_in_k(tf.concat([labels, fake_labels], axis=0))
+        classes = self._one_hot(tf.concat([labels, fake_labels], axis=0))
         variables = self._discriminator.trainable_variables
         with tf.GradientTape() as tape:
             scores = self._discriminator(both, classes, is_training=True)  # [2B]
@@ -127,7 +127,7 @@ class SNGANLearner(Learner):
         """
         optimizer = self._generator_optimizer
         noise, labels = self._draw(batch[1].shape[0], optimizer, samples.GENERATOR)
-        classes = self._one_in_k(labels)
+        classes = self._one_hot(labels)
         variables = self._generator.trainable_variables
         with tf.GradientTape() as tape:
             fakes = self._generator(noise, classes, is_training=True)
@@ -169,9 +169,9 @@ class SNGANLearner(Learner):
     def images(self, step: int) -> Mapping[str, np.ndarray]:
         """Returns a grid of samples of the moving average; see `samples.grid`."""
         del step
-        _copy(self._average, self._painter)
+        _copy(self._average, self._sampler)
         image = samples.grid(
-            lambda noise, labels: tf.cast(self._pixels(self._paint(noise, labels)), tf.uint8),
+            lambda noise, labels: tf.cast(self._pixels(self._sample(noise, labels)), tf.uint8),
             self._recipe.noise_size,
             self._num_classes,
             self._recipe.seed,
@@ -182,7 +182,7 @@ class SNGANLearner(Learner):
         recipe, channels = self._recipe, self._images.image_shape[-1]
         generator = networks.Generator(self._layout, recipe.width, channels, name)
         noise = tf.zeros([1, recipe.noise_size], self._dtype)
-        generator(noise, self._one_in_k([0]), is_training=False)
+        generator(noise, self._one_hot([0]), is_training=False)
         return generator
 
     def _make_optimizer(self, replicator: Replicator) -> Any:
@@ -194,8 +194,8 @@ class SNGANLearner(Learner):
     def _set_rate(self, optimizer: Any, first: float, step: tf.Tensor) -> None:
         """Assigns the learning rate of a step: constant, then falling linearly to 0."""
         if self._recipe.decay_steps:
-            left = tf.cast(self.num_steps - step, tf.float32) / self._recipe.decay_steps
-            optimizer.learning_rate.assign(first * tf.clip_by_value(left, 0.0, 1.0))
+            remaining = tf.cast(self.num_steps - step, tf.float32) / self._recipe.decay_steps
+            optimizer.learning_rate.assign(first * tf.clip_by_value(remaining, 0.0, 1.0))
         else:
             optimizer.learning_rate.assign(first)
 
@@ -225,7 +225,7 @@ class SNGANLearner(Learner):
         self, batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         noise, labels = batch
-        classes = self._one_in_k(labels)
+        classes = self._one_hot(labels)
         images = self._average(tf.cast(noise, self._dtype), classes, is_training=False)
         scores = self._discriminator(images, classes, is_training=False)
         sums = {"samples": mask, "score": tf.where(mask > 0, tf.cast(scores, tf.float32), 0.0)}
@@ -261,11 +261,11 @@ class SNGANLearner(Learner):
         )
         return metrics.statistics(measure())
 
-    def _paint(self, noise: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def _sample(self, noise: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         noise = tf.cast(noise, self._dtype)
-        return self._painter(noise, self._one_in_k(labels), is_training=False)
+        return self._sampler(noise, self._one_hot(labels), is_training=False)
 
-    def _one_in_k(self, labels: Any) -> tf.Tensor:
+    def _one_hot(self, labels: Any) -> tf.Tensor:
         return tf.one_hot(labels, self._num_classes, dtype=self._dtype)  # [B, K]
 
     def _scaled(self, images: tf.Tensor) -> tf.Tensor:
@@ -280,6 +280,6 @@ class SNGANLearner(Learner):
 
 
 def _copy(source: tf.Module, target: tf.Module) -> None:
-    """Copies the variables of a network to another one of the same structure. Outside of steps."""
+    """Copies the variables of a network to another one of the same structure, on the host."""
     for a, b in zip(source.variables, target.variables, strict=True):
         values.write(b.name, b, values.read(a.name, a))

@@ -1,7 +1,8 @@
-"""How far the images are from the data: Frechet inception distance and inception score.
+"""The quality of generated images: Frechet inception distance and inception score.
 
-Both look at what a classifier makes of the images. Sums over images are made on the replicas, the
-figures from the sums of all of them; so every image counts once, however many replicas there are.
+Both are computed from a classifier's features and logits. Replicas compute sums over their images,
+and the figures are computed from the sums of all replicas. So every image counts once, whatever the
+number of replicas.
 """
 
 import dataclasses
@@ -13,11 +14,11 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Of the features of a set of images.
+    """Statistics of the features of a set of images.
 
     Attributes:
       mean: [F] float64.
-      covariance: [F, F] float64, with N - 1 in the denominator.
+      covariance: sample covariance, with N - 1 in the denominator, [F, F] float64.
     """
 
     mean: np.ndarray
@@ -25,15 +26,15 @@ class Statistics:
 
 
 def sums(features: tf.Tensor, logits: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
-    """What the figures are made of, in float64.
+    """Computes the sums over a batch from which the figures are computed.
 
     Args:
       features: [B, F].
       logits: [B, K].
-      mask: [B], 1 for an image and 0 for filling, which may hold anything.
+      mask: [B], 1 for an image and 0 for padding, whose features and logits may be NaN.
 
     Returns:
-      By name: `images` [], `features` [F], `products` [F, F], `p` [K], `p_log_p` [].
+      float64 sums by name: `images` [], `features` [F], `products` [F, F], `p` [K], `p_log_p` [].
     """
     is_image = mask[:, None] > 0
     features = tf.cast(tf.where(is_image, features, 0.0), tf.float64)
@@ -50,7 +51,7 @@ def sums(features: tf.Tensor, logits: tf.Tensor, mask: tf.Tensor) -> dict[str, t
 
 
 def statistics(sums: Mapping[str, np.ndarray]) -> Statistics:
-    """Mean and covariance from the sums over all images."""
+    """Computes mean and covariance of the features from the sums over all images."""
     count = sums["images"]
     mean = sums["features"] / count
     covariance = (sums["products"] - count * np.outer(mean, mean)) / (count - 1)
@@ -58,11 +59,16 @@ def statistics(sums: Mapping[str, np.ndarray]) -> Statistics:
 
 
 def frechet_distance(a: Statistics, b: Statistics) -> float:
-    """Between normal distributions: Heusel et al. 2017 (arXiv:1706.08500), equation 6.
+    """Computes the Frechet distance of two normal distributions.
 
-    `|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2))`. The last trace is the sum of the singular
-    values of `C_a^(1/2) C_b^(1/2)`: symmetric roots exist also where features never vary, and no
-    eigenvalue of a product, which rounding makes complex, is needed.
+    `|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2))`: Heusel et al. 2017 (arXiv:1706.08500),
+    equation 6. The trace of `(C_a C_b)^(1/2)` is the sum of the singular values of
+    `C_a^(1/2) C_b^(1/2)`. This form needs only symmetric roots, which exist for singular
+    covariances too, whereas rounding can make the eigenvalues of `C_a C_b` complex.
+
+    Args:
+      a: statistics of one set of images.
+      b: statistics of the other.
     """
     difference = a.mean - b.mean
     product = _root(a.covariance) @ _root(b.covariance)
@@ -72,9 +78,13 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
 
 def inception_score(sums: Mapping[str, np.ndarray]) -> float:
-    """`exp(E KL(p(y|x) || p(y)))`: Salimans et al. 2016 (arXiv:1606.03498), section 4.
+    """Computes `exp(E KL(p(y|x) || p(y)))`, from 1 to the number of classes.
 
-    From 1 to the number of classes. Over all images at once, and not the mean over ten parts.
+    Salimans et al. 2016 (arXiv:1606.03498), section 4. Computed over all images at once, not as the
+    mean over ten parts.
+
+    Args:
+      sums: sums over all images; see `sums`.
     """
     p = sums["p"] / sums["images"]  # [K]
     entropy = -np.sum(p * np.log(np.maximum(p, np.finfo(p.dtype).tiny)))
@@ -82,6 +92,6 @@ def inception_score(sums: Mapping[str, np.ndarray]) -> float:
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
-    """The symmetric square root; eigenvalues that rounding has made negative count as 0."""
+    """Returns the symmetric square root. Eigenvalues that rounding made negative count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -1,10 +1,10 @@
 """Residual networks of Miyato & Koyama 2018 (arXiv:1802.05637), figures 13 and 14.
 
-Images are NHWC. Variables are float32 whatever the type that the layers compute in, which is that
-of the noise or the images; all are float64 where that is.
+Images are NHWC. The layers compute in the dtype of the noise or the images. Variables are float64
+if that is float64, and float32 otherwise.
 
-The generator's convolutions have no biases: batch norm follows and would take them out again, and
-Adam would make steps of a rounding error's sign.
+The generator's convolutions have no biases, because the batch norm after them removes any bias.
+Their gradients would be rounding errors, which Adam would scale up to full steps.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ from rl_replicator.learners.sngan.spectral_norm import SpectralNorm
 _DECAY = 0.9
 _SMALLEST_SIDE = 4
 _LARGEST_MULTIPLE = 16
-# Glorot & Bengio 2010 for what is not followed by a ReLU, and twice the variance for the rest.
+# Glorot & Bengio 2010; with twice the variance for layers next to a ReLU.
 _GLOROT = snt.initializers.VarianceScaling(1.0, "fan_avg", "uniform")
 _GLOROT_RELU = snt.initializers.VarianceScaling(2.0, "fan_avg", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The two networks for images of one size.
+    """The layout of both networks for one image size.
 
     Attributes:
       side: height and width of the generator's first feature map.
-      generator: channels of that map and after each block, in multiples of the width.
-      discriminator: channels after each block.
-      num_halvings: of the discriminator's blocks, so many halve height and width.
+      generator: channels of that map and of each block's output, in multiples of the width.
+      discriminator: channels of each block's output, in multiples of the width.
+      num_halvings: number of the discriminator's first blocks that halve height and width.
     """
 
     side: int
@@ -43,10 +43,14 @@ class Shape:
 
 
 def layout(image_size: int) -> Shape:
-    """A block for each doubling from 4x4 to 7x7 on.
+    """Returns the layout of the networks for an image size.
 
-    For 128x128 and 64x64 images the networks of Miyato & Koyama 2018, for 32x32 those of Miyato et
-    al. 2018, table 4, with 64 as the width.
+    The generator doubles a first feature map of 4x4 to 7x7 once per block. With a width of 64, the
+    networks for 128x128 and 64x64 are those of Miyato & Koyama 2018, and those for 32x32 are of
+    Miyato et al. 2018 (arXiv:1802.05957), table 4.
+
+    Args:
+      image_size: height and width of the images.
     """
     if image_size == 32:
         return Shape(4, (4, 4, 4, 4), (2, 2, 2, 2), num_halvings=2)
@@ -58,7 +62,7 @@ def layout(image_size: int) -> Shape:
 
 
 class Layer(snt.Module):
-    """Dense for inputs of two axes, a convolution with "SAME" padding for those of four."""
+    """A dense layer for inputs of two axes; a convolution with "SAME" padding for four axes."""
 
     def __init__(
         self,
@@ -69,6 +73,16 @@ class Layer(snt.Module):
         weight_norm: SpectralNorm | None = None,
         name: str | None = None,
     ):
+        """Creates no variable yet.
+
+        Args:
+          channels: number of output channels.
+          w_init: initialises the weight.
+          size: height and width of a convolution's kernel.
+          has_bias: whether the layer adds a bias.
+          weight_norm: normalises the weight; None for no normalisation.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self._channels = channels
         self._w_init = w_init
@@ -86,6 +100,12 @@ class Layer(snt.Module):
             self.b = tf.Variable(tf.zeros([self._channels], dtype), name="b")
 
     def __call__(self, x: tf.Tensor, is_training: bool) -> tf.Tensor:
+        """Maps [..., C] to [..., channels] of the same dtype.
+
+        Args:
+          x: [B, C] or [B, H, W, C].
+          is_training: see `SpectralNorm.__call__`.
+        """
         self._build(x)
         w = tf.convert_to_tensor(self.w)
         if self._weight_norm is not None:
@@ -102,6 +122,12 @@ class ConditionalNorm(snt.Module):
     """
 
     def __init__(self, channels: int, name: str | None = None):
+        """Creates no variable yet.
+
+        Args:
+          channels: number of channels of the input.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self._norm = batch_norm.CrossReplicaBatchNorm(
             create_scale=False,
@@ -114,16 +140,32 @@ class ConditionalNorm(snt.Module):
         self._offset = Layer(channels, snt.initializers.Zeros(), name="offset")
 
     def __call__(self, x: tf.Tensor, classes: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """[B, H, W, C] and [B, K], one in K, -> [B, H, W, C]."""
+        """Normalises a batch.
+
+        Args:
+          x: [B, H, W, C].
+          classes: one-hot, [B, K], of the dtype of `x`.
+          is_training: whether to use, and to average, the statistics of the batch.
+
+        Returns:
+          A tensor of the shape and dtype of `x`.
+        """
         scale = self._scale(classes, is_training)[:, None, None, :]  # [B, 1, 1, C]
         offset = self._offset(classes, is_training)[:, None, None, :]
         return self._norm(x, is_training, scale=scale, offset=offset)
 
 
 class GeneratorBlock(snt.Module):
-    """Twice norm, ReLU and 3x3, at twice the height and width."""
+    """A residual block that doubles height and width: norm, ReLU and 3x3 convolution, twice."""
 
     def __init__(self, channels: int, in_channels: int, name: str | None = None):
+        """Creates no variable yet.
+
+        Args:
+          channels: number of output channels.
+          in_channels: number of input channels.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self._norms = [
             ConditionalNorm(in_channels, name="norm_0"),
@@ -133,23 +175,25 @@ class GeneratorBlock(snt.Module):
         self._shortcut = Layer(channels, _GLOROT, name="shortcut")
 
     def __call__(self, x: tf.Tensor, classes: tf.Tensor, is_training: bool) -> tf.Tensor:
+        """Maps [B, H, W, C] and one-hot classes, [B, K], to [B, 2H, 2W, channels]."""
         y = double(tf.nn.relu(self._norms[0](x, classes, is_training)))
         y = self._convs[0](y, is_training)
         y = self._convs[1](tf.nn.relu(self._norms[1](y, classes, is_training)), is_training)
-        return y + double(self._shortcut(x, is_training))  # 1x1, so the order is free.
+        # A 1x1 convolution commutes with doubling; this order computes a quarter as much.
+        return y + double(self._shortcut(x, is_training))
 
 
 class Generator(snt.Module):
-    """Noise and classes to images."""
+    """Maps noise and classes to images."""
 
     def __init__(self, layout: Shape, width: int, image_channels: int, name: str | None = None):
-        """Builds no variable yet.
+        """Creates no variable yet.
 
         Args:
-          layout: of the blocks.
-          width: what its channels are multiples of.
+          layout: layout of the blocks.
+          width: number of channels by which the layout's multiples are multiplied.
           image_channels: 1 or 3.
-          name: of the module.
+          name: name of the module.
         """
         super().__init__(name=name)
         channels = [multiple * width for multiple in layout.generator]
@@ -163,7 +207,16 @@ class Generator(snt.Module):
         self._last = Layer(image_channels, _GLOROT, 3, has_bias=True, name="last")
 
     def __call__(self, noise: tf.Tensor, classes: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """[B, Z] and [B, K], one in K, of one type, -> [B, H, W, C] in [-1, 1]."""
+        """Generates images.
+
+        Args:
+          noise: [B, Z].
+          classes: one-hot, [B, K], of the dtype of the noise.
+          is_training: whether batch norm uses the statistics of the batch.
+
+        Returns:
+          [B, H, W, C] in [-1, 1], of the dtype of the noise.
+        """
         x = tf.reshape(self._first(noise, is_training), self._first_shape)
         for block in self._blocks:
             x = block(x, classes, is_training)
@@ -172,7 +225,7 @@ class Generator(snt.Module):
 
 
 class DiscriminatorBlock(snt.Module):
-    """ReLU and 3x3 twice, then the mean of each 2x2 if it halves height and width."""
+    """A residual block: ReLU and 3x3 convolution, twice, then 2x2 average pooling if it halves."""
 
     def __init__(
         self,
@@ -182,6 +235,15 @@ class DiscriminatorBlock(snt.Module):
         has_shortcut: bool,
         name: str | None = None,
     ):
+        """Creates no variable yet.
+
+        Args:
+          channels: number of output channels.
+          is_first: whether the input is images.
+          is_halving: whether the block halves height and width.
+          has_shortcut: whether the shortcut is a 1x1 convolution, not the identity.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self._is_first = is_first
         self._is_halving = is_halving
@@ -191,7 +253,8 @@ class DiscriminatorBlock(snt.Module):
             self._shortcut = _normalised(channels, _GLOROT, name="shortcut")
 
     def __call__(self, x: tf.Tensor, is_training: bool) -> tf.Tensor:
-        y = x if self._is_first else tf.nn.relu(x)  # Images are no sums of a residual layer.
+        """Maps [B, H, W, C] to [B, H, W, channels], or to half the height and width."""
+        y = x if self._is_first else tf.nn.relu(x)  # A ReLU would discard half of an image's range.
         y = self._convs[1](tf.nn.relu(self._convs[0](y, is_training)), is_training)
         if self._is_halving:
             x, y = halve(x), halve(y)
@@ -199,10 +262,16 @@ class DiscriminatorBlock(snt.Module):
 
 
 class Discriminator(snt.Module):
-    """Images and classes to scores; every weight is spectrally normalised."""
+    """Maps images and classes to scores. Every weight is spectrally normalised."""
 
     def __init__(self, layout: Shape, width: int, name: str | None = None):
-        """Builds no variable yet. Arguments as for `Generator`."""
+        """Creates no variable yet.
+
+        Args:
+          layout: layout of the blocks.
+          width: number of channels by which the layout's multiples are multiplied.
+          name: name of the module.
+        """
         super().__init__(name=name)
         channels = [multiple * width for multiple in layout.discriminator]
         self._blocks = [
@@ -221,17 +290,20 @@ class Discriminator(snt.Module):
         )
 
     def __call__(self, images: tf.Tensor, classes: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """Scores, [B] float32 (or float64).
+        """Scores images.
 
         Args:
-          images: [B, H, W, C] in [-1, 1], of the type to compute in.
-          classes: [B, K] of any floating type, one in K.
-          is_training: whether to iterate spectral norms; see `spectral_norm`.
+          images: [B, H, W, C] in [-1, 1], of the dtype to compute in.
+          classes: one-hot, [B, K], of any floating dtype.
+          is_training: see `SpectralNorm.__call__`.
+
+        Returns:
+          [B] float64 for images in float64, otherwise float32.
         """
         x = images
         for block in self._blocks:
             x = block(x, is_training)
-        # The sum over the positions, and what follows, in float32.
+        # From the sum over positions on, not in bfloat16, which loses precision in sums.
         dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
         features = tf.reduce_sum(tf.cast(tf.nn.relu(x), dtype), axis=[1, 2])  # [B, F]
         embedded = self._embedding(tf.cast(classes, dtype), is_training)  # [B, F]
@@ -239,28 +311,30 @@ class Discriminator(snt.Module):
 
 
 def projection(features: tf.Tensor, scores: tf.Tensor, embedded: tf.Tensor) -> tf.Tensor:
-    """`psi(phi(x)) + y^T V phi(x)`: Miyato & Koyama 2018, equation 7.
+    """Computes the score of a projection discriminator, `psi(phi(x)) + y^T V phi(x)`.
+
+    Miyato & Koyama 2018 (arXiv:1802.05637), equation 7.
 
     Args:
-      features: [B, F], phi(x).
-      scores: [B], psi of them.
-      embedded: [B, F], `y^T V`.
+      features: `phi(x)`, [B, F].
+      scores: `psi(phi(x))`, [B].
+      embedded: `y^T V`, [B, F].
 
     Returns:
-      [B].
+      Scores, [B].
     """
     return scores + tf.reduce_sum(embedded * features, axis=1)
 
 
 def double(x: tf.Tensor) -> tf.Tensor:
-    """Every pixel four times: [B, H, W, C] -> [B, 2H, 2W, C]."""
+    """Repeats every pixel four times: maps [B, H, W, C] to [B, 2H, 2W, C]."""
     _, height, width, channels = x.shape
     x = tf.broadcast_to(x[:, :, None, :, None, :], [tf.shape(x)[0], height, 2, width, 2, channels])
     return tf.reshape(x, [-1, 2 * height, 2 * width, channels])
 
 
 def halve(x: tf.Tensor) -> tf.Tensor:
-    """The mean of each 2x2 pixels: [B, 2H, 2W, C] -> [B, H, W, C]."""
+    """Averages each 2x2 pixels: maps [B, 2H, 2W, C] to [B, H, W, C]."""
     return tf.nn.avg_pool2d(x, 2, 2, "VALID")
 
 

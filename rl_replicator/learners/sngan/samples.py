@@ -25,10 +25,10 @@ def draw(
     together do not depend on the number of replicas.
 
     Args:
-      batch_size: images per replica, B.
-      noise_size: Z.
-      num_classes: K; all are equally likely.
-      seed: [2] int64, of the run and of the update.
+      batch_size: number of images per replica, B.
+      noise_size: size of the noise vector, Z.
+      num_classes: number of classes, K; all are equally likely.
+      seed: [2] int64: the seed of the run and the number of the update.
 
     Returns:
       Standard normal noise, [B, Z] float32, and labels, [B] int32.
@@ -55,10 +55,10 @@ def evaluation_data(
 
     Args:
       context: the pipeline.
-      global_batch_size: over all replicas.
-      count: pairs, over all pipelines; their labels cycle through the classes.
-      noise_size: Z.
-      num_classes: K.
+      global_batch_size: number of pairs in a batch, over all replicas.
+      count: number of pairs, over all pipelines; their labels cycle through the classes.
+      noise_size: size of the noise vector, Z.
+      num_classes: number of classes, K.
       seed: seed of the run.
 
     Returns:
@@ -79,9 +79,9 @@ def grid(
     """Returns a grid of images: a row for each of the first ten classes, a column for each noise.
 
     Args:
-      generate: [B, Z] float32 noise, [B] int32 labels -> [B, H, W, C] uint8.
-      noise_size: Z.
-      num_classes: K.
+      generate: maps noise, [B, Z] float32, and labels, [B] int32, to images, [B, H, W, C] uint8.
+      noise_size: size of the noise vector, Z.
+      num_classes: number of classes, K.
       seed: seed of the noise.
 
     Returns:

@@ -1,12 +1,12 @@
 """Spectral normalisation: Miyato et al. 2018 (arXiv:1802.05957), Algorithm 1.
 
-The largest singular value of a weight is estimated by one power iteration per update, from where
-the last one ended. On replicas that need no exchange: weights are equal on all of them, and so are
-the vectors at the start; the iteration is a function of these alone, and not of the batch.
+The largest singular value of a weight is estimated by one power iteration per update, which starts
+from the vector of the last one. Replicas need not communicate: the iteration depends on the weight
+and the vector alone, which are equal on all replicas, and not on the batch.
 
-A training pass of the discriminator iterates once and stores the vectors: once in each of its
-`n_dis` updates, real and generated images being one pass. All other passes, those of the
-generator's update among them, read the vectors and write nothing.
+A training pass of the discriminator iterates once and stores the vector. Each of its `n_dis`
+updates is one such pass, over real and generated images together. All other passes, including that
+of the generator's update, only read the vector.
 """
 
 import sonnet as snt
@@ -16,14 +16,15 @@ _EPSILON = 1e-12
 
 
 def power_iteration(w: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """One iteration towards the first pair of singular vectors.
+    """Takes one iteration towards the first pair of singular vectors.
 
     Args:
-      w: [N, M].
-      u: [M], of length 1.
+      w: weight, [N, M].
+      u: right vector of length 1, [M].
 
     Returns:
-      [N] v and [M] the next u, of length 1; no gradient reaches `w` through them.
+      The left vector, [N], and the next right vector, [M], both of length 1. No gradient flows
+      through them.
     """
     w = tf.stop_gradient(w)
     v = left_vector(w, u)
@@ -31,29 +32,31 @@ def power_iteration(w: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def left_vector(w: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
-    """[N], `w u` of length 1, without a gradient; see `power_iteration`."""
+    """Returns `w u`, [N], scaled to length 1, without gradient; see `power_iteration`."""
     return tf.math.l2_normalize(tf.linalg.matvec(tf.stop_gradient(w), u), epsilon=_EPSILON)
 
 
 def singular_value(w: tf.Tensor, v: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
-    """`v^T w u`; its gradient by `w` is `v u^T`, as that of a singular value is.
+    """Estimates the singular value as `v^T w u`.
+
+    The gradient of the estimate with respect to `w` is `v u^T`, that of a singular value.
 
     Args:
-      w: [N, M].
-      v: [N], of length 1.
-      u: [M], of length 1.
+      w: weight, [N, M].
+      v: left vector of length 1, [N].
+      u: right vector of length 1, [M].
 
     Returns:
-      A scalar.
+      A scalar of the dtype of `w`.
     """
     return tf.tensordot(v, tf.linalg.matvec(w, u), 1)
 
 
 class SpectralNorm(snt.Module):
-    """Divides a weight by its largest singular value, as estimated.
+    """Divides a weight by the estimate of its largest singular value.
 
     Attributes:
-      u: [M], the right vector, of length 1 and the same on all replicas.
+      u: right vector of length 1, [M], equal on all replicas.
     """
 
     @snt.once
@@ -62,11 +65,14 @@ class SpectralNorm(snt.Module):
         self.u = tf.Variable(tf.math.l2_normalize(start), trainable=False, name="u")
 
     def __call__(self, w: tf.Tensor, is_training: bool) -> tf.Tensor:
-        """[..., M] -> the same; all axes but the last count as one.
+        """Normalises a weight.
 
         Args:
-          w: the weight, float32 or float64.
-          is_training: whether to iterate and to store the vector.
+          w: weight, [..., M] float32 or float64; all axes but the last are taken as one.
+          is_training: whether to take a power iteration and store the vector.
+
+        Returns:
+          A tensor of the shape and dtype of `w`.
         """
         self._build(w)
         matrix = tf.reshape(w, [-1, w.shape[-1]])

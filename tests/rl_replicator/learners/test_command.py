@@ -111,7 +111,7 @@ def importable(folder, monkeypatch):
     [
         ("spirals_learner:make", "expected a function 'make' in .*; define make"),
         ("spirals_learner:spirals", "expected spirals_learner:spirals to annotate its config"),
-        ("spiral_learner:make_learner", "expected a module such as the file spiral_learner.py"),
+        ("spiral_learner:make_learner", "such as the file spiral_learner.py"),
     ],
 )
 def test_names_that_name_nothing(importable, name, error):
@@ -132,7 +132,7 @@ def test_options_that_every_learner_has():
     class Config:
         replicas: int = 3
 
-    with pytest.raises(UsageError, match="got 'replicas', which every learner has"):
+    with pytest.raises(UsageError, match="no field of RunOptions, got 'replicas'"):
         command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
 
 

@@ -176,7 +176,7 @@ def test_counting_records(tmp_path):
     file = tmp_path / "train-00000-of-00004"
     assert image_records.count_records(file) == 6
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(errors.ConfigError, match="cut short"):
+    with pytest.raises(errors.ConfigError, match="truncated"):
         image_records.count_records(file)
 
 

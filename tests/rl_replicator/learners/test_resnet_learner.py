@@ -50,7 +50,7 @@ def train(folder, path, replicas="single_device", num_steps=STEPS, **settings):
     learner.evaluation = lambda: None  # Saves its compilation.
     learner.num_steps = num_steps
     assert Training(replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0)).run() is None
-    return {v.name: np.asarray(v.read_value()) for v in learner._network.variables}
+    return {v.name: np.asarray(v.read_value()) for v in learner.trackables()["network"].variables}
 
 
 @pytest.fixture(scope="module")

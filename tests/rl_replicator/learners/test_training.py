@@ -173,7 +173,7 @@ def test_a_variable_that_is_not_finite(tmp_path):
     learner, training = make(Regression, tmp_path, steps=10)
     training._train_until(10)
     learner.w.assign([0.0, np.inf, 0.0])
-    with pytest.raises(Diverged, match=r"variable 'w' after step 10; .*none is saved"):
+    with pytest.raises(Diverged, match=r"variable 'w' after step 10; .*no checkpoint yet"):
         training._save()
 
 
@@ -205,7 +205,7 @@ def test_rows_of_training_are_those_of_an_uninterrupted_run(tmp_path, monkeypatc
 
 def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):
     with pytest.raises(
-        errors.ConfigError, match=r"of Forgetful in trackables\(\), found 'self.opt"
+        errors.ConfigError, match=r"of Forgetful in trackables\(\), found that 'self.opt"
     ):
         make(Forgetful, tmp_path)
 
@@ -231,7 +231,7 @@ def test_endless_evaluation_data_is_refused(tmp_path):
 def test_an_evaluation_that_takes_too_long(tmp_path):
     learner, training = make(Waiting, tmp_path)
     training._evaluation_seconds = 0.5
-    with pytest.raises(errors.ConfigError, match="evaluation within 0.5 s, but that after step 15"):
+    with pytest.raises(errors.ConfigError, match="evaluation within 0.5 s, but the one after step 15"):
         training.run()
     learner.is_stuck = False
 
