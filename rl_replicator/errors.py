@@ -1,24 +1,24 @@
-"""Errors that a user can act on."""
+"""The errors that users of this package may have to handle."""
 
 
 class UsageError(ValueError):
-    """Bad input: shown as one line by the command line, which then exits with status 2."""
+    """Bad input. The command line prints it as one line and exits with status 2."""
 
-    ag_pass_through = True  # AutoGraph must not turn it into an error of its own.
+    ag_pass_through = True  # AutoGraph must not wrap it in an error of its own.
 
 
 class ConfigError(UsageError):
-    """A setting that cannot be used. The text says what was expected, what came, what to do."""
+    """An invalid setting. The message says what was expected, what was found, and what to do."""
 
 
 def check_option(is_good: bool, option: str, expected: str, received: object) -> None:
-    """Refuses a setting in the words of the command line.
+    """Checks a setting; the error names it as the command line does.
 
     Args:
-      is_good: whether the setting can be used.
-      option: its path, such as "agent.n_step".
-      expected: what it should be.
-      received: what it is.
+      is_good: whether the setting is valid.
+      option: path of the setting, such as "agent.n_step".
+      expected: description of valid values.
+      received: the value.
 
     Raises:
       ConfigError: unless `is_good`.
@@ -29,36 +29,43 @@ def check_option(is_good: bool, option: str, expected: str, received: object) ->
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that cannot be written, or cannot be trusted when read."""
+    """A checkpoint that cannot be written, is corrupt, or does not fit the program."""
 
 
-class StepCancelled(Exception):  # noqa: N818 - an event, not a mistake
-    """A step met the mark that `cancel()` left in its input. Every earlier step is complete."""
+class StepCancelled(Exception):  # noqa: N818 - an event, not an error
+    """`cancel()` ended a step before it changed anything. Every earlier step is complete."""
 
 
-class EndOfData(Exception):  # noqa: N818 - likewise
+class EndOfData(Exception):  # noqa: N818 - an event, not an error
     """A finite dataset has no element left for the step."""
 
 
-class StepFailed(RuntimeError):  # noqa: N818 - reads like the two above
-    """A step that another process could not take; its replicas stopped together."""
+class StepFailed(RuntimeError):  # noqa: N818 - named like the two above
+    """A step failed in another process, so the step ended in all processes."""
 
 
-class ReplicasDiffer(UsageError):  # noqa: N818 - likewise
+class ReplicasDiffer(UsageError):  # noqa: N818 - named like those above
     """Copies of a variable that must be equal differ between replicas."""
 
 
-# A process that ends because it lost another one: the status says "start the group again".
+# Exit status of a process that ends because it lost another one. It tells the supervisor to restart
+# the whole group.
 WORKER_LOST_STATUS = 75
 
 
-class WorkerLost(RuntimeError):  # noqa: N818 - an event, too
-    """Another process of the group is gone, frozen or was restarted; none can go on without it.
+class WorkerLost(RuntimeError):  # noqa: N818 - an event, not an error
+    """Another process of the group died, froze or was restarted, so the group cannot continue.
 
     Attributes:
-      workers: indices of the lost ones.
+      workers: indices of the lost processes; empty if unknown.
     """
 
     def __init__(self, message: str, workers: tuple[int, ...] = ()):
+        """Stores the message.
+
+        Args:
+          message: what happened, and what to do.
+          workers: indices of the lost processes.
+        """
         super().__init__(message)
         self.workers = workers

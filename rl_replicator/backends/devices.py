@@ -1,4 +1,4 @@
-"""Which devices a replicator may use."""
+"""Chooses the devices of a replicator."""
 
 import contextlib
 import os
@@ -10,13 +10,16 @@ from rl_replicator import errors
 
 
 def split_cpu(num_devices: int) -> None:
-    """Makes the CPU appear as `num_devices` logical devices, for replicas without a GPU.
+    """Splits the CPU into logical devices, for replicas on a machine without GPUs.
 
-    TensorFlow fixes its devices when the first of them is used; after that the call only passes
-    if enough logical devices are there already.
+    TensorFlow's devices are fixed when one of them is first used. After that, the call succeeds
+    only if there are enough logical devices.
+
+    Args:
+      num_devices: number of logical devices.
 
     Raises:
-      ConfigError: too late, and too few devices.
+      ConfigError: if TensorFlow's devices are in use already and there are too few of them.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu) or []
@@ -26,7 +29,7 @@ def split_cpu(num_devices: int) -> None:
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
         )
-    except RuntimeError:  # The devices are in use and cannot be split any more.
+    except RuntimeError:  # The devices are in use already.
         found = len(tf.config.list_logical_devices("CPU"))
         if found < num_devices:
             raise errors.ConfigError(
@@ -52,14 +55,18 @@ def grow_gpu_memory() -> None:
 
 
 def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
-    """The devices for `num_replicas` replicas: GPUs where there are any, else parts of the CPU.
+    """Returns the devices of replicas: GPUs if the machine has any, otherwise logical CPU devices.
 
     Args:
-      num_replicas: how many; all GPUs, or the logical CPUs there are, if None.
-      devices: explicit names such as `("/gpu:0", "/gpu:1")`; these win.
+      num_replicas: number of replicas; None for all GPUs, or all logical CPU devices.
+      devices: names of the devices, such as `("/gpu:0", "/gpu:1")`; None to choose them here.
+
+    Returns:
+      Names of the devices, one for each replica.
 
     Raises:
-      ConfigError: fewer devices than replicas, a repeated device, or both arguments given.
+      ConfigError: if there are fewer devices than replicas, if a device is repeated, or if
+        `num_replicas` and `devices` contradict each other.
     """
     if devices is not None:
         if num_replicas is not None and num_replicas != len(devices):
@@ -69,12 +76,13 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
             )
         if not devices or len(set(devices)) != len(devices):
             raise errors.ConfigError(
-                f"expected distinct device names, got {list(devices)}; name each device once"
+                f"expected at least one device name, each once, got {list(devices)}; name each "
+                "device once"
             )
         return tuple(devices)
     if num_replicas is not None and num_replicas < 1:
         raise errors.ConfigError(
-            f"expected at least 1 replica, got {num_replicas}; use e.g. multi_device:2"
+            f"expected at least 1 replica, got {num_replicas}; write multi_device:2, for example"
         )
     gpus = len(tf.config.list_physical_devices("GPU"))
     grow_gpu_memory()

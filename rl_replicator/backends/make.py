@@ -1,10 +1,10 @@
-"""Replicators by name."""
+"""Makes replicators by name."""
 
 import importlib
 
 from rl_replicator import errors, replicator
 
-# Each class makes itself from what follows the colon, with its class method `from_text`.
+# Kind -> module and class; the class method `from_text` parses the text after the colon.
 _BACKENDS = {
     "single_device": ("single_device", "SingleDeviceReplicator"),
     "multi_device": ("multi_device", "MultiDeviceReplicator"),
@@ -16,15 +16,18 @@ _BACKENDS = {
 
 
 def make(name: str) -> replicator.Replicator:
-    """Makes a replicator from one string, such as a command line gives.
+    """Makes a replicator from a string, such as an option of a command line.
 
     Args:
-      name: "single_device", "multi_device" (all devices there are), "multi_device:2" (replicas),
-        "mesh:data=2,model=2" (with layouts: "mesh:data=2,model=2@first/w=none,model"), "tpu",
-        "tpu:grpc://10.0.0.2:8470", "multi_worker" or "multi_worker_async".
+      name: "single_device", "multi_device" (all devices of the machine), "multi_device:2" (two
+        replicas), "mesh:data=2,model=2" (with layouts: "mesh:data=2,model=2@first/w=none,model"),
+        "tpu", "tpu:grpc://10.0.0.2:8470", "multi_worker" or "multi_worker_async".
+
+    Returns:
+      The replicator.
 
     Raises:
-      ConfigError: unknown name, or an argument that it does not take.
+      ConfigError: if the name is unknown, or the text after the colon is malformed.
     """
     kind, colon, argument = name.partition(":")
     if kind not in _BACKENDS or (colon and not argument):

@@ -1,4 +1,4 @@
-"""Replicas on the cores of TPUs, all from one trace."""
+"""Replicas on the cores of TPUs, which share one trace."""
 
 import functools
 import os
@@ -16,20 +16,20 @@ from rl_replicator.step import compiled, host, unwrapped_optimizers
 from rl_replicator.step import inputs as inputs_lib
 
 _ADVICE = (
-    "run on a TPU VM, or name one as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
+    "run on a TPU VM, name a TPU as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
 )
 
 
 class TpuReplicator(replicator.Replicator):
     """One replica on each core of a TPU system, on Sonnet's TpuReplicator.
 
-    NOT RUN ON TPU HARDWARE: the tests trace steps for a TPU system that is not there, and run
-    them through the same compiler, XLA, on a CPU.
+    NOT RUN ON TPU HARDWARE: the tests trace steps for a fake TPU system, and compile them with the
+    same compiler, XLA, on a CPU.
 
-    All replicas come from one trace of `step_fn`, compiled by XLA: `collectives.replica_id()` is a
-    tensor, shapes must be known before the step runs, and neither strings nor Python callbacks
-    can be used in it. The loop over `steps_per_call` runs on the host, which feeds every core.
-    A callable input is compiled with the step; one for each replica needs datasets.
+    All replicas share one trace of `step_fn`, which XLA compiles: `collectives.replica_id()` is a
+    tensor, all shapes must be static, and the step can use neither strings nor Python callbacks.
+    The loop over `steps_per_call` runs on the host, which feeds every core. A callable input is
+    compiled into the step, so different inputs for each replica need datasets.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class TpuReplicator(replicator.Replicator):
         """Connects to the TPU system and initialises it.
 
         Args:
-          address: name of a Cloud TPU, "grpc://HOST:PORT", or "" for what the variable TPU_NAME
-            names, else the TPU of this machine.
+          address: name of a Cloud TPU, or "grpc://HOST:PORT"; "" for the TPU that the environment
+            variable TPU_NAME names, or if that is not set, for the TPU of this machine.
           deadline: seconds that connecting may take.
-          resolver: of a TPU system that is initialised already, in place of an address.
+          resolver: resolver of a TPU system that is initialised already; replaces the address.
 
         Raises:
-          ConfigError: there is no TPU, or it does not answer in time.
+          ConfigError: if there is no TPU, or it does not answer in time.
         """
         if resolver is None:
             resolver = _connect(address or os.environ.get("TPU_NAME") or "local", deadline)
@@ -56,6 +56,7 @@ class TpuReplicator(replicator.Replicator):
 
     @classmethod
     def from_text(cls, argument: str) -> "TpuReplicator":
+        """Connects to the TPU at an address; see `__init__`."""
         return cls(argument)
 
     @functools.cached_property
@@ -69,7 +70,7 @@ class TpuReplicator(replicator.Replicator):
         steps_per_call: int | None = None,
         check_every: int | None = 1000,
     ) -> "TpuStep":
-        del check_every  # One trace serves all replicas, and no test could run the comparison.
+        del check_every  # All replicas share one trace, and no test could run the comparison.
         return TpuStep(self._host, step_fn, inputs, steps_per_call)
 
 
@@ -84,11 +85,11 @@ class TpuHost(host.Host):
         """Traces `function(*element)` once, for the element of each replica.
 
         Args:
-          function: returns a nest of tensors or None.
-          elements: flat lists of tensors, one for each replica.
+          function: function of tensors that returns a nest of tensors or None.
+          elements: arguments of each replica, each a flat list of tensors.
 
         Returns:
-          What it returned on each replica.
+          The return value of each replica.
         """
         results = self.strategy.run(
             function,
@@ -121,8 +122,8 @@ class TpuStep(compiled.CompiledStep):
             elements = [tf.nest.flatten(x, expand_composites=True) for x in parts]
         elif any(function is not parts[0] for function in parts):
             raise errors.ConfigError(
-                "expected one callable input for all replicas of a TPU, which share one trace, "
-                "got one for each; return datasets from input_fn, or leave per_replica out"
+                "expected one callable input for all replicas of a TPU, because they share one "
+                "trace, got one for each; return datasets from input_fn, or remove per_replica"
             )
 
         def replica(*tensors: tf.Tensor) -> Any:
@@ -145,7 +146,10 @@ class TpuStep(compiled.CompiledStep):
 
 
 def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.ClusterResolver:
-    """Finds the TPU system and initialises it; in a thread, because names are looked up, too."""
+    """Finds the TPU system and initialises it.
+
+    In a thread, because TensorFlow resolves the name without a deadline.
+    """
     found: list[Any] = []
 
     def connect() -> None:
@@ -156,7 +160,7 @@ def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.Cl
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             found.append(resolver)
-        except Exception as error:  # Of many kinds, from DNS to gRPC; the caller must see it.
+        except Exception as error:  # Passed to the caller: errors from DNS to gRPC are possible.
             found.append(error)
 
     thread = threading.Thread(target=connect, name="connect-to-tpu", daemon=True)
@@ -173,9 +177,9 @@ def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.Cl
 
 
 def _probe(address: str, deadline: float) -> None:
-    """Waits until a server answers there.
+    """Waits until a server answers; raises `TimeoutError` after the deadline.
 
-    TensorFlow would wait for it without end, and hold Python's lock meanwhile.
+    TensorFlow would wait for the server forever, and hold Python's global lock meanwhile.
     """
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address.removeprefix("grpc://"), options) as channel:

@@ -6,8 +6,8 @@ A checkpoint is a folder with one subfolder per part, and a manifest that is wri
     directory/000007_step_12000/learner/...
     directory/000007_step_12000/replay/...
 
-It is written under a temporary name and renamed when every byte is on the disk. The manifest holds
-the size and the checksum of every file; nothing is restored before these are checked.
+It is written under a temporary name and renamed once all bytes are on the disk. The manifest holds
+the size and the checksum of every file, which are verified before anything is restored.
 """
 
 import dataclasses
@@ -34,20 +34,43 @@ _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 
 
 class Part(Protocol):
-    """Something that can write itself into an empty folder and read itself back.
+    """State that can write itself to a folder and read itself back.
 
-    `save` may move or hard-link files in. A part with a method `check(folder)` has it called, after
-    the checksums and before any part is restored; it raises `CheckpointError` on a mismatch.
+    A part may have a method `check(folder)` that raises `CheckpointError` if the saved state does
+    not fit. It is called after the checksums are verified and before any part is restored.
     """
 
-    def save(self, folder: pathlib.Path) -> None: ...
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the state.
 
-    def restore(self, folder: pathlib.Path) -> None: ...
+        Args:
+          folder: empty folder; files may be moved or hard-linked into it.
+
+        Raises:
+          CheckpointError: if the state cannot be saved.
+        """
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads the state.
+
+        Args:
+          folder: folder that `save` wrote.
+
+        Raises:
+          CheckpointError: if the saved state does not fit.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of a checkpoint without reading its parts."""
+    """The description of a checkpoint, read from its manifest.
+
+    Attributes:
+      path: folder of the checkpoint.
+      step: step after which it was saved.
+      parts: names of its parts.
+      num_bytes: size of all files.
+    """
 
     path: pathlib.Path
     step: int
@@ -56,29 +79,36 @@ class CheckpointInfo:
 
 
 class Checkpointer:
-    """Saves to and restores from one directory, which one process at a time may write."""
+    """Saves to and restores from a directory. Only one process at a time may save."""
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
         """Touches no file.
 
         Args:
-          directory: made by the first `save`.
-          keep: how many checkpoints stay.
+          directory: directory of the checkpoints; the first `save` creates it.
+          keep: number of newest checkpoints to keep, at least 1.
 
         Raises:
-          ConfigError: `keep` below 1, or `directory` is a URL.
+          ConfigError: if `keep` is below 1, or `directory` is a URL.
         """
         check_local(directory)
         if keep < 1:
-            raise errors.ConfigError(f"expected keep of at least 1, got {keep}; use 2")
+            raise errors.ConfigError(f"expected keep to be at least 1, got {keep}; use 2")
         self._directory = pathlib.Path(directory)
         self._keep = keep
 
     def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
-        """Writes a checkpoint and then removes the oldest ones beyond `keep`.
+        """Saves a checkpoint, then removes the oldest ones beyond `keep`.
+
+        Args:
+          step: step after which the checkpoint is saved.
+          parts: parts to save, by name.
+
+        Returns:
+          The description of the new checkpoint.
 
         Raises:
-          CheckpointError: the disk is full or cannot be written. No older checkpoint is touched.
+          CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
         """
         pending_work.wait()
         folders = self._folders()
@@ -87,7 +117,8 @@ class Checkpointer:
         temporary = self._directory / f"{_TEMPORARY}{final.name}"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            for stale in self._directory.glob(_TEMPORARY + "*"):  # Of a process that was killed.
+            # A process that was killed while it saved leaves its temporary folder behind.
+            for stale in self._directory.glob(_TEMPORARY + "*"):
                 shutil.rmtree(stale)
             temporary.mkdir()
             for name, part in parts.items():
@@ -105,17 +136,17 @@ class Checkpointer:
             raise errors.CheckpointError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
                 f"{_first_line(error)} (at least {needed} bytes needed, {_free(self._directory)} "
-                "free); make room there, the checkpoints before it are intact"
+                "free); free some space; older checkpoints are intact"
             ) from error
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
         return _read_manifest(final)[0]
 
     def latest(self) -> CheckpointInfo | None:
-        """The newest checkpoint, or None.
+        """Returns the description of the newest checkpoint; None if there is none.
 
         Raises:
-          CheckpointError: its manifest cannot be read.
+          CheckpointError: if its manifest is corrupt.
         """
         folders = self._folders()
         return _read_manifest(folders[-1])[0] if folders else None
@@ -173,12 +204,18 @@ class Checkpointer:
         )
 
     def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
-        """Restores the given parts (all, or some) from the newest checkpoint.
+        """Restores parts from the newest checkpoint, after verifying their files.
+
+        Args:
+          parts: parts to restore, by name: all parts of the checkpoint, or some.
+
+        Returns:
+          The description of the checkpoint.
 
         Raises:
-          CheckpointError: there is none; a file is missing, cut short or changed; the format is
-            newer than this program; a part is not there or does not fit. Unless a part finds its
-            mistake only in its `restore`, nothing has been restored then.
+          CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed; if
+            the format is newer than this program; or if a part is missing or does not fit. Nothing
+            is restored then, unless a part's `restore` raised the error.
         """
         folders = self._folders()
         if not folders:
@@ -190,7 +227,7 @@ class Checkpointer:
             if name not in info.parts:
                 raise errors.CheckpointError(
                     f"expected part {name!r} in {info.path}, found {', '.join(info.parts)}; "
-                    "it was saved by another program"
+                    "another program saved it; restore it with that program"
                 )
         for file, (size, checksum) in files.items():
             if file.split("/")[0] in parts:
@@ -205,7 +242,7 @@ class Checkpointer:
         return info
 
     def _folders(self) -> list[pathlib.Path]:
-        """All whole checkpoints, the oldest first."""
+        """Returns the folders of all complete checkpoints, the oldest first."""
         if not self._directory.is_dir():
             return []
         found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
@@ -251,7 +288,7 @@ def _read_manifest(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tupl
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise errors.CheckpointError(
                 f"expected checkpoint format {FORMAT_VERSION} or older in {path}, got {version}; "
-                "update this program, or remove that folder to use the checkpoint before it"
+                "update this program, or remove that folder to use the previous checkpoint"
             )
         checksum = content.pop("checksum")
         if checksum != _content_checksum(content):
@@ -270,12 +307,12 @@ def _read_manifest(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tupl
 def _verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
     path = folder / file
     if not path.is_file():
-        raise _DamageError(path, "a file", "nothing")
+        raise _DamageError(path, "a file", "none")
     found = path.stat().st_size
     if found != size:
         raise _DamageError(path, f"{size} bytes", f"{found}")
     if _checksum(path) != checksum:
-        raise _DamageError(path, f"checksum {checksum}", "another")
+        raise _DamageError(path, f"checksum {checksum}", "a different one")
 
 
 class _DamageError(errors.CheckpointError):
@@ -286,15 +323,16 @@ class _DamageError(errors.CheckpointError):
     """
 
     def __init__(self, path: pathlib.Path, expected: str, found: str):
+        """Composes the message."""
         self.finding = f"expected {expected} in {path}, found {found}"
         super().__init__(
-            f"corrupt checkpoint: {self.finding}; remove its checkpoint's folder to use the one "
-            "before it"
+            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use the previous "
+            "checkpoint"
         )
 
 
 def _checksum(path: pathlib.Path) -> str:
-    # CRC-32, because replay runs to hundreds of megabytes: it is for accidents, not for attacks.
+    # CRC-32 is fast enough for hundreds of megabytes of replay. It detects accidents, not attacks.
     crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -325,7 +363,7 @@ def _free(folder: pathlib.Path) -> int:
 
 
 def _is_disk_error(error: BaseException) -> bool:
-    # TensorFlow's file errors have classes of their own, and this module does without TensorFlow.
+    # TensorFlow's file errors are no OSErrors. Compared by name, so as not to import TensorFlow.
     return isinstance(error, OSError) or (
         type(error).__module__.startswith("tensorflow")
         and type(error).__name__
@@ -334,6 +372,6 @@ def _is_disk_error(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    # Without the names of operations that TensorFlow puts around its message.
+    # Removes the names of operations that TensorFlow adds to its messages.
     text = re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error))
     return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint: TensorFlow objects, and plain state."""
+"""Parts of a checkpoint: TensorFlow objects, inputs, and plain state."""
 
 import base64
 import collections
@@ -17,21 +17,33 @@ _STATE = "state.json"
 
 
 class TrackablePart:
-    """Models, optimizers and variables, by name; independent of how many replicas hold them.
+    """Models, optimizers and variables, whatever replicator holds them.
 
-    The variables are found as `tf.train.Checkpoint(**trackables)` finds them and are written under
-    the names that it gives them, as plain values. So what was saved by one kind of replicator is
-    restored by any other; and on several processes the chief may save alone, while all restore.
+    Finds the variables as `tf.train.Checkpoint(**trackables)` does, and writes their plain values
+    under its names. So any replicator can restore what another one saved. On several processes the
+    chief may save alone, and all processes restore.
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
     with `Replicator.build_optimizer`.
     """
 
     def __init__(self, **trackables: Any):
+        """Stores the objects to save.
+
+        Args:
+          **trackables: models, optimizers and variables, by name.
+        """
         self._trackables = trackables
 
     def save(self, folder: pathlib.Path) -> None:
-        """Raises `CheckpointError` if something holds state that is not a variable."""
+        """Writes the values of all variables.
+
+        Args:
+          folder: see `Part.save`.
+
+        Raises:
+          CheckpointError: if an object holds state that is not a variable.
+        """
         import tensorflow as tf
 
         from rl_replicator.checkpoints import values
@@ -61,7 +73,7 @@ class TrackablePart:
           The path to pass to `tf.train.Checkpoint.read`.
 
         Raises:
-          CheckpointError: something holds state that is not a variable.
+          CheckpointError: if an object holds state that is not a variable.
         """
         import tensorflow as tf
 
@@ -69,19 +81,22 @@ class TrackablePart:
         return tf.train.Checkpoint(**self._trackables).write(str(prefix))
 
     def check(self, folder: pathlib.Path) -> None:
-        """Compares names, shapes and types.
+        """Compares names, shapes and dtypes of the variables with the saved ones.
+
+        Args:
+          folder: folder that `save` wrote.
 
         Raises:
-          CheckpointError: names the first variable that does not match.
+          CheckpointError: if a variable does not match; names the first one.
         """
         for name, there in sorted(self._check_present(folder).items()):
             raise _mismatch(folder, name, "no such variable", there)
 
     def _check_present(self, folder: pathlib.Path) -> dict[str, str]:
-        """Checks that every variable here is saved there, in the same shape and dtype.
+        """Checks that every variable was saved with its shape and dtype.
 
         Returns:
-          The saved variables that are not here, by name, with their descriptions.
+          Descriptions of the saved variables that do not exist here, by name.
         """
         import tensorflow as tf
 
@@ -100,7 +115,14 @@ class TrackablePart:
         return {name: there for name, there in saved.items() if name not in present}
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Raises `CheckpointError` if anything does not match; see `check`."""
+        """Assigns the saved values to all variables.
+
+        Args:
+          folder: folder that `save` wrote.
+
+        Raises:
+          CheckpointError: see `check`.
+        """
         import tensorflow as tf
 
         from rl_replicator.checkpoints import values
@@ -111,7 +133,7 @@ class TrackablePart:
             values.write(name, variable, reader.get_tensor(name + _VALUE))
 
     def first_not_finite(self) -> str | None:
-        """The name of the first variable that holds NaN or infinity, or None."""
+        """Returns the name of the first variable that holds NaN or infinity; None if none does."""
         from rl_replicator.checkpoints import values
 
         for name, variable in self._variables().items():
@@ -122,7 +144,7 @@ class TrackablePart:
         return None
 
     def _variables(self) -> dict[str, Any]:
-        """All variables, under their shortest paths, as TensorFlow has it."""
+        """Returns all variables by their shortest path, the name that TensorFlow gives them."""
         import tensorflow as tf
 
         root = tf.train.Checkpoint(**self._trackables)
@@ -145,7 +167,7 @@ class TrackablePart:
 
 
 class TrackableSubset(TrackablePart):
-    """Some of the objects of a saved `TrackablePart`, restored alone; it cannot be saved.
+    """Some of the objects of a saved `TrackablePart`, to restore without the others.
 
     For example the network of a training run, without its optimizer:
 
@@ -153,38 +175,54 @@ class TrackableSubset(TrackablePart):
     """
 
     def save(self, folder: pathlib.Path) -> None:
-        """Raises `CheckpointError`: a part that is missing something must not replace a whole."""
+        """Raises `CheckpointError`, because a checkpoint of a subset would be incomplete."""
         raise errors.CheckpointError(
             "expected a TrackablePart of all objects to save, got a TrackableSubset; "
             "use it for restoring only"
         )
 
     def check(self, folder: pathlib.Path) -> None:
-        """Compares names, shapes and types of the variables that are here.
+        """Compares names, shapes and dtypes of this subset's variables with the saved ones.
+
+        Args:
+          folder: folder that `TrackablePart.save` wrote.
 
         Raises:
-          CheckpointError: names the first variable that is not saved, or saved differently.
+          CheckpointError: if a variable was not saved, or with another shape or dtype; names the
+            first one.
         """
         self._check_present(folder)
 
 
 class InputPart:
-    """How far an input has been used, in steps: valid for any number of replicas.
+    """The position of an input, in steps, which is valid for any number of replicas.
 
-    Restored before the first step, with the same `input_fn` and global batch the data goes on
-    behind the last step of the checkpoint. The data up to there is read and dropped, so `input_fn`
-    must give the same data in the same order again (a shuffle needs a seed).
+    Restore it before the first step. With the same `input_fn` and global batch size, the data then
+    continues after the last step of the checkpoint. The data before it is read and dropped, so
+    `input_fn` must return the same data in the same order (a shuffle needs a seed).
     """
 
     def __init__(self, inputs: Any):
-        """Takes what `Replicator.make_inputs` returned."""
+        """Stores the input.
+
+        Args:
+          inputs: return value of `Replicator.make_inputs`.
+        """
         self._inputs = inputs
 
     def save(self, folder: pathlib.Path) -> None:
+        """Writes the position. See `Part.save`."""
         (folder / _STATE).write_text(json.dumps({"position": self._inputs.position}))
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Raises `ConfigError` if a step has been taken from the input."""
+        """Moves the input to the saved position.
+
+        Args:
+          folder: folder that `save` wrote.
+
+        Raises:
+          ConfigError: if a step has used the input already.
+        """
         self._inputs.go_to(json.loads((folder / _STATE).read_text())["position"])
 
 
@@ -192,15 +230,22 @@ class JsonPart:
     """State made of JSON types and NumPy arrays, such as counters and random states."""
 
     def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]):
-        """Takes the functions that give and take the state. Tuples come back as lists."""
+        """Stores the functions that access the state.
+
+        Args:
+          get: returns the state to save.
+          set: is called with the saved state, in which tuples are lists.
+        """
         self._get = get
         self._set = set
 
     def save(self, folder: pathlib.Path) -> None:
+        """Writes the state. See `Part.save`."""
         text = json.dumps(self._get(), default=_encode)
         (folder / _STATE).write_text(text, encoding="utf-8")
 
     def restore(self, folder: pathlib.Path) -> None:
+        """Reads the state and passes it to `set`. See `Part.restore`."""
         text = (folder / _STATE).read_text(encoding="utf-8")
         self._set(json.loads(text, object_hook=_decode))
 
@@ -212,24 +257,27 @@ def _describe(dtype: Any, shape: Any) -> str:
 
 
 def _check_has_no_other_state(path: str, node: Any) -> None:
-    """Refuses lookup tables, dataset iterators and the like: silence would lose their state."""
+    """Raises `CheckpointError` for lookup tables, dataset iterators and the like.
+
+    `TrackablePart` saves variables only, so it would lose the state of such objects silently.
+    """
     from tensorflow.python.trackable import base
 
-    # TensorFlow has no public question for "does this object save anything by itself?".
+    # TensorFlow has no public way to ask whether an object saves state of its own.
     hooks = ("_serialize_to_tensors", "_gather_saveables_for_checkpoint")
     for hook in hooks:
         own = getattr(type(node), hook, None)
         if own is not None and own is not getattr(base.Trackable, hook):
             raise errors.CheckpointError(
                 f"expected a checkpoint of variables only, found a {type(node).__name__} at "
-                f"{path!r}; keep it out of TrackablePart and save it as a part of its own"
+                f"{path!r}; remove it from TrackablePart and save it as a part of its own"
             )
 
 
 def _mismatch(folder: pathlib.Path, name: str, here: str, there: str) -> errors.CheckpointError:
     return errors.CheckpointError(
         f"the checkpoint in {folder} does not fit: variable {name!r}: expected {here}, found "
-        f"{there}; use the settings it was saved with"
+        f"{there}; use the settings with which it was saved"
     )
 
 

@@ -1,7 +1,7 @@
 """Background work that may change variables after the call that started it has returned.
 
-Steps of parameter servers run ahead of their caller. Code that needs variables to stand still, such
-as a checkpoint, calls `wait` and does not have to know which replicator is in use.
+Steps on parameter servers run ahead of their caller. Code that needs unchanging variables, such as
+a checkpoint, calls `wait` and need not know which replicator is in use.
 """
 
 import weakref
@@ -12,22 +12,22 @@ class BackgroundWorker(Protocol):
     """Runs work in the background."""
 
     def synchronize(self) -> None:
-        """Returns when all work that was started has ended; starts none."""
+        """Waits until all work that was started has ended."""
 
 
 _REGISTERED: "weakref.WeakSet[BackgroundWorker]" = weakref.WeakSet()
 
 
 def register(worker: BackgroundWorker) -> None:
-    """Makes `wait` call `worker.synchronize()` for as long as `worker` is alive."""
+    """Makes `wait` call `worker.synchronize()` as long as `worker` is referenced elsewhere."""
     _REGISTERED.add(worker)
 
 
 def wait() -> None:
-    """Waits until nothing changes variables in the background.
+    """Waits until no background work changes variables.
 
     Raises:
-      Exception: whatever the background work raised.
+      Exception: if background work raised it.
     """
     for worker in tuple(_REGISTERED):
         worker.synchronize()

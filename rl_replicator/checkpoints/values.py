@@ -1,4 +1,4 @@
-"""Values of variables as arrays, whatever holds them: a device, replicas, a mesh, servers."""
+"""Reads and writes the values of variables on any replicator: as NumPy arrays."""
 
 from typing import Any
 
@@ -10,20 +10,20 @@ from rl_replicator import errors
 
 
 def read(name: str, variable: Any) -> np.ndarray:
-    """Returns the value of a variable; of its first copy in this process if it has several.
+    """Returns the value of a variable, which is that of its first copy in this process.
 
     Averages the copies of variables with MEAN aggregation that no step has averaged yet, such as
-    Keras's moving averages after `fit`. It does not communicate, so one process can save alone.
+    Keras's moving averages after `fit`. Does not communicate, so one process can save alone.
 
     Args:
-      name: for errors.
-      variable: on one device, on replicas or on a mesh.
+      name: name of the variable, for errors.
+      variable: variable on a device, on replicas, on a mesh or on parameter servers.
 
     Returns:
       An array of the variable's shape and dtype.
 
     Raises:
-      CheckpointError: the variable has SUM aggregation, so its copies are parts of the value.
+      CheckpointError: if the variable has SUM aggregation, so that its value is the sum of copies.
     """
     copies = _copies(name, variable)
     if isinstance(copies[0], dtensor.DVariable):
@@ -41,8 +41,8 @@ def write(name: str, variable: Any, value: np.ndarray) -> None:
     """Assigns a value to all copies of a variable in this process.
 
     Args:
-      name: for errors.
-      variable: on one device, on replicas or on a mesh.
+      name: see `read`.
+      variable: see `read`.
       value: array of the variable's shape and dtype.
 
     Raises:
@@ -62,7 +62,7 @@ def _copies(name: str, variable: Any) -> tuple[Any, ...]:
         return (variable,)
     if len(copies) > 1 and variable.aggregation == tf.VariableAggregation.SUM:
         raise errors.CheckpointError(
-            f"expected variables that are the same on all replicas, found {name!r}, whose copies "
-            "are added up; reduce it in the step with rr.collectives.all_sum"
+            f"expected variables that are equal on all replicas, found {name!r} with SUM "
+            "aggregation; reduce it in the step with rr.collectives.all_sum"
         )
     return tuple(copies)

@@ -1,6 +1,6 @@
-"""Keeps the C++ libraries' chatter off the screen; errors and everything of ours pass.
+"""Filters the log lines of C++ libraries out of standard error; errors and our own lines pass.
 
-TensorFlow, XLA and Reverb write some lines to file descriptor 2 whatever their log levels say.
+TensorFlow, XLA and Reverb write some lines to file descriptor 2 whatever their log levels are.
 """
 
 import atexit
@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import Any, TextIO
 
-# Reverb's notes, lines of severity INFO and WARNING in absl's form, and what announces them. A node
-# that runs as a process has its name before the line.
+# Reverb's notes, absl's lines of severity INFO and WARNING, and absl's announcement of them. Lines
+# of a node that runs as a process begin with the node's name.
 _NOISE = (
     r"^(\[[a-z_]+/[0-9]+\] )?"
     r"(\[reverb/cc/platform/tfrecord_checkpointer"
@@ -23,11 +23,11 @@ _NOISE = (
 
 
 def silence() -> None:
-    """Filters file descriptor 2 and `sys.stderr` from here to the end of this process.
+    """Filters file descriptor 2 and `sys.stderr` until the end of this process.
 
-    The filter is a process, `grep`, and not a thread: when TensorFlow aborts, its last words must
-    still come through. Python's own `sys.stderr` does not pass through it, so that a progress line
-    can be drawn without an end of line.
+    The filter of file descriptor 2 is a process, `grep`, and not a thread, so that TensorFlow's
+    last message still comes through when it aborts this process. Python's `sys.stderr` does not
+    pass through that process, which reads whole lines: a progress line has no newline.
     """
     real = os.dup(2)
     try:
@@ -36,9 +36,9 @@ def silence() -> None:
             stdin=subprocess.PIPE,
             stdout=real,
             env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # Ctrl-C ends the program first, and the filter with it.
+            start_new_session=True,  # Ctrl-C must not end the filter before the program.
         )
-    except OSError:  # A system without grep has the noise.
+    except OSError:  # Without grep, nothing is filtered.
         os.close(real)
         return
     assert grep.stdin is not None
@@ -47,7 +47,7 @@ def silence() -> None:
     sys.stderr = _Quiet(os.fdopen(real, "w", buffering=1, closefd=False))
 
     def restore() -> None:
-        os.dup2(real, 2)  # The filter sees the end of its input, unless a child still has it.
+        os.dup2(real, 2)  # Ends the filter's input, unless a child process still holds it open.
         with contextlib.suppress(subprocess.TimeoutExpired):
             grep.wait(0.5)
 
@@ -55,13 +55,15 @@ def silence() -> None:
 
 
 class _Quiet:
-    """A text stream that drops the same lines, when a node's process has sent them."""
+    """A text stream that drops the same lines if a supervisor forwards them from a node."""
 
     def __init__(self, stream: TextIO):
+        """Wraps a stream."""
         self._stream = stream
         self._noise = re.compile(_NOISE)
 
     def write(self, text: str) -> int:
+        """Writes the text unless it is noise; returns its length."""
         if self._noise.match(text):
             return len(text)
         return self._stream.write(text)

@@ -49,7 +49,7 @@ def test_devices_by_name():
     with replicator.scope():
         variable = tf.Variable(1.0)
     assert [v.device[-5:] for v in variable.values] == ["CPU:2", "CPU:0"]
-    with pytest.raises(rr.ConfigError, match="distinct device names"):
+    with pytest.raises(rr.ConfigError, match="at least one device name, each once"):
         rr.MultiDeviceReplicator(devices=("/cpu:0", "/cpu:0"))
     with pytest.raises(rr.ConfigError, match="expected 3 devices"):
         rr.MultiDeviceReplicator(3, devices)

@@ -231,7 +231,7 @@ def test_endless_evaluation_data_is_refused(tmp_path):
 def test_an_evaluation_that_takes_too_long(tmp_path):
     learner, training = make(Waiting, tmp_path)
     training._evaluation_seconds = 0.5
-    with pytest.raises(errors.ConfigError, match="evaluation within 0.5 s, but the one after step 15"):
+    with pytest.raises(errors.ConfigError, match="within 0.5 s, but the one after step 15"):
         training.run()
     learner.is_stuck = False
 
