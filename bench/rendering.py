@@ -30,7 +30,7 @@ THREADS = (1, 2, 4)
 PICTURE = "docs/rendering.png"
 
 _OFF = {"offsamples": 0, "shadowsize": 0}
-LOOKS = {
+SETTINGS = {
     "exact": camera.EXACT,
     "no shadows": camera.RenderSettings(("shadow",), (("shadowsize", 0),)),
     "no reflections": camera.RenderSettings(("reflection",)),
@@ -74,12 +74,14 @@ def drawers(task: str, size: int) -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {
         "plain dm_control": lambda: physics.render(size, size, 0)
     }
-    for name, look in LOOKS.items():
-        calls[name] = camera.Camera(physics.model.ptr, physics.data.ptr, size, size, 0, look).frame
+    for name, settings in SETTINGS.items():
+        calls[name] = camera.Camera(
+            physics.model.ptr, physics.data.ptr, size, size, 0, settings
+        ).frame
     return calls
 
 
-def print_looks() -> None:
+def print_settings() -> None:
     """Frames per second of processor time, and how often that of 'exact' it is."""
     columns = [(task, size) for task in TASKS for size in SIZES]
     results = [best(drawers(task, size)) for task, size in columns]
@@ -105,8 +107,8 @@ def print_steps() -> None:
     results = []
     for task in TASKS:
         calls = {
-            look: stepper(task, environments.PixelConfig(84, 84, action_repeat=2, render=look))
-            for look in ("exact", "fast")
+            mode: stepper(task, environments.PixelConfig(84, 84, action_repeat=2, render=mode))
+            for mode in ("exact", "fast")
         }
         state = stepper(task, None)
         calls["state alone"] = lambda state=state: (state(), state())
@@ -162,7 +164,7 @@ def main() -> None:
         return
     renderer = rendering.enable()
     print(f"{renderer.kind.upper()}, {renderer.name}")
-    print_looks()
+    print_settings()
     print_steps()
     print_threads()
 

@@ -1,4 +1,4 @@
-"""From a name to an environment."""
+"""Makes environments by name."""
 
 from __future__ import annotations
 
@@ -42,19 +42,24 @@ def make(name: str, seed: int, pixels: PixelConfig | None) -> Environment | Pixe
 
 
 def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment | PixelEnvironment:
-    """Builds the environment called `name`; the same seed gives the same episodes.
+    """Makes an environment. The same seed gives the same episodes.
 
     Args:
-      name: a suite task, `cartpole:swingup`, or a factory, `package.module:function`, which is
-        called with `seed=seed` and returns a `dm_env.Environment` or a `gymnasium.Env`.
-      seed: seeds everything random in the environment; at least 0 and below 2**32.
-      pixels: makes the observation a frame, uint8 [height, width, 3], in place of the state.
+      name: a task of the dm_control suite, `cartpole:swingup`, or a factory,
+        `package.module:function`, which is called with `seed=seed` and returns a
+        `dm_env.Environment` or a `gymnasium.Env`.
+      seed: seed of the environment, from 0 to 2**32 - 1.
+      pixels: configuration of frames, [height, width, 3] uint8, which are then the observations;
+        None to observe the state.
+
+    Returns:
+      The environment.
 
     Raises:
       EnvironmentNameError: if there is no environment of that name.
-      EnvironmentSpecError: if the actions are not continuous and bounded, or frames are asked of an
-        environment that cannot draw them.
-      RenderingUnavailableError: if frames are asked for and no OpenGL works here.
+      EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
+        render frames.
+      RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
     """
     environment = _make(name, seed)
     if pixels is None:
@@ -78,20 +83,23 @@ def _make(name: str, seed: int) -> Environment:
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
     if not _is_module(left):
         raise EnvironmentNameError(
-            f"{_EXPECTED}, got {name!r}; {_nearest(name)}no module {left!r} was found "
-            f"in the working directory or on PYTHONPATH, and no domain of that name; {_SEE_LIST}"
+            f"{_EXPECTED}, got {name!r}; {_nearest(name)}no domain and no module {left!r} was "
+            f"found in the working directory or on PYTHONPATH; {_SEE_LIST}"
         )
     return adapt(_call_factory(name, seed), seed=seed, name=name)
 
 
 def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
-    """Gives any continuous-control environment the form that `make` returns.
+    """Adapts a continuous-control environment to the interface of those that `make` returns.
 
     Args:
       environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.
-      seed: given to a `gymnasium.Env` at its first reset. A `dm_env.Environment` has no such hook:
-        seed it when you build it.
-      name: of the environment, for error messages; its class by default.
+      seed: seed for the first reset of a `gymnasium.Env`. A `dm_env.Environment` must be seeded
+        when it is built.
+      name: name of the environment, for error messages. Default: the name of its class.
+
+    Returns:
+      The environment.
 
     Raises:
       EnvironmentSpecError: if its actions or observations do not fit, or it is neither kind of
@@ -105,24 +113,28 @@ def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
         return environment
     if isinstance(environment, dm_env.Environment):
         return flat.Environment(environment, render=_render_of(environment), name=name)
-    # The base classes' modules tell, so that gymnasium is imported only if it is used.
+    # Compares names of modules and not classes, so as not to import gymnasium without need.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
 
         return gymnasium_adapter.adapt(environment, seed, name)
     raise EnvironmentSpecError(
         f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
-        f"{type(environment).__qualname__}"
+        f"{type(environment).__qualname__}; subclass one of them"
     )
 
 
 def _render_of(environment: dm_env.Environment) -> flat.Render | str:
-    """Finds how a user's environment renders: its physics, or a method `render` of its own."""
+    """Returns the renderer of a user's environment: of its physics, or its own method `render`.
+
+    Returns:
+      The function; "" if the environment cannot render.
+    """
     from environments.pixels import camera, views
 
     physics = getattr(environment, "physics", None)
     if views.is_physics(physics):
-        # By the environment, because some make a new physics for an episode.
+        # Read for each frame, because some environments make a new physics for an episode.
         return camera.VideoCamera(lambda: environment.physics)
     own: Any = getattr(environment, "render", None)
     try:
@@ -133,7 +145,7 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
 
 
 def _call_factory(name: str, seed: int) -> Any:
-    """Imports and calls the factory. Errors inside its own code pass through unchanged."""
+    """Imports and calls a factory, whose own errors pass through unchanged."""
     path, _, attribute = name.partition(":")
     module = importlib.import_module(path)
     factory = getattr(module, attribute, None)
@@ -160,7 +172,7 @@ def _is_module(path: str) -> bool:
 
 
 def _nearest(name: str) -> str:
-    """Returns the part of a message that proposes up to three tasks; '' if none is close."""
+    """Returns a suggestion of up to three tasks with similar names; '' if there are none."""
     known = names()
     near = difflib.get_close_matches(
         name.replace(" ", ":").replace("-", ":"), known, n=3, cutoff=0.5

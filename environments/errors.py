@@ -1,25 +1,25 @@
-"""What can be wrong with an environment that a user names. Each message is one line."""
+"""The errors of environments that a user names. Each message is one line."""
 
 
 class EnvironmentUsageError(ValueError):
-    """The user asked for something that an environment here cannot be or do."""
+    """The base class of errors in a user's choice or definition of an environment."""
 
 
 class EnvironmentNameError(EnvironmentUsageError):
-    """No environment goes by this name."""
+    """No environment has this name."""
 
 
 class EnvironmentSpecError(EnvironmentUsageError):
-    """The environment's actions, observations or rewards do not fit continuous control."""
+    """The environment's actions, observations, rewards or frames do not fit continuous control."""
 
 
 class EnvironmentDataError(EnvironmentUsageError):
-    """The environment returned an observation, reward or frame that its specs do not allow."""
+    """The environment returned an observation, reward or frame that violates its specs."""
 
 
 class RenderingUnavailableError(RuntimeError):
-    """No OpenGL library of this machine draws without a screen."""
+    """No OpenGL library of this machine renders without a screen."""
 
 
-# What the command line shows as one line; registered in pyproject.toml.
+# The errors that the command line prints as one line; registered in pyproject.toml.
 USAGE_ERRORS = (EnvironmentUsageError, RenderingUnavailableError)

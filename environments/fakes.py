@@ -1,5 +1,7 @@
-"""Small environments whose returns are known on paper, for tests. All are named like factories:
-`environments.make("environments.fakes:chain", seed=0)`."""
+"""Small environments with known returns, for tests.
+
+They are made by name: `environments.make("environments.fakes:chain", seed=0)`.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,23 @@ from dm_env import specs
 
 
 class Chain(dm_env.Environment):
-    """Episodes of fixed length with given rewards, whatever the actions.
+    """Episodes of fixed length with given rewards, whatever the actions are.
 
-    At time t (0 at the reset) the observation is [t / length, last action]. The step that leads to
-    time t has reward `rewards[t - 1]`; the last one has discount `terminal_discount`: 0 is a
-    termination, 1 a truncation. The discounted return from the start is
-    `sum(gamma**i * rewards[i])`.
+    At time t (0 at the reset), the observation is [t / length, last action]. The step to time t has
+    reward `rewards[t - 1]`, and the last step has discount `terminal_discount`. The discounted
+    return from the start is `sum(gamma**i * rewards[i])`.
     """
 
     def __init__(self, rewards: Sequence[float] = (1.0,) * 10, terminal_discount: float = 0.0):
+        """Makes the environment.
+
+        Args:
+          rewards: reward of each step of an episode.
+          terminal_discount: discount of the last step: 0 for a termination, 1 for a truncation.
+
+        Raises:
+          ValueError: if there is no reward.
+        """
         if not rewards:
             raise ValueError("expected at least one reward, got none")
         self._rewards = tuple(float(reward) for reward in rewards)
@@ -54,15 +64,21 @@ class Chain(dm_env.Environment):
 
 
 class Target(dm_env.Environment):
-    """An episode asks `length` times for the number that it shows; learnable within seconds.
+    """An environment whose best action is the number that it shows; learnable within seconds.
 
-    The observation is [target, share of the episode left]; the target is drawn anew at every step,
-    uniformly from [-1, 1]. The reward is `1 - |action - target| / 2`, in [0, 1]. The best return is
-    `length`, that of a constant action 0 is 0.75 * `length` in expectation, and that of random
-    actions 2/3 * `length`. Episodes end by time limit (discount 1).
+    The observation is [target, remaining share of the episode]. Each step draws a new target
+    uniformly from [-1, 1]. The reward is `1 - |action - target| / 2`, in [0, 1]. The highest return
+    is `length`. The expected return of a constant action 0 is 0.75 * `length`, and that of random
+    actions 2/3 * `length`. Episodes end by time limit, with discount 1.
     """
 
     def __init__(self, seed: int = 0, length: int = 20):
+        """Makes the environment.
+
+        Args:
+          seed: seed of the targets.
+          length: number of steps of an episode.
+        """
         self._random = np.random.RandomState(seed)
         self._length = length
         self._time = length
@@ -95,8 +111,17 @@ class Target(dm_env.Environment):
         return specs.BoundedArray((), np.float64, 0.0, 1.0, name="reward")
 
     def render(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
-        """White from the left edge to the target, which is -1 there and 1 at the right edge; black
-        beyond. Needs no OpenGL."""
+        """Renders the target as a white bar; needs no OpenGL.
+
+        Args:
+          height: height of the image in pixels.
+          width: width of the image in pixels.
+          camera_id: ignored.
+
+        Returns:
+          [height, width, 3] uint8: black, and white from the left edge (-1) to the target (1 at the
+          right edge).
+        """
         del camera_id
         frame = np.zeros((height, width, 3), np.uint8)
         frame[:, : round((self._target + 1) / 2 * width)] = 255
@@ -104,15 +129,27 @@ class Target(dm_env.Environment):
 
 
 def chain(seed: int, length: int = 10, terminal_discount: float = 0.0) -> Chain:
-    """`length` steps of reward 1, then a termination; the same for every seed."""
+    """Makes episodes of `length` steps with reward 1 that end with a termination.
+
+    Args:
+      seed: ignored.
+      length: number of steps of an episode.
+      terminal_discount: see `Chain`.
+    """
     del seed
     return Chain((1.0,) * length, terminal_discount)
 
 
 def truncated_chain(seed: int, length: int = 10) -> Chain:
-    """`length` steps of reward 1, then a truncation."""
+    """Makes episodes of `length` steps with reward 1 that end with a truncation.
+
+    Args:
+      seed: ignored.
+      length: number of steps of an episode.
+    """
     return chain(seed, length, terminal_discount=1.0)
 
 
 def target(seed: int, length: int = 20) -> Target:
+    """Makes a `Target`, which see for the arguments."""
     return Target(seed, length)

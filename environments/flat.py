@@ -1,4 +1,4 @@
-"""The one form in which agents see an environment: a float32 vector in, a float32 vector out."""
+"""The interface through which agents use environments: float32 vectors in and out."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from dm_env import specs
 from environments import randomness, timesteps
 from environments.errors import EnvironmentSpecError
 
-# MuJoCo's largest number: dm_control writes it where an actuator has no limits.
+# MuJoCo's largest number, dm_control's bound of actuators without limits.
 NO_LIMIT = 1e10
 
 
 class Randomness(Protocol):
-    """Reads and writes an environment's random state as plain data."""
+    """Reads and writes the random state of an environment."""
 
-    def get(self) -> Any: ...
+    def get(self) -> Any:
+        """Returns the random state as plain data."""
 
-    def set(self, state: Any) -> None: ...
+    def set(self, state: Any) -> None:
+        """Restores the random state.
+
+        Args:
+          state: return value of `get`.
+        """
 
 
-class NumpyRandomness:
-    """The random state of an environment that draws everything from one NumPy generator."""
+class NumpyRandomness(Randomness):
+    """The random state of an environment that uses a single NumPy generator."""
 
     def __init__(self, random: randomness.NumpyRandom):
+        """Stores the generator."""
         self._random = random
 
     def get(self) -> dict[str, Any]:
@@ -42,16 +49,15 @@ Render = Callable[[int, int, int | str], np.ndarray]
 
 
 class Environment(dm_env.Environment):
-    """A `dm_env.Environment` in the agents' form.
+    """A `dm_env.Environment` with flat float32 observations and normalised actions.
 
-    Observations are one float32 vector [n]: the arrays of the wrapped environment, each in C order,
-    in the order of its observation spec (for dm_control the order in which the task writes them;
-    `observation_fields` names them). Actions are float32 [m] in [-1, 1]; they are clipped to that
-    range and mapped linearly to the real one. Rewards and discounts are float32 scalars, None at
-    the first step of an episode as dm_env has it. The last step has discount 0 after a termination,
-    and keeps the environment's (1) when the time was up.
+    An observation is a vector, [n] float32: the arrays of the wrapped environment, each in C order,
+    in the order of its observation spec. `observation_fields` names them. Actions are [m] float32;
+    they are clipped to [-1, 1] and mapped linearly to the wrapped environment's range. Rewards and
+    discounts are float32 scalars, and None at the first step of an episode. The discount of the
+    last step is 0 after a termination, and the wrapped environment's own, 1, after a time limit.
 
-    Every step returns a fresh observation array, so that callers may keep it.
+    Every step returns a new observation array, which callers may keep.
     """
 
     def __init__(
@@ -64,18 +70,17 @@ class Environment(dm_env.Environment):
         render: Render | str = "",
         name: str = "",
     ):
-        """Wraps `environment`.
+        """Wraps an environment.
 
         Args:
-          environment: any environment with one bounded continuous action and a scalar reward.
-          action_spec: the real action range, where the environment does not declare it.
-          reward_spec: bounds of the reward, where they are known better than the environment
-            declares them.
-          random: reads and writes the random state; found by itself in environments that keep a
-            NumPy generator as `random_state`, `task.random`, `random` or `_random`.
-          render: `(height, width, camera_id)` to pixels, uint8 [height, width, 3]; or the line
-            that says why there are none.
-          name: of the environment, for error messages; its class by default.
+          environment: environment with one bounded continuous action and a scalar reward.
+          action_spec: overrides the environment's own spec.
+          reward_spec: overrides the environment's own spec, for tighter bounds.
+          random: reads and writes the random state. None to look for a NumPy generator in the
+            environment's `random_state`, `task.random`, `random` and `_random`.
+          render: maps (height, width, camera_id) to pixels, [height, width, 3] uint8. A string is
+            the error message of an environment that cannot render.
+          name: name of the environment, for error messages. Default: the name of its class.
 
         Raises:
           EnvironmentSpecError: if actions, observations or rewards do not fit.
@@ -83,7 +88,7 @@ class Environment(dm_env.Environment):
         self._environment = environment
         self._render = render or (
             f"expected an environment that renders, got {type(environment).__qualname__}, which "
-            "cannot"
+            "cannot; give it a method render(height, width, camera_id)"
         )
         self._random = random or _find_randomness(environment)
         self._timesteps = timesteps.TimeStepConverter(
@@ -102,7 +107,7 @@ class Environment(dm_env.Environment):
         high = np.broadcast_to(real.maximum, real.shape).astype(np.float64).reshape(size)
         self._low, self._high = low, high
         self._scale, self._offset = (high - low) / 2, (high + low) / 2
-        # Most suite tasks already use [-1, 1]: then only the clipping is left.
+        # Faster paths: most suite tasks use [-1, 1], and need no mapping but only clipping.
         self._is_unit = bool(np.all(low == -1) and np.all(high == 1))
         self._is_plain = real.shape == (size,) and real.dtype == np.float64
         self._action_shape = (size,)
@@ -110,12 +115,12 @@ class Environment(dm_env.Environment):
 
     @property
     def wrapped(self) -> dm_env.Environment:
-        """The environment underneath."""
+        """The wrapped environment."""
         return self._environment
 
     @property
     def observation_fields(self) -> dict[str, slice]:
-        """Where each named array of the wrapped environment lies in the flat observation."""
+        """Slices of the flat observation, by the name of the wrapped environment's array."""
         return {
             field.name: field.where
             if isinstance(field.where, slice)
@@ -125,10 +130,10 @@ class Environment(dm_env.Environment):
 
     @property
     def random_state(self) -> Any:
-        """The random generator's state as plain data (JSON, pickle); None where there is none.
+        """The random generator's state as plain data; None if the environment exposes none.
 
-        Setting it makes the next episode start where the saved stream stood. It holds no simulator
-        state: an episode in progress is not saved.
+        After setting it, the next episode is the one that would have followed the saved state. It
+        contains no simulator state, so an episode in progress is not saved.
         """
         return None if self._random is None else self._random.get()
 
@@ -138,15 +143,23 @@ class Environment(dm_env.Environment):
             self._random.set(state)
         elif state is not None:
             raise ValueError(
-                f"expected no random state for {type(self._environment).__qualname__}, which shows "
-                "none, got one"
+                f"expected no random state for {type(self._environment).__qualname__}, which "
+                "exposes none, got one; use the environment with which it was saved"
             )
 
     def reset(self) -> dm_env.TimeStep:
         return self._convert(self._environment.reset())
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
-        """Takes a float32 [m] action in [-1, 1]. After a last step it starts a new episode."""
+        """Takes an action; starts a new episode after the last step of one.
+
+        Args:
+          action: [m] float32 in [-1, 1].
+
+        Raises:
+          ValueError: if the action has another shape.
+          EnvironmentDataError: if the wrapped environment violates its specs.
+        """
         return self._convert(self._environment.step(self._real_action(action)))
 
     def _real_action(self, action: np.ndarray) -> np.ndarray:
@@ -155,7 +168,7 @@ class Environment(dm_env.Environment):
                 f"expected an action array of shape {self._action_shape}, got "
                 f"{type(action).__name__} of shape {np.shape(action)}"
             )
-        # The bounds are float64 arrays, so the result is float64 and no scalar has to be converted.
+        # The bounds are float64 arrays, so no scalar must be converted and the result is float64.
         real = action if self._is_unit else action * self._scale + self._offset
         real = np.minimum(np.maximum(real, self._low), self._high)
         return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
@@ -170,22 +183,31 @@ class Environment(dm_env.Environment):
         return self._timesteps.reward_spec
 
     def discount_spec(self) -> specs.BoundedArray:
+        """Returns the spec of the discount, a float32 scalar in [0, 1]."""
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
 
     def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
-        """A picture of the present state, uint8 [height, width, 3]; the first one loads OpenGL.
+        """Renders the current state. The first call loads OpenGL.
+
+        Args:
+          height: height of the image in pixels.
+          width: width of the image in pixels.
+          camera_id: index or name of a camera.
+
+        Returns:
+          [height, width, 3] uint8.
 
         Raises:
-          RenderingUnavailableError: if nothing on this machine draws without a screen.
-          EnvironmentSpecError: if the environment has no pictures.
+          RenderingUnavailableError: if no OpenGL works on this machine.
+          EnvironmentSpecError: if the environment cannot render.
         """
         return self.renderer()(height, width, camera_id)
 
     def renderer(self) -> Render:
-        """What `render` calls.
+        """Returns the function that `render` calls.
 
         Raises:
-          EnvironmentSpecError: if the environment has no pictures.
+          EnvironmentSpecError: if the environment cannot render.
         """
         if isinstance(self._render, str):
             raise EnvironmentSpecError(self._render)
@@ -196,22 +218,22 @@ class Environment(dm_env.Environment):
 
 
 def _check_action_spec(spec: Any) -> None:
-    wanted = "expected continuous actions with finite bounds"
+    expected = "expected continuous actions with finite bounds"
     if isinstance(spec, specs.DiscreteArray):
-        raise EnvironmentSpecError(f"{wanted}, got {spec.num_values} discrete actions")
+        raise EnvironmentSpecError(f"{expected}, got {spec.num_values} discrete actions")
     if not isinstance(spec, specs.Array):
-        raise EnvironmentSpecError(f"{wanted} in one array, got {type(spec).__name__} of arrays")
+        raise EnvironmentSpecError(f"{expected} in one array, got {type(spec).__name__} of arrays")
     if spec.dtype.kind != "f":
-        raise EnvironmentSpecError(f"{wanted}, got actions of dtype {spec.dtype}")
+        raise EnvironmentSpecError(f"{expected}, got actions of dtype {spec.dtype}")
     if math.prod(spec.shape) == 0:
-        raise EnvironmentSpecError(f"{wanted}, got an action of shape {spec.shape}")
+        raise EnvironmentSpecError(f"{expected}, got an action of shape {spec.shape}")
     if not isinstance(spec, specs.BoundedArray):
-        raise EnvironmentSpecError(f"{wanted}, got no bounds")
+        raise EnvironmentSpecError(f"{expected}, got no bounds")
     bounds = np.concatenate([spec.minimum.ravel(), spec.maximum.ravel()]).astype(np.float64)
     if not np.all(np.isfinite(bounds)) or np.any(np.abs(bounds) >= NO_LIMIT):
         raise EnvironmentSpecError(
-            f"{wanted}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
-            "bound it in a factory"
+            f"{expected}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
+            "set bounds in a factory"
         )
 
 

@@ -1,7 +1,8 @@
-"""How fast frames are drawn here: measured in a process of its own, so that OpenGL stays out of the
-one that asks.
+"""Measures how fast frames of an environment are rendered on this machine.
 
-    python -m environments.pixels.frame_rate TASK [JSON of a PixelConfig]...
+In a process of its own, so that the calling process does not load OpenGL:
+
+    python -m environments.frame_rate TASK [JSON of a PixelConfig]...
 """
 
 from __future__ import annotations
@@ -26,39 +27,58 @@ _SECONDS, _TIMEOUT = 0.3, 120.0
 
 
 class Rate(NamedTuple):
-    """Frames per second of one PixelConfig; `look` as in `PixelEnvironment.look`."""
+    """The frame rate of one `PixelConfig`.
 
-    look: str
+    Attributes:
+      render_mode: see `PixelEnvironment.render_mode`.
+      frames_per_second: rate of rendering, without simulation.
+    """
+
+    render_mode: str
     frames_per_second: float
 
 
 def line(name: str, config: PixelConfig) -> str:
-    """What a run says at its start: who draws, how, and how fast. Takes seconds.
+    """Describes renderer, render mode and frame rate, for the start of a run. Takes seconds.
+
+    Args:
+      name: name of the environment.
+      config: configuration of the frames.
+
+    Returns:
+      One line of text.
 
     Raises:
-      RenderingUnavailableError: if no OpenGL works here, or drawing the environment fails.
+      RenderingUnavailableError: if no OpenGL works on this machine, or rendering fails.
     """
     (rate,) = measure(name, config)
-    if rate.look == "own":
+    if rate.render_mode == "own":
         drawn_by = "by the environment itself"
     else:
         renderer = rendering.find()
         advice = rendering.advice(renderer)
-        drawn_by = f"{renderer.kind.upper()}, {renderer.name}, {rate.look}"
+        drawn_by = f"{renderer.kind.upper()}, {renderer.name}, {rate.render_mode}"
         drawn_by += f" ({advice})" if advice else ""
     size = f"{config.height}x{config.width}"
     return f"rendering: {drawn_by}, {size}: {rate.frames_per_second:.0f} frames/s"
 
 
 def measure(name: str, *configs: PixelConfig) -> list[Rate]:
-    """Rates of drawing the environment `name`, simulation not included; one for each config.
+    """Measures frame rates, in a subprocess.
+
+    Args:
+      name: name of the environment.
+      *configs: configurations to measure.
+
+    Returns:
+      The rate of each configuration.
 
     Raises:
-      RenderingUnavailableError: if that fails; the last line of the error is told.
+      RenderingUnavailableError: if rendering fails. The message holds the error's last line.
     """
     command = [sys.executable, "-m", __name__, name]
     command += [json.dumps(dataclasses.asdict(config)) for config in configs]
-    # Factories are found wherever this process finds them.
+    # The subprocess must find factories on the same path as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     try:
         done = subprocess.run(
@@ -75,9 +95,14 @@ def measure(name: str, *configs: PixelConfig) -> list[Rate]:
 
 
 def frames_per_second(environment: PixelEnvironment, seconds: float = _SECONDS) -> float:
-    """Draws the first state over and over for about `seconds`."""
+    """Measures how often per second an environment renders its first state.
+
+    Args:
+      environment: the environment, which is reset.
+      seconds: duration of the measurement.
+    """
     environment.reset()
-    environment.frame()  # The first ones compile shaders.
+    environment.frame()  # The first frame compiles shaders.
     count, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds or not count:
         environment.frame()
@@ -86,11 +111,11 @@ def frames_per_second(environment: PixelEnvironment, seconds: float = _SECONDS) 
 
 
 def main() -> None:
-    """Prints a JSON list of [look, frames per second]."""
+    """Prints a JSON list of [render mode, frames per second]."""
     rates = []
     for text in sys.argv[2:]:
         environment = catalogue.make(sys.argv[1], seed=0, pixels=PixelConfig(**json.loads(text)))
-        rates.append((environment.look, frames_per_second(environment)))
+        rates.append((environment.render_mode, frames_per_second(environment)))
         environment.close()
     print(json.dumps(rates))
 

@@ -1,4 +1,4 @@
-"""A `gymnasium.Env` as a `dm_env.Environment`."""
+"""Adapts a `gymnasium.Env` to `dm_env.Environment`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from environments.pixels import rendering
 
 
 def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environment:
-    """Gives a Gymnasium environment the agents' form.
+    """Adapts a Gymnasium environment to `flat.Environment`.
 
     Args:
-      environment: with spaces that are made of `spaces.Box`.
-      seed: given to its first reset.
-      name: of the environment, for error messages; its class by default.
+      environment: environment whose spaces consist of `spaces.Box`.
+      seed: seed for the first reset.
+      name: name of the environment, for error messages. Default: the name of its class.
 
     Returns:
-      The environment; it renders if it was made with `render_mode="rgb_array"`.
+      The environment, which renders if it was made with `render_mode="rgb_array"`.
 
     Raises:
       EnvironmentSpecError: if its spaces are not made of `spaces.Box`.
@@ -34,7 +34,7 @@ def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environ
     if environment.render_mode != "rgb_array":
         render = (
             "expected an environment made with render_mode='rgb_array', got "
-            f"{environment.render_mode!r}"
+            f"{environment.render_mode!r}; pass it to gymnasium.make"
         )
     bridge = GymnasiumEnvironment(environment, seed)
     name = name or type(environment.unwrapped).__qualname__
@@ -42,14 +42,23 @@ def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environ
 
 
 class GymnasiumEnvironment(dm_env.Environment):
-    """Gymnasium's five return values as a `dm_env.TimeStep`.
+    """A Gymnasium environment with dm_env's interface; also reads and writes its random state.
 
-    A termination becomes a last step with discount 0; a truncation a last step with discount 1.
-    Reward bounds are taken from an attribute `reward_range`, which older environments have, where
-    it is finite.
+    A termination becomes a last step with discount 0, and a truncation one with discount 1. The
+    bounds of rewards are those of the attribute `reward_range`, which older environments have, if
+    they are finite.
     """
 
     def __init__(self, environment: gymnasium.Env, seed: int):
+        """Wraps an environment.
+
+        Args:
+          environment: see `adapt`.
+          seed: seed for the first reset.
+
+        Raises:
+          EnvironmentSpecError: see `adapt`.
+        """
         self._environment = environment
         self._seed: int | None = seed
         self._over = True
@@ -58,7 +67,7 @@ class GymnasiumEnvironment(dm_env.Environment):
 
     def reset(self) -> dm_env.TimeStep:
         observation, _ = self._environment.reset(seed=self._seed)
-        self._seed = None  # Gymnasium goes on with the stream of the first seed.
+        self._seed = None  # A reset without a seed continues the generator's stream.
         self._over = False
         return dm_env.restart(observation)
 
@@ -86,12 +95,13 @@ class GymnasiumEnvironment(dm_env.Environment):
         return specs.Array((), np.float64, name="reward")
 
     def get(self) -> dict[str, Any]:
-        """The state of Gymnasium's generator, or the seed that the first reset will give it."""
+        """Returns the state of Gymnasium's generator, or the seed for a first reset to come."""
         if self._seed is not None:
             return {"seed": self._seed}
         return randomness.snapshot(self._environment.unwrapped.np_random)
 
     def set(self, state: Any) -> None:
+        """Restores what `get` returned."""
         self._seed = state.get("seed")
         if self._seed is None:
             randomness.restore(self._environment.unwrapped.np_random, state)
@@ -101,7 +111,7 @@ class GymnasiumEnvironment(dm_env.Environment):
 
 
 def _spec(space: spaces.Space, name: str) -> Any:
-    """The dm_env spec of a space of boxes."""
+    """Converts a space to a spec of dm_env."""
     if isinstance(space, spaces.Box):
         return specs.BoundedArray(space.shape, space.dtype, space.low, space.high, name=name)
     if isinstance(space, spaces.Dict):
@@ -113,16 +123,19 @@ def _spec(space: spaces.Space, name: str) -> Any:
         if name == "action"
         else "observations of real numbers"
     )
-    raise EnvironmentSpecError(f"expected {kind} (gymnasium.spaces.Box), got {space}")
+    raise EnvironmentSpecError(
+        f"expected {kind} (gymnasium.spaces.Box), got {space}; convert them in a factory"
+    )
 
 
 def _render(
     environment: gymnasium.Env, height: int, width: int, camera_id: int | str
 ) -> np.ndarray:
-    """Gymnasium's own picture, brought to the wanted size."""
+    """Renders Gymnasium's own image and resizes it."""
     if camera_id not in (0, -1):
         raise EnvironmentSpecError(
-            f"expected camera 0, since Gymnasium fixes the camera in make(), got {camera_id!r}"
+            f"expected camera 0, because Gymnasium fixes the camera in make(), got {camera_id!r}; "
+            "choose the camera in a factory"
         )
     if hasattr(environment.unwrapped, "mujoco_renderer"):
         rendering.enable()
@@ -130,7 +143,7 @@ def _render(
 
 
 def _resized(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Averages the pixels that fall into one; repeats them where there are too few."""
+    """Resizes an image: averages pixels to shrink it and repeats them to enlarge it."""
     resized = frame.astype(np.float32)
     for axis, size in enumerate((height, width)):
         starts = np.arange(size) * frame.shape[axis] // size

@@ -1,4 +1,4 @@
-"""Random generators as plain data, so that a resumed run goes on with the stopped one's stream."""
+"""States of random generators as plain data, so that resumed runs continue their streams."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ NumpyRandom = np.random.RandomState | np.random.Generator
 
 
 def snapshot(random: NumpyRandom) -> dict[str, Any]:
-    """The generator's state as dicts, lists, strings and numbers, which JSON leaves unharmed."""
+    """Returns the generator's state as dicts, lists, strings and numbers, which JSON preserves."""
     return _plain(_raw_state(random))
 
 
 def restore(random: NumpyRandom, state: Mapping[str, Any]) -> None:
-    """Puts a `snapshot` back into a generator of the same kind.
+    """Restores the state of a generator.
+
+    Args:
+      random: generator of the same kind as the one of the snapshot.
+      state: return value of `snapshot`.
 
     Raises:
       ValueError: if the snapshot is of another kind of generator.
@@ -25,8 +29,7 @@ def restore(random: NumpyRandom, state: Mapping[str, Any]) -> None:
     if state.get("bit_generator") != present["bit_generator"]:
         raise ValueError(
             f"expected the random state of a {present['bit_generator']} generator, got one of "
-            f"{state.get('bit_generator')!r}; the environment's generator has changed since it was "
-            "saved"
+            f"{state.get('bit_generator')!r}; use the version of the environment that saved it"
         )
     raw = _like(present, state)
     if isinstance(random, np.random.RandomState):
@@ -50,7 +53,7 @@ def _plain(value: Any) -> Any:
 
 
 def _like(template: Any, value: Any) -> Any:
-    """`value` with arrays wherever `template` holds arrays."""
+    """Returns `value` with arrays where `template` holds arrays."""
     if isinstance(template, Mapping):
         return {key: _like(item, value[key]) for key, item in template.items()}
     return np.asarray(value, template.dtype) if isinstance(template, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""The time steps of any environment as flat float32 ones, checked against its specs."""
+"""Converts time steps of any environment to flat float32, and checks them against its specs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from dm_env import specs
 
 from environments.errors import EnvironmentDataError, EnvironmentSpecError
 
-# Rewards are computed in floating point: a sum of terms may end just outside of its bounds.
+# Relative. Rewards are computed in floating point, so a sum may be just outside its bounds.
 _REWARD_TOLERANCE = 1e-4
 _LARGEST = float(np.finfo(np.float32).max)
-_FIRST, _isfinite = dm_env.StepType.FIRST, math.isfinite  # Looked up once: this is the hot path.
+# Looked up once, because every environment step uses them.
+_FIRST, _isfinite = dm_env.StepType.FIRST, math.isfinite
 
 
 class Field(NamedTuple):
-    """One array of an observation and its place in the flat observation.
+    """An array of a nested observation, and its position in the flat observation.
 
     Attributes:
-      path: keys and indices that lead to it in the nested observation.
-      where: its slice of the flat observation; an index for a scalar.
-      shape: its declared shape.
-      has_axes: whether it has more than one axis, and so must be flattened.
+      path: keys and indices of the array in the nested observation.
+      where: slice of the flat observation; an index for a scalar.
+      shape: shape in the spec.
+      has_axes: whether the array has more than one axis, so that it must be flattened.
     """
 
     path: tuple[Any, ...]
@@ -35,26 +36,26 @@ class Field(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path in one string; 'observation' if the observation is a single array."""
+        """The path as a string; 'observation' if the observation is a single array."""
         return "/".join(map(str, self.path)) or "observation"
 
 
 class TimeStepConverter:
-    """Flattens observations, casts numbers to float32 and checks every value once.
+    """Flattens observations, casts numbers to float32, and checks all values.
 
     Attributes:
-      fields: the arrays of an observation, in the order of the observation spec.
+      fields: arrays of an observation, in the order of the observation spec.
       size: length of a flat observation.
-      reward_spec: of the converted rewards, float32.
+      reward_spec: spec of the converted rewards, a float32 scalar.
     """
 
     def __init__(self, name: str, observation_spec: Any, reward_spec: Any):
-        """Plans the conversion.
+        """Prepares the conversion.
 
         Args:
-          name: of the environment, for error messages.
-          observation_spec: nested `dm_env.specs.Array` of numbers.
-          reward_spec: a scalar `dm_env.specs.Array`; bounds are optional.
+          name: name of the environment, for error messages.
+          observation_spec: nest of `dm_env.specs.Array` of numbers.
+          reward_spec: a scalar `dm_env.specs.Array`, with or without bounds.
 
         Raises:
           EnvironmentSpecError: if the specs do not fit.
@@ -66,7 +67,7 @@ class TimeStepConverter:
         low, high = -math.inf, math.inf
         if isinstance(self.reward_spec, specs.BoundedArray):
             low, high = float(self.reward_spec.minimum), float(self.reward_spec.maximum)
-        # NaN and infinities fail the comparison with these limits as well.
+        # Comparisons with these limits also fail for NaN and infinities.
         self._lowest = max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST)
         self._highest = min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST)
 
@@ -74,15 +75,15 @@ class TimeStepConverter:
         """Converts the next time step of the environment.
 
         Args:
-          timestep: from the environment's `reset` or `step`.
+          timestep: return value of the environment's `reset` or `step`.
 
         Returns:
-          The time step with a fresh float32 [size] observation and float32 scalars; reward and
-          discount are None at the first step of an episode.
+          The time step with a new observation array, [size] float32, and float32 scalars. Reward
+          and discount are None at the first step of an episode.
 
         Raises:
-          EnvironmentDataError: if an observation, reward or discount is missing, not finite, of
-            another shape than its spec, or outside its bounds.
+          EnvironmentDataError: if an observation, reward or discount is missing, not finite, out of
+            bounds, or of another shape than its spec.
         """
         step_type, reward, discount, observation = timestep
         self._step = 0 if step_type is _FIRST else self._step + 1
@@ -97,7 +98,8 @@ class TimeStepConverter:
                 flat[where] = value.ravel() if has_axes else value
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             flat = np.concatenate([self._flat_value(observation, field) for field in self.fields])
-        # The cheapest test for NaN and infinities; the squares of huge numbers overflow as well.
+        # The cheapest test for NaN and infinities. The squares of huge numbers overflow too, so a
+        # failure is checked again, value by value.
         if not _isfinite(flat.dot(flat)):
             self._check_finite(flat)
         if step_type is _FIRST:
@@ -113,7 +115,11 @@ class TimeStepConverter:
         raise self._scalar_error(reward, discount)
 
     def _flat_value(self, observation: Any, field: Field) -> np.ndarray:
-        """Flattens one field; accepts Python numbers and lists too, and names what does not fit."""
+        """Flattens a field, which may hold Python numbers or lists too.
+
+        Raises:
+          EnvironmentDataError: if the field is missing or of another shape; names it.
+        """
         name = f"observation {field.name!r}"
         value = observation
         try:
@@ -121,7 +127,7 @@ class TimeStepConverter:
                 value = value[key]
         except (IndexError, KeyError, TypeError):
             raise self._error(
-                name, "an array", "none", "return what observation_spec() declares"
+                name, "an array", "none", "return it as in observation_spec()"
             ) from None
         try:
             array = None if value is None else np.asarray(value, np.float32)
@@ -132,7 +138,7 @@ class TimeStepConverter:
                 name,
                 f"numbers of shape {field.shape}",
                 _short(value) if array is None else f"shape {array.shape}",
-                "return what observation_spec() declares",
+                "return it as in observation_spec()",
             )
         return array.ravel()
 
@@ -189,7 +195,8 @@ def _plan(spec: Any) -> tuple[list[Field], int]:
         start += size
     if start == 0:
         raise EnvironmentSpecError(
-            "expected at least one number to observe, got an empty observation spec"
+            "expected at least one number in an observation, got an empty observation spec; "
+            "declare an array in observation_spec()"
         )
     return fields, start
 
@@ -197,17 +204,18 @@ def _plan(spec: Any) -> tuple[list[Field], int]:
 def _check_leaf(path: tuple[Any, ...], array: Any) -> None:
     if not (isinstance(array, specs.Array) and array.dtype.kind in "fiub"):
         raise EnvironmentSpecError(
-            f"expected observations of numeric arrays, got {array!r} at {path}"
+            f"expected observations of numeric arrays, got {array!r} at {path}; remove it in a "
+            "factory"
         )
     if isinstance(array, specs.DiscreteArray):
         raise EnvironmentSpecError(
-            f"expected observations of real numbers, got a category in "
-            f"0..{array.num_values - 1} at {path}; encode it one-hot in the factory"
+            f"expected observations of real numbers, got a discrete value in "
+            f"0..{array.num_values - 1} at {path}; encode it one-hot in a factory"
         )
     if array.dtype == np.uint8 and len(array.shape) > 1:
         raise EnvironmentSpecError(
             f"expected observations of state, got a uint8 image of shape {array.shape} at {path}; "
-            "leave it out in the factory and train from frames with --pixels, or cast it to float32"
+            "remove it in a factory and train from frames with --pixels, or cast it to float32"
         )
 
 
@@ -221,7 +229,9 @@ def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any
 
 def _float32_reward(spec: Any) -> specs.Array:
     if not isinstance(spec, specs.Array) or spec.shape != ():
-        raise EnvironmentSpecError(f"expected one number as reward, got {spec!r}")
+        raise EnvironmentSpecError(
+            f"expected one number as reward, got {spec!r}; declare a scalar in reward_spec()"
+        )
     if isinstance(spec, specs.BoundedArray):
         return specs.BoundedArray((), np.float32, spec.minimum, spec.maximum, name="reward")
     return specs.Array((), np.float32, name="reward")

@@ -22,12 +22,6 @@ LEAST_DOCUMENTED = 0.92
 # these that is there no longer.
 KNOWN_CIRCLES = {
     "rooms": [
-        [
-            "environments.catalogue",
-            "environments.gymnasium_adapter",
-            "environments.pixels",
-            "environments.suite",
-        ],
         ["launchpad.launch", "launchpad.nodes", "launchpad.program"],
     ],
     "modules": [

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from environments import PixelConfig
-from environments.pixels import frame_rate, rendering
+from environments import PixelConfig, frame_rate
+from environments.pixels import rendering
 from rl_replicator.cli.diagnosis import NOTE, OK, Finding
 
 _MEASURED_TASK = "cartpole:balance"
@@ -25,6 +25,6 @@ def examine() -> Iterator[Finding]:
         return
     kind = "software" if renderer.is_software else "hardware"
     text = f"{renderer.name} ({renderer.kind}, {kind}); frames/s of {_MEASURED_TASK} at 64x64: "
-    text += ", ".join(f"{rate.look} {rate.frames_per_second:.0f}" for rate in rates)
+    text += ", ".join(f"{rate.render_mode} {rate.frames_per_second:.0f}" for rate in rates)
     advice = rendering.advice(renderer)
     yield Finding(NOTE if advice else OK, "renderer", text, advice)

@@ -20,7 +20,7 @@ from agents.replay.memory_estimate import available_memory
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.progress import AgentProgressLine
 from agents.task import Task
-from environments.pixels import frame_rate
+from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option

@@ -1,1 +1,1 @@
-"""Observations made of rendered frames."""
+"""Environments whose observations are rendered frames."""

@@ -1,9 +1,9 @@
-"""Frames of a MuJoCo model.
+"""Renders frames of a MuJoCo model.
 
-The scene and the context are made once; dm_control makes a new scene for every frame.
+A camera makes scene and context once, whereas dm_control makes a new scene for every frame.
 
-mujoco is imported within the functions, because it must be imported with OpenGL switched off (see
-`environments.pixels.rendering`).
+Functions import mujoco themselves, because it must be imported with OpenGL disabled; see
+`environments.pixels.rendering`.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import numpy as np
 from environments.errors import EnvironmentSpecError
 from environments.pixels.gl_context import Context
 
-_MOST_SHAPES = 10_000
+_MAX_SHAPES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class RenderSettings:
-    """Rendering settings that differ from the model's own.
+    """Rendering settings that differ from the model's.
 
     Attributes:
-      flags_off: rendering flags to switch off, as in 'shadow' for `mjtRndFlag.mjRND_SHADOW`.
-      quality: names and values of the model's `vis.quality`, in force when the context is made.
+      flags_off: rendering flags to disable, such as 'shadow' for `mjtRndFlag.mjRND_SHADOW`.
+      quality: names and values of the model's `vis.quality`, used when the context is made.
     """
 
     flags_off: tuple[str, ...] = ()
     quality: tuple[tuple[str, int], ...] = ()
 
 
-# dm_control's own pixels, bit for bit.
+# Renders the same bytes as dm_control.
 EXACT = RenderSettings()
-# Colours, textures and shapes stay: the sky and the haze cost little and hold most of the picture's
-# colour. A sphere of 16 x 8 faces differs from one of 28 x 16 by a fifth of a grey level at 64
-# pixels, and takes half the time. `bench/rendering.py` measures every switch.
+# Keeps colours, textures and shapes. Sky and haze remain, because they cost little and make up most
+# of a frame's colour. A sphere of 16 x 8 faces differs from one of 28 x 16 by a fifth of a grey
+# level at 64 pixels, and takes half the time. `bench/rendering.py` measures every setting.
 FAST = RenderSettings(
     flags_off=("shadow", "reflection"),
     quality=(("offsamples", 0), ("shadowsize", 0), ("numslices", 16), ("numstacks", 8)),
 )
-LOOKS = MappingProxyType({"exact": EXACT, "fast": FAST})
+RENDER_SETTINGS = MappingProxyType({"exact": EXACT, "fast": FAST})
 
 
 class Camera:
-    """Draws the present state of a model, in one size and from one camera.
+    """Renders the current state of a model in one size from one camera.
 
-    It opens an OpenGL context of its own at the first frame. Any thread may ask for frames.
+    Opens an OpenGL context of its own for the first frame. Any thread may render frames.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class Camera:
         height: int,
         width: int,
         camera: int | str,
-        look: RenderSettings,
+        settings: RenderSettings,
     ):
         """Makes the scene.
 
         Args:
           model: a `mujoco.MjModel`.
           data: its `mujoco.MjData`.
-          height: in pixels.
-          width: in pixels.
-          camera: index or name of a camera; -1 is the free one, and so is 0 in a model without any.
-          look: EXACT, FAST or another.
+          height: height of a frame in pixels.
+          width: width of a frame in pixels.
+          camera: index or name of a camera; -1, and 0 in a model without cameras, is the free one.
+          settings: rendering settings, such as EXACT or FAST.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
@@ -79,15 +79,15 @@ class Camera:
         self.model = model
         self._data = data
         self._height, self._width = height, width
-        self._look = look
+        self._settings = settings
         self._mujoco = mujoco
         self._camera = _mujoco_camera(model, camera)
         self._option = mujoco.MjvOption()
-        # dm_control hides the beams of rangefinders, which are measurements, not things.
+        # dm_control does not render the beams of rangefinders, which are measurements, not objects.
         self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = 0
         self._perturb = mujoco.MjvPerturb()
-        self._scene = mujoco.MjvScene(model, _MOST_SHAPES)
-        for name in look.flags_off:
+        self._scene = mujoco.MjvScene(model, _MAX_SHAPES)
+        for name in settings.flags_off:
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name.upper()}")] = 0
         self._area = mujoco.MjrRect(0, 0, width, height)
         self._upside_down = np.empty((height, width, 3), np.uint8)
@@ -95,14 +95,14 @@ class Camera:
         self._context: Context | None = None
 
     def renew_terrain(self) -> None:
-        """Must be called when the model's height fields may have changed."""
+        """Makes the next frame upload the height fields. Call it when they may have changed."""
         self._terrain_is_new = True
 
     def frame(self) -> np.ndarray:
-        """Draws the present state.
+        """Renders the current state.
 
         Returns:
-          A fresh uint8 [height, width, 3] array.
+          A new array, [height, width, 3] uint8.
 
         Raises:
           RenderingUnavailableError: if no OpenGL works on this machine.
@@ -131,12 +131,12 @@ class Camera:
             return np.ascontiguousarray(self._upside_down[::-1])
 
     def _open(self) -> None:
-        """Opens the context. The model's settings are changed meanwhile, and restored."""
+        """Opens the context. Changes the model's settings and restores them."""
         mujoco = self._mujoco
         context = Context(self._width, self._height)
         visual = self.model.vis
-        wanted = [(visual.quality, name, value) for name, value in self._look.quality]
-        # The model declares a buffer for its largest video; one of the frame's size is enough.
+        wanted = [(visual.quality, name, value) for name, value in self._settings.quality]
+        # The model asks for a buffer of its largest video; one of the frame's size suffices.
         wanted += [
             (visual.global_, "offwidth", self._width),
             (visual.global_, "offheight", self._height),
@@ -146,7 +146,7 @@ class Camera:
             for owner, name, value in wanted:
                 setattr(owner, name, value)
             with context.current():
-                # No text is drawn, so the font that loads fastest will do.
+                # The smallest font, because it loads fastest and no text is rendered.
                 drawing = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_50)
                 context.keep(drawing)
                 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing)
@@ -186,28 +186,32 @@ def _mujoco_camera(model: Any, camera: int | str) -> Any:
 
 
 class VideoCamera:
-    """Frames for videos, equal to dm_control's own; called like `flat.Environment.render`.
+    """Renders frames for videos, equal to dm_control's; called like `flat.Environment.render`.
 
-    dm_control's contexts belong to the thread that drew first, and fail if another one frees them.
-    They are not used here.
+    It does not use dm_control's contexts, because these belong to the thread that rendered first
+    and fail if another thread frees them.
     """
 
     def __init__(self, find_physics: Callable[[], Any]):
-        """Draws the `dm_control.mujoco.Physics` that `find_physics` returns for each frame."""
+        """Opens no context yet.
+
+        Args:
+          find_physics: returns the `dm_control.mujoco.Physics` to render; called for each frame.
+        """
         self._find_physics = find_physics
         self._camera: Camera | None = None
         self._key: tuple[Any, ...] = ()
 
     def __call__(self, height: int, width: int, camera_id: int | str) -> np.ndarray:
-        """Draws the present state.
+        """Renders the current state.
 
         Args:
-          height: in pixels.
-          width: in pixels.
+          height: height of the frame in pixels.
+          width: width of the frame in pixels.
           camera_id: index or name of a camera.
 
         Returns:
-          A fresh uint8 [height, width, 3] array.
+          A new array, [height, width, 3] uint8.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.

@@ -1,4 +1,4 @@
-"""What an agent that learns from pixels sees. Importing this file loads nothing heavy."""
+"""The configuration of frames. Importing it loads neither NumPy nor OpenGL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from environments.errors import EnvironmentSpecError
 RENDER_MODES = ("auto", "fast", "exact")
 _SMALLEST, _LARGEST = 8, 1024
 
-# PlaNet's (Hafner et al. 2019, arXiv:1811.04551), which most work on pixels has kept since.
+# PlaNet's (Hafner et al. 2019, arXiv:1811.04551), which most work on pixels has used since.
 _USUAL_ACTION_REPEATS = {
     "cartpole": 8,
     "ball_in_cup": 4,
@@ -24,17 +24,17 @@ _OTHER_ACTION_REPEAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class PixelConfig:
-    """How frames are made. One frame is uint8 [height, width, 3]; stacking is up to its reader.
+    """The configuration of frames, [height, width, 3] uint8, which are not stacked.
 
     Attributes:
-      height: of a frame in pixels, from 8 to 1024.
-      width: of a frame in pixels, from 8 to 1024.
+      height: height of a frame in pixels, from 8 to 1024.
+      width: width of a frame in pixels, from 8 to 1024.
       camera: index or name of a camera of the model; -1 is the free camera.
-      action_repeat: steps of the environment for each action, at least 1. Rewards are summed.
+      action_repeat: number of environment steps for each action, at least 1. Rewards are summed.
         Default: 8 for cartpole, 4 for ball_in_cup, cheetah and reacher, 2 for all others.
-      render: 'exact' draws the environment's own pixels, 'fast' leaves out shadows, reflections and
-        multisampling and draws round shapes with fewer faces; 'auto' is 'fast' where OpenGL is
-        drawn in software.
+      render: 'exact' renders as dm_control does. 'fast' renders without shadows, reflections and
+        multisampling, and round shapes with fewer faces. 'auto' is 'fast' if OpenGL renders in
+        software, and 'exact' otherwise.
 
     Raises:
       EnvironmentSpecError: if a field is out of its range.
@@ -69,7 +69,11 @@ class PixelConfig:
             )
 
     def repeats(self, name: str) -> int:
-        """Steps of the environment called `name` for each action."""
+        """Returns the number of environment steps for each action.
+
+        Args:
+          name: name of the environment, on whose domain the default depends.
+        """
         usual = _USUAL_ACTION_REPEATS.get(name.partition(":")[0], _OTHER_ACTION_REPEAT)
         return usual if self.action_repeat is None else self.action_repeat
 

@@ -1,4 +1,4 @@
-"""An environment that shows its picture in place of its state."""
+"""An environment whose observation is a rendered frame instead of its state."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from environments.pixels.config import PixelConfig
 class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
 
-    Actions are float32 [m] in [-1, 1], as in `flat.Environment`; each is given to the environment
+    Actions are float32 [m] in [-1, 1], as in `flat.Environment`. Each action is repeated
     `action_repeat` times, or until the episode ends. Rewards are summed and discounts multiplied
-    over these steps; both are float32 scalars, None at the first step of an episode. Frames are
-    not stacked. Every step returns a fresh frame.
+    over these steps; both are float32 scalars, and None at the first step of an episode. Frames are
+    not stacked. Every step returns a new array.
 
-    Several threads may each step an environment of their own; one environment may also go from
-    thread to thread.
+    Threads may step different environments at the same time, and one environment may be passed
+    between threads.
     """
 
     def __init__(self, environment: flat.Environment, config: PixelConfig, name: str = ""):
-        """Draws `environment`.
+        """Wraps an environment.
 
         Args:
-          environment: a new one.
-          config: of its frames.
-          name: of the environment, see `PixelConfig.repeats`.
+          environment: a new environment.
+          config: configuration of the frames.
+          name: name of the environment; see `PixelConfig.repeats`.
 
         Raises:
-          EnvironmentSpecError: if it cannot be drawn as `config` asks.
-          RenderingUnavailableError: if no OpenGL works here.
+          EnvironmentSpecError: if the environment cannot be rendered as configured.
+          RenderingUnavailableError: if no OpenGL works on this machine.
         """
         self._environment = environment
         self._action_repeat = config.repeats(name)
@@ -47,13 +47,13 @@ class PixelEnvironment(dm_env.Environment):
 
     @property
     def wrapped(self) -> flat.Environment:
-        """The environment underneath, which observes state."""
+        """The wrapped environment, which observes its state."""
         return self._environment
 
     @property
-    def look(self) -> str:
-        """How frames are drawn: 'fast', 'exact', or 'own' where the environment draws itself."""
-        return self._view.look
+    def render_mode(self) -> str:
+        """'fast' or 'exact'; 'own' if the environment renders itself."""
+        return self._view.render_mode
 
     @property
     def random_state(self) -> Any:
@@ -68,7 +68,11 @@ class PixelEnvironment(dm_env.Environment):
         return self._first(self._environment.reset())
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
-        """Takes a float32 [m] action in [-1, 1]. After a last step it starts a new episode."""
+        """Repeats an action; starts a new episode after the last step of one.
+
+        Args:
+          action: [m] float32 in [-1, 1].
+        """
         reward, discount = 0.0, 1.0
         for _ in range(self._action_repeat):
             timestep = self._environment.step(action)
@@ -83,7 +87,11 @@ class PixelEnvironment(dm_env.Environment):
         )
 
     def frame(self) -> np.ndarray:
-        """Draws the present state: a fresh uint8 [height, width, 3]. Needs a reset before."""
+        """Renders the current state, after the first `reset`.
+
+        Returns:
+          A new array, [height, width, 3] uint8.
+        """
         return self._view.frame()
 
     def _first(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
@@ -100,10 +108,11 @@ class PixelEnvironment(dm_env.Environment):
         return self._reward_spec
 
     def discount_spec(self) -> specs.BoundedArray:
+        """Returns the spec of the discount, a float32 scalar in [0, 1]."""
         return self._environment.discount_spec()
 
     def render(self, height: int = 240, width: int = 320, camera_id: int | str = 0) -> np.ndarray:
-        """A picture for videos, of any size and never 'fast'; see `flat.Environment.render`."""
+        """Renders a frame for a video, always 'exact'; see `flat.Environment.render`."""
         return self._environment.render(height, width, camera_id)
 
     def close(self) -> None:
@@ -112,7 +121,7 @@ class PixelEnvironment(dm_env.Environment):
 
 
 def _repeated(spec: specs.Array, times: int) -> specs.Array:
-    """The spec of a sum of one to `times` rewards."""
+    """Returns the spec of a sum of one to `times` rewards."""
     if not isinstance(spec, specs.BoundedArray):
         return spec
     low, high = float(spec.minimum), float(spec.maximum)

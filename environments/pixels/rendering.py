@@ -1,9 +1,9 @@
-"""Off-screen OpenGL: which kind this machine has, loaded no sooner than a picture is wanted.
+"""Off-screen OpenGL: finds the kind that works on this machine, and loads it for the first frame.
 
-dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and headless GLFW
-only fails at the first picture. So dm_control is imported with OpenGL switched off (`without_gl`),
-and switched on (`enable`) by the first picture, with a kind that a subprocess has tried before: a
-driver that crashes takes only that one along.
+dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and GLFW without a
+screen fails no earlier than at the first frame. So dm_control is imported with OpenGL disabled
+(`opengl_disabled`), and the first frame enables it (`enable`). A subprocess tries each kind before,
+because a driver may crash its process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _EGL_DEVICE, _CUDA_DEVICES = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """An OpenGL that draws here without a screen.
+    """An OpenGL that renders without a screen.
 
     Attributes:
-      kind: 'egl', 'osmesa', or what the user has put into MUJOCO_GL.
-      name: what the driver calls itself, as in 'llvmpipe (LLVM 15.0.6, 256 bits)'.
-      device: index of the EGL device that is the first of this process's CUDA devices; None where
-        it has none, or MUJOCO_EGL_DEVICE_ID chooses.
+      kind: 'egl', 'osmesa', or the value of MUJOCO_GL.
+      name: name of the driver, such as 'llvmpipe (LLVM 15.0.6, 256 bits)'.
+      device: index of the EGL device that is this process's first CUDA device; None if there is
+        none, or if MUJOCO_EGL_DEVICE_ID is set.
     """
 
     kind: str
@@ -49,12 +49,13 @@ class Renderer:
 
     @property
     def is_software(self) -> bool:
+        """Whether the driver renders on the CPU."""
         return any(word in self.name.lower() for word in _SOFTWARE)
 
 
 @contextlib.contextmanager
-def without_gl() -> Iterator[None]:
-    """Within this block dm_control and mujoco can be imported without loading OpenGL."""
+def opengl_disabled() -> Iterator[None]:
+    """Returns a context in which importing dm_control and mujoco does not load OpenGL."""
     with _LOCK:
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = "disabled"
@@ -68,12 +69,20 @@ def without_gl() -> Iterator[None]:
 
 
 def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
-    """Tries one kind of OpenGL in a subprocess: the renderer, or one line that says why not."""
-    # Without CUDA_VISIBLE_DEVICES, so that a CUDA device is counted among all of the machine.
+    """Tries a kind of OpenGL in a subprocess.
+
+    Args:
+      kind: value for MUJOCO_GL.
+      timeout: seconds after which the subprocess has failed.
+
+    Returns:
+      The renderer if it works; otherwise one line that says why not.
+    """
+    # Without CUDA_VISIBLE_DEVICES, so that the subprocess counts all CUDA devices of the machine.
     hidden = ("PYOPENGL_PLATFORM", _CUDA_DEVICES)
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     device = first_cuda_device() if kind == "egl" and _EGL_DEVICE not in environment else None
-    # -P keeps this directory, whose files have everyday names, out of the probe's imports.
+    # -P removes the script's directory from the path, where files may have names of libraries.
     command = [sys.executable, "-P", str(_PROBE), *([] if device is None else [str(device)])]
     try:
         done = subprocess.run(
@@ -92,23 +101,23 @@ def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
 
 
 def first_cuda_device() -> int | None:
-    """The first number in CUDA_VISIBLE_DEVICES; None without it, and for a GPU's UUID."""
+    """Returns the first number in CUDA_VISIBLE_DEVICES; None if unset or a UUID."""
     first = os.environ.get(_CUDA_DEVICES, "").split(",")[0].strip()
     return int(first) if first.isdecimal() else None
 
 
 @functools.cache
 def find() -> Renderer:
-    """The renderer to use: MUJOCO_GL where it is set, otherwise EGL, otherwise OSMesa.
+    """Returns the renderer that MUJOCO_GL names; if it is unset, EGL, or OSMesa if EGL fails.
 
     Raises:
-      RenderingUnavailableError: if none works; names the Debian packages to install.
+      RenderingUnavailableError: if none works. The message names the Debian packages to install.
     """
     chosen = os.environ.get(VARIABLE, "").lower()
     if chosen in _OFF:
         raise RenderingUnavailableError(
-            f"expected an OpenGL to draw with, got {VARIABLE}={chosen}, which switches it off; "
-            f"unset {VARIABLE}"
+            f"expected an OpenGL for rendering, got {VARIABLE}={chosen}, which disables it; unset "
+            f"{VARIABLE}"
         )
     kinds = (chosen,) if chosen else _KINDS
     reasons = []
@@ -118,20 +127,35 @@ def find() -> Renderer:
             return answer
         reasons.append(f"{kind}: {answer}")
     raise RenderingUnavailableError(
-        f"expected an OpenGL library that draws without a screen, got none ({'; '.join(reasons)}); "
+        f"expected an OpenGL library for off-screen rendering, found none ({'; '.join(reasons)}); "
         f"{install_hint(kinds)}"
     )
 
 
 def resolve(render: str) -> str:
-    """'fast' or 'exact' for a `PixelConfig.render`: 'auto' is 'fast' where OpenGL is software."""
+    """Returns 'fast' or 'exact'.
+
+    Args:
+      render: see `PixelConfig.render`.
+
+    Raises:
+      RenderingUnavailableError: if it is 'auto', and no OpenGL works on this machine.
+    """
     if render != "auto":
         return render
     return "fast" if find().is_software else "exact"
 
 
 def advice(renderer: Renderer, devices: str = "/dev") -> str:
-    """One line where a GPU stands idle because OpenGL is drawn in software, otherwise nothing."""
+    """Returns how to render on the machine's GPU if a software renderer is used.
+
+    Args:
+      renderer: the renderer that is used.
+      devices: directory of the machine's device files.
+
+    Returns:
+      One line; "" if the renderer uses a GPU or the machine has none.
+    """
     root = pathlib.Path(devices)
     nvidia, others = sorted(root.glob("nvidia[0-9]*")), sorted(root.glob("dri/renderD*"))
     if not renderer.is_software or not (nvidia or others):
@@ -149,7 +173,7 @@ def advice(renderer: Renderer, devices: str = "/dev") -> str:
 
 
 def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
-    """The command that installs the missing Debian packages."""
+    """Returns the command that installs the Debian packages of some kinds of OpenGL."""
     lines = [f"'apt-get install {_PACKAGES[kind]}'" for kind in kinds if kind in _PACKAGES]
     return (
         "install it with " + " or ".join(lines)
@@ -159,20 +183,23 @@ def install_hint(kinds: tuple[str, ...] = _KINDS) -> str:
 
 
 def enable() -> Renderer:
-    """Loads OpenGL into this process and into dm_control. Later calls are free.
+    """Loads OpenGL into this process and into dm_control. Later calls do nothing.
+
+    Returns:
+      The renderer.
 
     Raises:
-      RenderingUnavailableError: if no OpenGL works here.
+      RenderingUnavailableError: if no OpenGL works on this machine.
     """
     renderer = find()
     with _LOCK:
-        # Child processes and Gymnasium's MuJoCo environments read it from here.
+        # For child processes and for Gymnasium's MuJoCo environments, which read the variables.
         os.environ[VARIABLE] = renderer.kind
         if renderer.device is not None:
             os.environ[_EGL_DEVICE] = str(renderer.device)
         backend = importlib.import_module("dm_control._render")
         if backend.BACKEND in _OFF:
-            # Its users look up `_render.Renderer` at every picture, so reading the variable again
-            # is enough.
+            # Reloading reads the variable again. It suffices, because dm_control looks up
+            # `_render.Renderer` for every frame.
             importlib.reload(backend)
     return renderer

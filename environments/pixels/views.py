@@ -14,40 +14,48 @@ from environments.pixels.config import PixelConfig
 
 
 class View(Protocol):
-    """Draws the present state of one environment.
+    """Renders the current state of an environment.
 
     Attributes:
-      look: 'exact' or 'fast'; 'own' where the environment draws itself.
+      render_mode: 'exact' or 'fast'; 'own' if the environment renders itself.
     """
 
-    look: str
+    render_mode: str
 
     def frame(self) -> np.ndarray:
-        """Draws the present state: a fresh uint8 [height, width, 3] array."""
+        """Renders the current state.
+
+        Returns:
+          A new array, [height, width, 3] uint8.
+
+        Raises:
+          EnvironmentDataError: if the environment rendered anything else.
+          RenderingUnavailableError: if no OpenGL works on this machine.
+        """
 
     def begin_episode(self) -> None:
-        """Must be called after each reset of the environment."""
+        """Adapts to a new episode. Call it after each reset of the environment."""
 
     def close(self) -> None:
-        """Frees what the view holds."""
+        """Frees the view's resources."""
 
 
-class PhysicsView:
-    """Frames of a `dm_control.mujoco.Physics`."""
+class PhysicsView(View):
+    """Renders a `dm_control.mujoco.Physics`."""
 
     def __init__(self, physics: Any, config: PixelConfig):
         """Checks that OpenGL works; the first frame loads it.
 
         Args:
           physics: a `dm_control.mujoco.Physics`.
-          config: of the frames.
+          config: configuration of the frames.
 
         Raises:
           EnvironmentSpecError: if the model has no such camera.
           RenderingUnavailableError: if no OpenGL works on this machine.
         """
         rendering.find()
-        self.look = rendering.resolve(config.render)
+        self.render_mode = rendering.resolve(config.render)
         self._physics, self._config = physics, config
         self._camera = self._make()
 
@@ -59,7 +67,7 @@ class PhysicsView:
             config.height,
             config.width,
             config.camera,
-            camera.LOOKS[self.look],
+            camera.RENDER_SETTINGS[self.render_mode],
         )
 
     def frame(self) -> np.ndarray:
@@ -76,59 +84,51 @@ class PhysicsView:
         self._camera.close()
 
 
-class OwnView:
-    """Frames of an environment that draws itself."""
+class OwnView(View):
+    """Renders an environment by its own method `render`."""
 
-    look = "own"
+    render_mode = "own"
 
     def __init__(self, draw: flat.Render, config: PixelConfig, name: str):
-        """Draws by the environment's own method.
+        """Stores the method.
 
         Args:
-          draw: `(height, width, camera_id)` to a uint8 [height, width, 3] frame.
-          config: of the frames.
-          name: of the environment, for error messages.
+          draw: maps (height, width, camera_id) to a frame, [height, width, 3] uint8.
+          config: configuration of the frames.
+          name: name of the environment, for error messages.
         """
         self._draw, self._config, self._name = draw, config, name
 
     def frame(self) -> np.ndarray:
-        """Draws the present state.
-
-        Returns:
-          A fresh uint8 [height, width, 3] array.
-
-        Raises:
-          EnvironmentDataError: if the environment returned anything else.
-        """
         config = self._config
         frame = np.array(self._draw(config.height, config.width, config.camera))
         shape = (config.height, config.width, 3)
         if frame.dtype != np.uint8 or frame.shape != shape:
             raise EnvironmentDataError(
                 f"{self._name}: frame: expected uint8 {list(shape)} from its render(), got "
-                f"{frame.dtype} {list(frame.shape)}; scale it to 0..255 and to the size asked for"
+                f"{frame.dtype} {list(frame.shape)}; scale it to 0..255 and to the requested size"
             )
         return frame
 
     def begin_episode(self) -> None:
-        """Does nothing: the environment draws its own state."""
+        """Does nothing, because the environment renders its own state."""
 
     def close(self) -> None:
-        """Does nothing: the environment closes itself."""
+        """Does nothing, because the environment frees its own resources."""
 
 
 def view_of(environment: flat.Environment, config: PixelConfig) -> View:
-    """Chooses how an environment is drawn.
+    """Makes the view of an environment.
 
     Args:
-      environment: in the agents' form.
-      config: of the frames.
+      environment: the environment.
+      config: configuration of the frames.
 
     Returns:
-      A view of its physics if it has one, otherwise one of its own `render`.
+      A view of the environment's physics if it has one, otherwise of its own `render`.
 
     Raises:
-      EnvironmentSpecError: if it cannot be drawn as `config` asks.
+      EnvironmentSpecError: if the environment cannot be rendered as configured.
       RenderingUnavailableError: if no OpenGL works on this machine.
     """
     physics = getattr(environment.wrapped, "physics", None)
@@ -138,7 +138,7 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
     if config.render == "fast":
         raise EnvironmentSpecError(
             f"expected render 'auto' or 'exact' for {type(environment.wrapped).__qualname__}, "
-            "which draws itself, got 'fast'"
+            "which renders itself, got 'fast'; leave render at 'auto'"
         )
     return OwnView(draw, config, type(environment.wrapped).__qualname__)
 

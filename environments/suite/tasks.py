@@ -16,17 +16,16 @@ from environments import flat
 from environments.pixels import camera, rendering
 from environments.suite import fast_physics
 
-# The LQR tasks have neither a time limit nor limited actions in dm_control, and their reward has no
-# lower bound. An agent needs the first two, so they get the step limit of all other tasks and this
-# action range.
-_STEPS_WHERE_UNLIMITED = 1000
-_RANGE_WHERE_UNLIMITED = 1.0
+# In dm_control, the LQR tasks have no time limit, no action limits, and no lower bound of rewards.
+# Agents need the first two, so these tasks get the step limit of all others and this action range.
+_STEPS_IF_UNLIMITED = 1000
+_RANGE_IF_UNLIMITED = 1.0
 _WITHOUT_REWARD_BOUNDS = ("lqr",)
 
 
 @functools.cache
 def _dm_control_suite() -> Any:
-    with rendering.without_gl():
+    with rendering.opengl_disabled():
         from dm_control import suite
     return suite
 
@@ -46,12 +45,12 @@ def make(domain: str, task: str, seed: int) -> flat.Environment:
     """Loads a task.
 
     Args:
-      domain: a domain of the suite, such as 'cartpole'.
-      task: a task of the domain, such as 'swingup'.
-      seed: of the one `RandomState` that all random numbers of the task come from.
+      domain: domain of the suite, such as 'cartpole'.
+      task: task of the domain, such as 'swingup'.
+      seed: seed of the `RandomState` from which the task draws all random numbers.
 
     Returns:
-      The task in the agents' form.
+      The environment.
     """
     random = np.random.RandomState(seed)
     with _without_deprecations():
@@ -90,7 +89,7 @@ def _load(domain: str, task: str, random: np.random.RandomState) -> Any:
     if math.isfinite(environment._step_limit):
         return environment
     # Half a step less than the limit keeps rounding from adding a step.
-    limit = (_STEPS_WHERE_UNLIMITED - 0.5) * environment.control_timestep()
+    limit = (_STEPS_IF_UNLIMITED - 0.5) * environment.control_timestep()
     random.set_state(start)
     return suite.load(domain, task, task_kwargs={"random": random, "time_limit": limit})
 
@@ -100,8 +99,8 @@ def _limited(spec: specs.BoundedArray) -> specs.BoundedArray:
     return specs.BoundedArray(
         spec.shape,
         spec.dtype,
-        np.where(unlimited, -_RANGE_WHERE_UNLIMITED, spec.minimum),
-        np.where(unlimited, _RANGE_WHERE_UNLIMITED, spec.maximum),
+        np.where(unlimited, -_RANGE_IF_UNLIMITED, spec.minimum),
+        np.where(unlimited, _RANGE_IF_UNLIMITED, spec.maximum),
     )
 
 
@@ -111,11 +110,11 @@ def _reward_spec(domain: str) -> specs.BoundedArray:
 
 
 def _keep_gl_out(physics: Any) -> None:
-    """Keeps a task from making an OpenGL context of dm_control's.
+    """Prevents a task from opening dm_control's OpenGL contexts.
 
-    `quadruped:escape` uploads its new terrain to the renderer at every reset, and so would load
-    OpenGL for training from state. `environments.pixels.camera` has contexts of its own, and takes
-    the terrain from the model.
+    `quadruped:escape` uploads its new terrain to the renderer at every reset, which would load
+    OpenGL even for training from state. `environments.pixels.camera` has its own contexts, and
+    reads the terrain from the model.
     """
     parent = type(physics)
     body = {"contexts": property(lambda self: None), "__module__": parent.__module__}

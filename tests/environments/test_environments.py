@@ -281,10 +281,13 @@ def test_gymnasium_pictures_have_the_wanted_size():
             r"expected a task 'domain:task' or a factory 'package.module:function', got 'cartpole'",
         ),
         ("", "got ''; 'rl-replicator envs' lists the tasks"),
-        ("nothere:foo", "got 'nothere:foo'; no module 'nothere' was found in the working direct"),
+        (
+            "nothere:foo",
+            "got 'nothere:foo'; no domain and no module 'nothere' was found in the work",
+        ),
         (
             "no_such.module:make",
-            "no module 'no_such.module' was found .* 'rl-replicator envs' list",
+            "no domain and no module 'no_such.module' was found .* 'rl-replicator envs' list",
         ),
         ("environments.fakes:chian", "got 'chian'; did you mean environments.fakes:chain?"),
         (

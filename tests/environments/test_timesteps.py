@@ -89,7 +89,7 @@ FAULTS = {
     "another shape": (
         _position(np.zeros((2, 1))),  # Would be broadcast.
         "observation 'position'",
-        r"numbers of shape \(2, 2\), got shape \(2, 1\); return what observation_spec\(\) declares",
+        r"numbers of shape \(2, 2\), got shape \(2, 1\); return it as in observation_spec\(\)",
     ),
     "nothing in a field": (
         _position(None),

@@ -14,8 +14,9 @@ import pytest
 from dm_env import test_utils
 
 import environments
+from environments import frame_rate
 from environments.errors import RenderingUnavailableError
-from environments.pixels import frame_rate, gl_context, rendering
+from environments.pixels import gl_context, rendering
 from tests.environments import gymnasium_fake
 
 Pixels = environments.PixelConfig
@@ -174,7 +175,7 @@ def test_videos_stay_exact_and_the_model_as_it_was():
     exact.reset()
     np.testing.assert_array_equal(fast.render(48, 64), exact.render(48, 64))
     assert (quality.offsamples, quality.shadowsize, quality.numslices) == before
-    assert fast.look == "fast"
+    assert fast.render_mode == "fast"
     assert np.any(fast.frame() != exact.render(64, 64))
 
 

@@ -64,7 +64,7 @@ def test_nothing_works(fresh):
 def test_switched_off(fresh):
     fresh.setenv("MUJOCO_GL", "off")
     with pytest.raises(
-        RenderingUnavailableError, match="MUJOCO_GL=off, which switches it off; unset MUJOCO_GL"
+        RenderingUnavailableError, match="MUJOCO_GL=off, which disables it; unset MUJOCO_GL"
     ):
         rendering.find()
 
