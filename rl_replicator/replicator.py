@@ -1,4 +1,4 @@
-"""The contract of all replicators."""
+"""The base class of all replicators."""
 
 import abc
 import contextlib
@@ -16,38 +16,44 @@ from rl_replicator.step import inputs as inputs_lib
 
 
 class Replicator(abc.ABC):
-    """Runs one step function on every replica, with equal variables everywhere.
+    """Runs a step function on every replica, with equal variables on all of them.
 
-    The replicas begin equal and stay equal because each applies the same averaged gradients: this
-    is what `wrap_optimizer` is for. After Buchlovsky et al. 2019, TF-Replicator
-    (arXiv:1902.00465).
+    Replicas start equal and stay equal, because each applies the same averaged gradients; this is
+    what `wrap_optimizer` does. After Buchlovsky et al. 2019, TF-Replicator (arXiv:1902.00465).
     """
 
     def __init__(self, host: host_lib.Host):
-        """Takes the host on which the steps will run."""
+        """Stores the host.
+
+        Args:
+          host: runs the steps on this replicator's devices.
+        """
         self._host = host
 
     @classmethod
     @abc.abstractmethod
     def from_text(cls, argument: str) -> "Replicator":
-        """Makes a replicator from what follows the colon in `rr.make`.
+        """Makes a replicator from the text after the colon in an argument of `rr.make`.
 
         Args:
-          argument: the text after the colon; "" if there is none.
+          argument: the text; "" if there is no colon.
+
+        Returns:
+          The replicator.
 
         Raises:
-          ConfigError: if the argument is malformed.
+          ConfigError: if the text is malformed.
         """
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """TensorFlow's own strategy on the same devices, for libraries that bring their own loop.
+        """TensorFlow's own strategy on the same devices, for libraries with loops of their own.
 
-        For Keras' `fit`, with the model made and compiled in `strategy.scope()`, and for an
+        For Keras' `fit`, with the model created and compiled in `strategy.scope()`, and for an
         Estimator's `train_distribute`. Steps of `replicate` use `scope()` instead.
 
         Raises:
-          ConfigError: if TensorFlow has no strategy that does what this replicator does.
+          ConfigError: if TensorFlow has no strategy that does the same as this replicator.
         """
         return self._host.strategy
 
@@ -63,7 +69,7 @@ class Replicator(abc.ABC):
 
     @property
     def num_processes(self) -> int:
-        """Number of processes that run the same program, each with its share of the replicas."""
+        """Number of processes that run the same program, each with some of the replicas."""
         return self._host.num_processes
 
     @property
@@ -78,7 +84,7 @@ class Replicator(abc.ABC):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Context in which variables are created: models, optimizers, counters, generators."""
+        """Returns the context in which to create variables: of models, optimizers and counters."""
         with self._host.scope():
             yield
 
@@ -91,36 +97,41 @@ class Replicator(abc.ABC):
         loss_scale: float | str | None = None,
         skip_nonfinite: bool = False,
     ) -> Any:
-        """Makes `optimizer.apply` reduce the gradients over the replicas first. In `scope()`.
+        """Makes `optimizer.apply` reduce the gradients over the replicas. Call it in `scope()`.
 
-        Gradients may be `tf.IndexedSlices` or, on all replicas at the same places, None.
+        A gradient may be `tf.IndexedSlices`, or None if it is None on all replicas.
 
         Args:
-          optimizer: of Sonnet or of Keras (`apply_gradients` works too).
-          reduction: "mean", or "sum" where the loss of a replica is its share of the whole; "none"
-            for gradients that the step has reduced itself, as it must to call `apply` in `tf.cond`.
-          max_global_norm: clips the reduced gradients of one `apply` to this global norm.
-          loss_scale: a number, or "dynamic", for gradients too small for their dtype: the step
+          optimizer: optimizer of Sonnet or of Keras, whose `apply_gradients` works too.
+          reduction: "mean"; "sum" if the losses of the replicas add up to the whole loss; "none" if
+            the step itself reduces the gradients, as it must to call `apply` inside `tf.cond`.
+          max_global_norm: global norm to which each `apply` clips the reduced gradients; None for
+            no clipping.
+          loss_scale: a number, or "dynamic", for gradients that underflow in their dtype. The step
             takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
-          skip_nonfinite: a step with a gradient that is not finite changes no parameter, slot or
-            optimizer's count on any replica, and the moving statistics of batch norm keep their
-            values from before the step. `optimizer.num_skipped` counts these steps,
-            `optimizer.report_skipped()` warns of them. "dynamic" implies it.
+          skip_nonfinite: whether to skip the update if a gradient is not finite. A skipped step
+            changes no parameter, slot or step count on any replica, nor the moving statistics of
+            batch norm. `optimizer.num_skipped` counts skipped steps, and
+            `optimizer.report_skipped()` warns of them. A "dynamic" loss scale implies it.
 
         Returns:
-          The same object, changed in place; so checkpoints do not depend on the replicator.
+          The same object, changed in place, so that checkpoints do not depend on the replicator.
 
         Raises:
-          ConfigError: neither a Sonnet nor a Keras optimizer, wrapped before, or an option that
-            cannot be used.
+          ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is wrapped already, or
+            if an option is invalid.
         """
         options = wrapping.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
         return wrapping.wrap(optimizer, options)
 
     def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
-        """Creates the optimizer's slots now, and not in its first `apply`.
+        """Creates the optimizer's slots now and not in its first `apply`.
 
-        A checkpoint can only be restored into variables that exist.
+        Call it before restoring a checkpoint, which needs existing variables.
+
+        Args:
+          optimizer: a wrapped optimizer.
+          parameters: all parameters that the optimizer will update.
         """
         with self.scope():
             wrapping.build(optimizer, parameters)
@@ -131,19 +142,22 @@ class Replicator(abc.ABC):
         per_replica: bool = False,
         pad_to: int | None = None,
     ) -> inputs_lib.Inputs:
-        """Calls `input_fn(InputContext)`, whose result feeds the replicas of this process.
+        """Makes the input of steps from `input_fn(InputContext)`.
 
         Args:
-          input_fn: returns a `tf.data.Dataset` of per-replica batches (each replica takes an
-            element of its own), or a zero-argument callable, run inside every replica.
-          per_replica: calls `input_fn` for every replica, which then has a pipeline of its own;
-            and not only once for every process.
-          pad_to: for finite data that is to be used to its last example: the per-replica batch
-            size, to which short batches are filled up. `step_fn` then receives
-            `(batch, mask)`; see `PaddedInputs`. Without it an incomplete row is dropped.
+          input_fn: returns a `tf.data.Dataset` of per-replica batches, of which each replica takes
+            one in a step, or a callable without arguments that each replica calls in a step.
+          per_replica: whether to call `input_fn` once per replica, which then has its own pipeline,
+            and not once per process.
+          pad_to: the per-replica batch size, to use finite data to its last example: shorter
+            batches are padded to it, and `step_fn` receives `(batch, mask)`; see `PaddedInputs`.
+            None to drop batches at the end that do not suffice for all replicas.
+
+        Returns:
+          The input, which several steps may share.
 
         Raises:
-          ConfigError: `input_fn` returns something else, or what cannot be padded.
+          ConfigError: if `input_fn` returns something else, or data that cannot be padded.
         """
         local = self.num_local_replicas if per_replica else 1
         contexts = [
@@ -158,7 +172,7 @@ class Replicator(abc.ABC):
         return self._accept(inputs)
 
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
-        """What `make_inputs` returns for these; a replicator may look at them or wrap them."""
+        """Returns the return value of `make_inputs`. Override it to check or wrap the inputs."""
         return inputs
 
     def replicate(
@@ -171,18 +185,20 @@ class Replicator(abc.ABC):
         """Compiles `step_fn` for all replicas.
 
         Args:
-          step_fn: takes one element of the input, returns a nest of tensors (or None).
-          inputs: from `make_inputs`; several steps may share it.
-          steps_per_call: None for one step per call; K for K steps in one compiled call, with
-            every output stacked to [K, ...].
-          check_every: on several replicas, the number of steps after which the copies of all
-            variables of the step are compared (and after steps 1, 10 and 100); None for never.
-            Variables with SUM or MEAN aggregation are not compared. A comparison takes about as
-            long as a step.
+          step_fn: maps an element of the input to a nest of tensors or None.
+          inputs: return value of `make_inputs`; several steps may share it.
+          steps_per_call: None for one step per call; K for K steps in one compiled call, whose
+            outputs are stacked to [K, ...].
+          check_every: number of steps between comparisons of all copies of the step's variables,
+            which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM or
+            MEAN aggregation are not compared. A comparison takes about as long as a step.
+
+        Returns:
+          The compiled step.
 
         Raises:
-          ConfigError: the step touches a variable that was created outside `scope()`; or its
-            replicas call different collectives, or call them where not all may come by.
+          ConfigError: if the step uses a variable that was created outside `scope()`; if its
+            replicas call different collectives; or if some replicas may skip one.
         """
         return compiled.CompiledStep(self._host, step_fn, inputs, steps_per_call, check_every)
 
@@ -192,11 +208,11 @@ class Replicator(abc.ABC):
         """Runs a function that takes steps in the background; see `ReplicatedStep.begin`.
 
         Args:
-          function: takes steps of this replicator, as one call among the others.
+          function: takes steps of this replicator. Runs after all calls that began earlier.
           cancel: makes `function` end early; called if the program exits meanwhile.
 
         Returns:
-          A future of what `function` returns or raises.
+          A future of the function's return value.
         """
         return self._host.call_order.begin(function, cancel)
 
@@ -209,18 +225,18 @@ class Replicator(abc.ABC):
         """Compiles a sum over finite data in which every example counts exactly once.
 
         Args:
-          sums_fn: takes a batch and its mask, [per-replica batch] float32, 1 for an example and 0
-            for filling; returns a nest of tensors to be added up, such as the number of right
-            answers and `tf.reduce_sum(mask)`.
-          input_fn: its dataset's batches have at most the per-replica batch size; the last one
-            may be short, and pipelines may end at different times.
-          global_batch_size: over all replicas.
+          sums_fn: maps a batch and its mask, [per-replica batch] float32, 1 for an example and 0
+            for padding, to a nest of tensors to sum, such as the number of correct predictions and
+            `tf.reduce_sum(mask)`.
+          input_fn: returns a dataset of batches of at most the per-replica batch size. The last
+            batch may be smaller, and pipelines may end at different times.
+          global_batch_size: number of examples in a batch, over all replicas.
 
         Returns:
-          A function without arguments; every call goes through the data once.
+          A function without arguments, each call of which evaluates all data and returns the sums.
 
         Raises:
-          ConfigError: the batch does not divide by the replicas, or the data cannot be padded.
+          ConfigError: if the replicas do not divide the batch size, or the data cannot be padded.
         """
         context = inputs_lib.InputContext(self.num_replicas)
         size = context.per_replica_batch_size(global_batch_size)
@@ -233,11 +249,14 @@ class Replicator(abc.ABC):
 
         Args:
           op: "mean", "sum", "min" or "max".
-          outputs: a step's outputs or a part of them.
+          outputs: outputs of a step, or a part of them.
 
         Returns:
-          The same nest of NumPy arrays, with the shapes of one replica's outputs. The mean of
-          integers is float32.
+          The nest, with NumPy arrays of the shapes of one replica's outputs. The mean of integers
+          is float32.
+
+        Raises:
+          ConfigError: if the op is unknown.
         """
         results.check_op(op)
         return results.reduce(op, self.gather(outputs))
@@ -245,18 +264,28 @@ class Replicator(abc.ABC):
     def gather(self, outputs: Any) -> Any:
         """Stacks outputs over the replicas, on the host.
 
+        Args:
+          outputs: outputs of a step, or a part of them.
+
         Returns:
-          The same nest of NumPy arrays, each of shape [num_replicas] + one replica's shape.
+          The nest, with NumPy arrays of shape [num_replicas, ...].
         """
         return results.stack(self.local_results(outputs))
 
     def local_results(self, outputs: Any) -> tuple[Any, ...]:
-        """Splits outputs into the result of each replica of this process, in their order."""
+        """Splits outputs into those of each replica of this process.
+
+        Args:
+          outputs: outputs of a step, or a part of them.
+
+        Returns:
+          The nest of each replica, in the order of the replicas.
+        """
         return results.split(outputs, self.num_local_replicas)
 
     def synchronize(self) -> None:
         """Waits until no step changes variables in the background.
 
-        Only the steps of `MultiWorkerAsyncReplicator` do, which run ahead of their caller.
+        Only steps of `MultiWorkerAsyncReplicator` do, because they run ahead of their caller.
         """
         self._host.synchronize()

@@ -326,8 +326,8 @@ class _DamageError(errors.CheckpointError):
         """Composes the message."""
         self.finding = f"expected {expected} in {path}, found {found}"
         super().__init__(
-            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use the previous "
-            "checkpoint"
+            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use the "
+            "previous checkpoint"
         )
 
 

@@ -20,7 +20,8 @@ class CallLog:
 
         Args:
           replica: index of the replica within this process.
-          call: kind, nest, dtypes and shapes, as text: equal on all replicas of a correct step.
+          call: text of the collective: its kind, nest, dtypes and shapes, which are equal on all
+            replicas of a correct step.
         """
         self._calls.setdefault(replica, []).append(call)
 
@@ -31,8 +32,11 @@ class CallLog:
     def check(self, num_replicas: int) -> None:
         """Compares the calls of all replicas of this process.
 
+        Args:
+          num_replicas: number of replicas of this process.
+
         Raises:
-          ConfigError: names the first difference.
+          ConfigError: if they differ; names the first difference.
         """
         for replica in range(1, num_replicas):
             compare("replica 0", self.calls(), f"replica {replica}", self._calls.get(replica, []))
@@ -43,21 +47,21 @@ def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> N
 
     Args:
       one: name of the first replica, for the error.
-      calls: its calls.
+      calls: calls of the first replica.
       other: name of the second replica.
-      other_calls: its calls.
+      other_calls: calls of the second replica.
 
     Raises:
-      ConfigError: names the first difference.
+      ConfigError: if they differ; names the first difference.
     """
     for number in range(max(len(calls), len(other_calls))):
-        here = calls[number] if number < len(calls) else "nothing"
-        there = other_calls[number] if number < len(other_calls) else "nothing"
-        if here != there:
+        first = calls[number] if number < len(calls) else "nothing"
+        second = other_calls[number] if number < len(other_calls) else "nothing"
+        if first != second:
             raise errors.ConfigError(
                 "expected all replicas to call the same collectives in the same order with the "
-                f"same nests and shapes; in call {number + 1} {one} has {here}, {other} has "
-                f"{there}; make the step's collectives independent of the replica"
+                f"same nests and shapes; in call {number + 1} {one} has {first}, {other} has "
+                f"{second}; make the step's collectives independent of the replica"
             )
 
 
@@ -66,7 +70,11 @@ _LOGS: "weakref.WeakKeyDictionary[tf.Graph, CallLog]" = weakref.WeakKeyDictionar
 
 @contextlib.contextmanager
 def recording() -> Iterator[CallLog]:
-    """Records the collectives of the step that is traced inside, in the current graph."""
+    """Records the collectives of a step that is traced in the current graph.
+
+    Yields:
+      The log.
+    """
     log = CallLog()
     _LOGS[tf.compat.v1.get_default_graph()] = log
     yield log

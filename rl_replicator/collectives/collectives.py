@@ -1,14 +1,13 @@
-"""How replicas talk to one another inside a step.
+"""The collectives: communication between replicas inside a step.
 
 All replicas must call the same collectives in the same order, with the same nests and shapes, and
-never inside `tf.cond`, `tf.while_loop` or a nested `tf.function`: what can be seen of this while
-the step is built is refused then, and shapes that are not known before are compared when it runs.
-On a single replica each is the identity (`all_gather` adds its axis), so a step function does not
-care where it runs.
+never inside `tf.cond`, `tf.while_loop` or a nested `tf.function`. Violations raise an error while
+the step is traced; dynamic shapes are compared when it runs. On a single replica every collective
+is the identity (`all_gather` adds its axis), so a step function need not know where it runs.
 
-Values are nests of tensors; None stays None. The tensors may have any type of numbers, or bools.
-Gradients flow through all of them as mathematics has it: a replica receives the sum, over
-replicas, of the gradients of what its value went into.
+Values are nests of tensors, of any numeric dtype or bool; None stays None. All collectives are
+differentiable: a replica receives the sum, over all replicas, of the gradients with respect to its
+value.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,31 +20,32 @@ from rl_replicator.collectives import sums
 
 OPS = ("sum", "mean", "min", "max")
 
-# Nothing here depends on tensors, and it is traced faster as it stands.
+# No Python control flow here depends on tensors, so it needs no AutoGraph and is traced faster.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
 def num_replicas() -> int:
-    """How many replicas take part in the step."""
+    """Returns the number of replicas that take the step."""
     return sums.num_replicas()
 
 
 def replica_id() -> tf.Tensor:
-    """This replica's number, an int32 scalar."""
+    """Returns the index of this replica, from 0, an int32 scalar."""
     return sums.replica_id()
 
 
 def replica_seed(seed: Any) -> tf.Tensor:
     """Derives this replica's seed from a common one, for `tf.random.stateless_*`.
 
-    Other random operations need no such seed: without a seed of their own they draw other numbers
-    on every replica, also after `tf.random.set_seed`. (Not on TPUs, where replicas share a trace.)
+    Stateful random ops need no such seed: without a seed of their own they draw different numbers
+    on each replica, even after `tf.random.set_seed`. (Except on TPUs, where replicas share a
+    trace.)
 
     Args:
-      seed: [2] int32 or int64, the same on all replicas; a different one in every step.
+      seed: [2] int32 or int64, equal on all replicas and different in every step.
 
     Returns:
-      [2], of the dtype of `seed`; different on every replica, the same on every backend.
+      [2], of the dtype of `seed`; different on each replica, and equal on all backends.
     """
     return tf.random.experimental.stateless_fold_in(seed, replica_id())
 
@@ -55,22 +55,23 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
     """Reduces each tensor elementwise over the replicas; every replica gets the result.
 
     Args:
-      x: nest of tensors, `tf.IndexedSlices` or None. For "sum" and "mean" slices may have different
-        numbers of rows on different replicas; the result has the rows of all. There is no sum of
-        bools, and neither "min" nor "max" of complex numbers or slices.
-      op: "sum", "mean", "min" or "max"; of bools, "min" is "and", "max" is "or".
+      x: nest of tensors, `tf.IndexedSlices` or None. Slices may have different numbers of rows on
+        different replicas, and the result has the rows of all replicas; they have a "sum" and a
+        "mean" only. Complex numbers have no "min" or "max", and bools have no "sum".
+      op: "sum", "mean", "min" or "max". For bools, "min" is a logical and, "max" a logical or.
 
     Returns:
-      The nest, with the dtypes of `x`; but the mean of integers and bools is float32. Halves are
-      added up in float32. Replicas with the same minimum share its gradient equally.
+      The nest, with the shapes and dtypes of `x`; the mean of integers and bools is float32.
+      float16 and bfloat16 are summed in float32. Replicas whose values are equal to the minimum or
+      maximum share its gradient equally.
 
     Raises:
-      ConfigError: unknown op, a tensor that cannot be reduced, or a call where not all replicas may
-        come by.
-      InvalidArgumentError: when the step runs, if shapes that were unknown before differ.
+      ConfigError: if the op is unknown, a tensor cannot be reduced, or some replicas may skip the
+        call.
+      InvalidArgumentError: when the step runs, if dynamic shapes differ between replicas.
     """
     if op not in OPS:
-        raise errors.ConfigError(f"expected an op out of {', '.join(OPS)}, got {op!r}; use one")
+        raise errors.ConfigError(f"expected one of {', '.join(OPS)} as op, got {op!r}; use one")
     call, flat = _begin(f"all_{op}", x, lambda y: _check_reducible(y, op))
     places = [i for i, y in enumerate(flat) if isinstance(y, tf.Tensor)]
     dense = [flat[i] for i in places]
@@ -86,22 +87,22 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
 
 
 def all_sum(x: Any) -> Any:
-    """The sum over replicas. See `all_reduce`."""
+    """Returns the sum over replicas. See `all_reduce`."""
     return all_reduce(x, "sum")
 
 
 def all_mean(x: Any) -> Any:
-    """The mean over replicas. See `all_reduce`."""
+    """Returns the mean over replicas. See `all_reduce`."""
     return all_reduce(x, "mean")
 
 
 def all_min(x: Any) -> Any:
-    """The minimum over replicas. See `all_reduce`."""
+    """Returns the minimum over replicas. See `all_reduce`."""
     return all_reduce(x, "min")
 
 
 def all_max(x: Any) -> Any:
-    """The maximum over replicas. See `all_reduce`."""
+    """Returns the maximum over replicas. See `all_reduce`."""
     return all_reduce(x, "max")
 
 
@@ -110,15 +111,15 @@ def all_gather(x: Any) -> Any:
     """Stacks each tensor over the replicas.
 
     Args:
-      x: nest of dense tensors, whose shapes are the same on every replica.
+      x: nest of dense tensors or None, of the same shapes on all replicas.
 
     Returns:
-      The nest with tensors of shape [num_replicas] + their shape, in the order of the replicas.
+      The nest, with tensors of shape [num_replicas, ...] in the order of the replicas.
 
     Raises:
-      ConfigError: something else than dense tensors of numbers or bools, or a call where not all
-        replicas may come by.
-      InvalidArgumentError: when the step runs, if shapes that were unknown before differ.
+      ConfigError: if the nest holds anything but dense tensors of numbers or bools, or some
+        replicas may skip the call.
+      InvalidArgumentError: when the step runs, if dynamic shapes differ between replicas.
     """
     call, flat = _begin("all_gather", x, _check_dense)
     places = [i for i, y in enumerate(flat) if y is not None]
@@ -129,14 +130,18 @@ def all_gather(x: Any) -> Any:
 
 @_as_written
 def broadcast(x: Any, source_replica: int = 0) -> Any:
-    """Gives every replica the value of one.
+    """Sends the value of one replica to all replicas.
 
     Args:
-      x: nest of dense tensors, of the same shapes on every replica; evaluated on all of them.
-      source_replica: whose value counts.
+      x: nest of dense tensors or None, of the same shapes on all replicas. All replicas evaluate
+        it.
+      source_replica: index of the replica whose value is sent.
+
+    Returns:
+      The nest, with the values of the source replica.
 
     Raises:
-      ConfigError: no such replica, or as in `all_gather`.
+      ConfigError: if there is no such replica, or as in `all_gather`.
       InvalidArgumentError: as in `all_gather`.
     """
     if not 0 <= source_replica < num_replicas():
@@ -156,13 +161,14 @@ def broadcast(x: Any, source_replica: int = 0) -> Any:
 
 
 def map_gather(function: Callable[[Any], Any], xs: Sequence[Any]) -> list[Any]:
-    """Spreads a list over the replicas, applies `function`, and gathers the results on all.
+    """Applies a function to a list whose items are divided among the replicas.
 
-    Replica i does items i, i + N, i + 2N, ...; the results must not differ in nest or shape.
+    Replica i of N computes items i, i + N, i + 2N, ...
 
     Args:
-      function: from one item to a nest of dense tensors; calls no collectives.
-      xs: items (the same list on every replica).
+      function: maps an item to a nest of dense tensors, of the same shapes for all items; must not
+        call collectives.
+      xs: items, the same list on all replicas.
 
     Returns:
       `[function(x) for x in xs]`, on every replica.
@@ -177,11 +183,11 @@ def map_gather(function: Callable[[Any], Any], xs: Sequence[Any]) -> list[Any]:
 
 
 def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum") -> Any:
-    """Spreads a list over the replicas, applies `function`, and reduces over all items.
+    """Reduces the results of a function over a list whose items are divided among the replicas.
 
     Args:
-      function: from one item to a nest of dense tensors; nests and shapes must not differ.
-      xs: items (the same list on every replica), at least one.
+      function: see `map_gather`.
+      xs: items, the same list on all replicas; at least one.
       op: "sum", "mean", "min" or "max".
 
     Returns:
@@ -189,12 +195,12 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
       float32.
 
     Raises:
-      ConfigError: empty list, unknown op, or a tensor that cannot be reduced.
+      ConfigError: if the list is empty, the op is unknown, or a tensor cannot be reduced.
     """
     if op not in OPS:
-        raise errors.ConfigError(f"expected an op out of {', '.join(OPS)}, got {op!r}; use one")
+        raise errors.ConfigError(f"expected one of {', '.join(OPS)} as op, got {op!r}; use one")
     if not xs:
-        raise errors.ConfigError("expected at least one item to reduce, got none; pass a list")
+        raise errors.ConfigError("expected at least one item to reduce, got none; pass some")
 
     def reduce(*ys):
         if ys[0] is None:
@@ -214,7 +220,12 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
 def _begin(
     kind: str, x: Any, check: Callable[[Any], None]
 ) -> tuple[str, list[tf.Tensor | tf.IndexedSlices | None]]:
-    """Converts and checks what a collective is given, and records it.
+    """Records a collective, converts its nest to tensors and checks them.
+
+    Args:
+      kind: name of the collective.
+      x: nest that was passed to it.
+      check: raises `ConfigError` for a tensor that the collective does not support.
 
     Returns:
       The call as text, and the flat tensors.
@@ -241,7 +252,7 @@ def _converted(y: Any) -> tf.Tensor | tf.IndexedSlices | None:
     y = tf.convert_to_tensor(y)
     if not (y.dtype.is_floating or y.dtype.is_integer or y.dtype.is_complex or y.dtype.is_bool):
         raise errors.ConfigError(
-            f"expected numbers or bools in a collective, got {y.dtype.name}; leave it out"
+            f"expected numbers or bools in a collective, got {y.dtype.name}; remove it"
         )
     return y
 
@@ -249,7 +260,7 @@ def _converted(y: Any) -> tf.Tensor | tf.IndexedSlices | None:
 def _describe(y: tf.Tensor | tf.IndexedSlices | None) -> str:
     if y is None:
         return "None"
-    if isinstance(y, tf.IndexedSlices):  # Its rows may differ in number.
+    if isinstance(y, tf.IndexedSlices):  # Replicas may have different numbers of rows.
         return f"slices of {y.values.dtype.name}{y.values.shape[1:]}"
     return f"{y.dtype.name}{y.shape}"
 
@@ -257,22 +268,22 @@ def _describe(y: tf.Tensor | tf.IndexedSlices | None) -> str:
 def _check_dense(y: tf.Tensor | tf.IndexedSlices) -> None:
     if isinstance(y, tf.IndexedSlices):
         raise errors.ConfigError(
-            "expected dense tensors, got tf.IndexedSlices, whose numbers of rows may differ; "
-            "reduce them with all_sum or all_mean, or convert them with tf.convert_to_tensor"
+            "expected dense tensors, got tf.IndexedSlices, whose numbers of rows may differ "
+            "between replicas; reduce them with all_sum or all_mean, or convert them with "
+            "tf.convert_to_tensor"
         )
 
 
 def _check_reducible(y: tf.Tensor | tf.IndexedSlices, op: str) -> None:
     if op == "sum" and y.dtype == tf.bool:
         raise errors.ConfigError(
-            "expected numbers in a sum, got bools; tf.cast them, or take all_max for `or`"
+            "expected numbers in a sum, got bools; tf.cast them, or use all_max for a logical or"
         )
     if op in ("min", "max"):
         _check_dense(y)
         if y.dtype.is_complex:
             raise errors.ConfigError(
-                f"expected numbers that have an order in all_{op}, got {y.dtype.name}; "
-                "take tf.abs first"
+                f"expected real numbers in all_{op}, got {y.dtype.name}; take tf.abs first"
             )
 
 
@@ -293,10 +304,10 @@ def _means(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def _types_of_mean(dtype: tf.DType) -> tuple[tf.DType, tf.DType]:
-    """In which type to compute a mean, and which type it has."""
+    """Returns the dtype in which to compute a mean, and the dtype of the result."""
     if dtype.is_integer or dtype.is_bool:
         return tf.float64, tf.float32
-    # In float32, a sum of halves can neither overflow nor round before it is divided.
+    # In float16 and bfloat16, a sum could overflow or round before it is divided.
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype, dtype
 
 
@@ -327,9 +338,9 @@ def _with_sums_of_slices(flat: list[Any], op: str, call: str) -> list[Any]:
 
 
 def _apply_to_own(function: Callable[[Any], Any], row: Sequence[Any]) -> Any:
-    """`function` of this replica's item; where the row is too short, of its first item."""
+    """Applies a function to this replica's item, or to the first one if the row is too short."""
     index = sums.static_replica_id()
-    if index is None:  # One trace for all replicas: each chooses when it runs.
+    if index is None:  # All replicas share one trace, so each chooses its item when it runs.
         return tf.switch_case(replica_id(), [lambda x=x: function(x) for x in row], default=None)
     return function(row[index] if index < len(row) else row[0])
 

@@ -1,4 +1,4 @@
-"""Sums over the replicas, of any tensors and with gradients: what collectives are made of."""
+"""Sums over replicas, of all dtypes and with gradients: the basis of all collectives."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,28 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 
-# The types that every strategy can add up, on any device. Others travel as one of them.
+# The dtypes that every strategy can add up on any device. Other dtypes are converted to one of
+# them.
 _CARRIED = (tf.float32, tf.float64, tf.int64)
 
 
 def total(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    """The sum over replicas of each tensor, in one exchange for each of at most three types.
+    """Sums each tensor over the replicas, with one all-reduce for each of at most three dtypes.
 
-    Halves are added up in float32; integers of any width wrap around as they do in memory. The
-    gradient of a sum is the sum of the gradients.
+    float16 and bfloat16 are summed in float32, and integers wrap around. The gradient of a sum is
+    the sum of the gradients.
 
     Args:
-      xs: numbers or bools (as 0 and 1, of which at most one replica may have a 1), in shapes that
-        are the same on every replica.
-      call: the collective that this is for, as it is recorded; to record its gradient, too.
+      xs: numbers, or bools that are true on at most one replica; of the same shapes on all
+        replicas.
+      call: text of the calling collective, under which the gradient's all-reduce is recorded.
+
+    Returns:
+      The sums, with the shapes and dtypes of `xs`.
     """
     carried = [_load(x) for x in xs]
     for dtype in _CARRIED:
-        # An empty tensor is its own sum, and rings cannot carry it.
+        # Ring all-reduce fails for empty tensors, which are their own sums.
         places = [
             i for i, y in enumerate(carried) if y.dtype == dtype and y.shape.num_elements() != 0
         ]
@@ -35,19 +39,24 @@ def total(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def stack(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    """Each tensor of all replicas, of shape [num_replicas] + its shape. See `total`.
+    """Stacks each tensor over the replicas, to shape [num_replicas, ...]. See `total`.
 
-    A sum of tensors that are zero in the others' rows: so it takes one exchange for all, where
-    TensorFlow's gathering takes two for each, and XLA knows all shapes.
+    Computed as a sum of tensors that are zero in the rows of other replicas. This takes one
+    all-reduce for all tensors, where TensorFlow's gather takes two for each, and keeps all shapes
+    static for XLA.
     """
     return total([_in_own_row(x) for x in xs], call)
 
 
 def concatenate(slices: Sequence[tf.IndexedSlices], call: str) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """The rows of all replicas: how many, may differ.
+    """Concatenates the rows of all replicas, which may have different numbers of rows.
+
+    Args:
+      slices: slices of this replica.
+      call: see `total`.
 
     Returns:
-      Values [all rows, ...] and indices [all rows] for each of `slices`.
+      Values, [all rows, ...], and indices, [all rows], for each of `slices`.
     """
     lengths = tf.stack([tf.shape(rows.indices, tf.int64)[0] for rows in slices])
     (counts,) = stack([lengths], call)  # [N, slices]
@@ -63,13 +72,20 @@ def concatenate(slices: Sequence[tf.IndexedSlices], call: str) -> list[tuple[tf.
 
 
 def agree_on_shapes(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    """The same tensors, with a check on all replicas that their shapes are everywhere the same.
+    """Checks that dynamic shapes are equal on all replicas.
 
-    What is known while tracing costs nothing: it is compared with the rest of the trace.
+    Static shapes need no check here: they are compared with the recorded calls.
+
+    Args:
+      xs: tensors of this replica.
+      call: text of the calling collective, for errors.
+
+    Returns:
+      The tensors, which depend on the check.
 
     Raises:
-      ConfigError: not even the rank is known.
-      InvalidArgumentError: the shapes differ; when the step runs, on all replicas alike.
+      ConfigError: if not even the rank of a tensor is static.
+      InvalidArgumentError: when the step runs, on all replicas, if the shapes differ.
     """
     places = [i for i, x in enumerate(xs) if not x.shape.is_fully_defined()]
     if not places:
@@ -87,7 +103,7 @@ def agree_on_shapes(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
         [
             f"expected the same shapes on all replicas in {call}, got (a row for each replica)",
             stacked,
-            "pad the tensors, or drop what is left over, to one shape",
+            "pad or cut the tensors to one shape",
         ],
         summarize=-1,
     )
@@ -99,52 +115,55 @@ def agree_on_shapes(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def num_replicas() -> int:
-    """How many replicas take part in the step."""
+    """Returns the number of replicas that take the step."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def replica_id() -> tf.Tensor:
-    """This replica's number, an int32 scalar."""
+    """Returns the index of this replica, from 0, an int32 scalar."""
     return tf.convert_to_tensor(context().replica_id_in_sync_group, tf.int32)
 
 
 def static_replica_id() -> int | None:
-    """This replica's number; None where one trace serves all replicas, as on TPUs."""
+    """Returns the index of this replica; None if all replicas share one trace, as on TPUs."""
     value = tf.get_static_value(context().replica_id_in_sync_group)
     return None if value is None else int(value)
 
 
 def context() -> tf.distribute.ReplicaContext:
-    """The replica's place in TensorFlow's strategy.
+    """Returns TensorFlow's replica context.
 
     Raises:
-      ConfigError: replicas do not run here.
+      ConfigError: outside of a replicated step.
     """
     found = tf.distribute.get_replica_context()
     if found is None:
         raise errors.ConfigError(
-            "expected to be inside a replicated step, but replicas do not run here; "
-            "call collectives in step_fn only"
+            "expected a collective inside a replicated step, found one outside; call collectives "
+            "in step_fn only"
         )
     return found
 
 
 def record(call: str) -> None:
-    """Notes a collective before it communicates, so that a disagreement has a name.
+    """Records a collective before it communicates, so that an error can name it.
+
+    Args:
+      call: see `CallLog.record`.
 
     Raises:
-      ConfigError: it is called where not all replicas may come by.
+      ConfigError: in code that some replicas may skip.
     """
     current = call_log.current()
     if current is not None:
         index = static_replica_id() or 0
-        if index:  # The default strategy, of one replica, does not know its devices.
+        if index:  # The default strategy, which has a single replica, does not know its devices.
             index %= len(tf.distribute.get_strategy().extended.worker_devices)
         current.record(index, call)
 
 
 def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
-    # With a gradient of our own, because TensorFlow's would leave no trace.
+    # With a custom gradient, because the call log would not see TensorFlow's own.
     @tf.custom_gradient
     def summed(*xs):
         is_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
@@ -161,15 +180,15 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
 
 
 def _all_sum(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    # A row of the input has no device yet: its copy has the device of the replica.
+    # A row of the input has no device yet. Its copy is placed on the replica's device.
     return context().all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(x) for x in xs])
 
 
 def _sum_in_parts(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums of 64-bit integers, as exact as in memory, for TPUs, which add up 32 bits at most."""
+    """Sums 64-bit integers exactly on TPUs, whose all-reduce supports 32 bits at most."""
     shifts = range(0, 64, 16)
     parts = [tf.bitwise.right_shift(x, tf.constant(s, tf.int64)) for x in xs for s in shifts]
-    # 16 bits each: so the sums over up to 2**15 replicas fit.
+    # Parts of 16 bits, so that sums over up to 2**15 replicas fit into 32 bits.
     sums = _all_sum([tf.cast(tf.bitwise.bitwise_and(p, 0xFFFF), tf.int32) for p in parts])
     wide = [tf.cast(y, tf.int64) * (1 << s) for y, s in zip(sums, [*shifts] * len(xs), strict=True)]
     return [tf.add_n(wide[i : i + 4]) for i in range(0, len(wide), 4)]

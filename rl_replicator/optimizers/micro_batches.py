@@ -1,4 +1,4 @@
-"""A batch in parts, one after the other: gradients of more examples than memory holds at once."""
+"""Gradient accumulation: gradients of batches that do not fit into memory at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from rl_replicator import errors
 
 
 def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: int) -> Any:
-    """The mean of `function(micro_batch)` over equal parts of a batch, in a compiled loop.
+    """Averages `function(micro_batch)` over equal parts of a batch, in a compiled loop.
 
         def loss_and_gradients(batch):
             with tf.GradientTape() as tape:
@@ -19,24 +19,25 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         loss, gradients = rr.micro_batches.accumulate(loss_and_gradients, batch, 4)
         optimizer.apply(gradients, parameters)                  # averages over replicas, once
 
-    For a loss that is a mean over examples these are the loss and the gradients of the whole batch.
-    What depends on the batch as a whole, such as batch norm, sees micro-batches. Only one
-    micro-batch is in memory at a time. Replicas do not talk within the loop, so `function` calls
-    no collectives.
+    If the loss is a mean over examples, these are the loss and the gradients of the whole batch.
+    Layers that depend on the batch as a whole, such as batch norm, see micro-batches. Only one
+    micro-batch is in memory at a time. `function` must not call collectives, because it runs in a
+    loop.
 
     Args:
-      function: from one micro-batch to a nest of tensors, `tf.IndexedSlices` and None, with the
-        same shapes for all of them; the number of rows of slices may differ.
-      batch: nest of tensors [B, ...].
-      num_micro_batches: how many; it divides B.
+      function: maps a micro-batch to a nest of tensors, `tf.IndexedSlices` and None, of the same
+        shapes for all micro-batches; slices may have different numbers of rows.
+      batch: nest of tensors, [B, ...].
+      num_micro_batches: number of micro-batches, which divides B.
 
     Returns:
-      The nest that `function` returns; of slices, the rows of all micro-batches. Halves are added
-      up in float32, and the mean of integers and bools is float32.
+      The nest that `function` returns; slices have the rows of all micro-batches. float16 and
+      bfloat16 are summed in float32, and the mean of integers and bools is float32.
 
     Raises:
-      ConfigError: the batch does not divide, or its tensors have different lengths.
-      InvalidArgumentError: when the step runs, if a length that was unknown before does not divide.
+      ConfigError: if `num_micro_batches` does not divide B, or the tensors of the batch have
+        different lengths.
+      InvalidArgumentError: when the step runs, if B is dynamic and not divisible.
     """
     size, check = _size(batch, num_micro_batches)
 
@@ -44,7 +45,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         with tf.control_dependencies(check):
             return tf.nest.map_structure(lambda x: _part(x, i, size), batch)
 
-    # The first is not in the loop: it tells what to carry through it.
+    # The first runs outside the loop, because the loop's state needs its structure.
     first = function(part(0))
     if num_micro_batches == 1:
         return tf.nest.map_structure(lambda y: None if y is None else _mean(_start(y), y, 1), first)
@@ -55,7 +56,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         if len(found) != len(flat):
             raise errors.ConfigError(
                 f"expected the same nest for every micro-batch, got {len(flat)} tensors and then "
-                f"{len(found)}; let the function depend on values only, not on what came before"
+                f"{len(found)}; make the function's nest independent of Python state"
             )
         return i + 1, [_add(c, y, i) for c, y in zip(carried, found, strict=True)]
 
@@ -70,7 +71,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
 
 
 def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
-    """Examples in a micro-batch, and what must hold when the step runs."""
+    """Returns the number of examples in a micro-batch, and checks to run in the step."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
             f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
@@ -78,39 +79,40 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
     leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(batch)]
     if not leaves or any(x.shape.rank == 0 for x in leaves):
         raise errors.ConfigError(
-            "expected tensors [B, ...] in the batch, got a scalar or none at all; leave scalars out"
+            "expected tensors [B, ...] in the batch, got a scalar or no tensor; remove scalars"
         )
     lengths = {x.shape[0] for x in leaves} - {None}
     if len(lengths) > 1:
         raise errors.ConfigError(
             f"expected tensors of one length in the batch, got {sorted(lengths)}; "
-            "leave out what is not per example"
+            "remove tensors without an entry for each example"
         )
     if lengths:
         (length,) = lengths
         if length % num_micro_batches:
             raise errors.ConfigError(
-                f"expected a batch that divides by {num_micro_batches} micro-batches, got "
-                f"{length} examples; use a multiple"
+                f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got "
+                f"{length} examples; change one of the two"
             )
         return length // num_micro_batches, []
     length = tf.shape(leaves[0])[0]
     divides = tf.debugging.Assert(
         tf.equal(length % num_micro_batches, 0),
-        [f"expected a batch that divides by {num_micro_batches} micro-batches, got", length],
+        [f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got", length],
     )
     return length // num_micro_batches, [] if divides is None else [divides]
 
 
 def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
-    rest = x.shape.rank - 1  # Not x[a:b], which a mesh cannot split where a and b are tensors.
+    # Not x[a:b], which a mesh cannot partition if a and b are tensors.
+    rest = x.shape.rank - 1
     part = tf.slice(x, [i * size] + [0] * rest, [size] + [-1] * rest)
     part.set_shape([size if isinstance(size, int) else None, *x.shape[1:]])
     return part
 
 
 def _start(y: Any, count: int = 1) -> Any:
-    """What is carried through the loop: a sum, or arrays of the rows of slices."""
+    """Returns the initial loop state for `y`: a sum, or arrays of the rows of slices."""
     if not isinstance(y, tf.IndexedSlices):
         return _exact(y)
     arrays = [
@@ -128,7 +130,7 @@ def _add(carried: Any, y: Any, i: Any) -> Any:
 
 
 def _mean(carried: Any, y: Any, count: int) -> Any:
-    """In the dtype of `y`, the first micro-batch's result; but of integers in float32."""
+    """Returns the mean in the dtype of `y`, a micro-batch's result; float32 for integers."""
     if not isinstance(y, tf.IndexedSlices):
         dtype = tf.convert_to_tensor(y).dtype
         result = tf.float32 if dtype.is_integer or dtype.is_bool else dtype
@@ -138,7 +140,7 @@ def _mean(carried: Any, y: Any, count: int) -> Any:
 
 
 def _exact(y: Any) -> tf.Tensor:
-    """In a type in which sums neither overflow nor lose the small ones."""
+    """Casts to a dtype in which sums neither overflow nor lose small addends."""
     y = tf.convert_to_tensor(y)
     if y.dtype.is_integer or y.dtype.is_bool:
         return tf.cast(y, tf.float64)

@@ -5,24 +5,33 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-# The batch for which a base learning rate is meant.
+# The batch size for which a base learning rate is given.
 _REFERENCE_BATCH = 256
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 def scaled(base: float, global_batch_size: int) -> float:
-    """The linear scaling rule, `base * B / 256`: Goyal et al. 2017 (arXiv:1706.02677), 2.1."""
+    """Scales a learning rate linearly with the batch size: `base * B / 256`.
+
+    Goyal et al. 2017 (arXiv:1706.02677), section 2.1.
+
+    Args:
+      base: learning rate for a batch of 256 examples.
+      global_batch_size: number of examples in a batch, B.
+    """
     return base * global_batch_size / _REFERENCE_BATCH
 
 
 def warm_up(peak: float, num_steps: int, after: Schedule) -> Schedule:
-    """Rises linearly from 0 over `num_steps`, then follows `after`: Goyal et al. 2017, 2.2.
+    """Returns a schedule that rises linearly from 0 and then follows another one.
+
+    Goyal et al. 2017 (arXiv:1706.02677), section 2.2.
 
     Args:
-      peak: where the rise ends, at step `num_steps`.
-      num_steps: of the rise; 0 for none.
-      after: what follows, as a function of all steps, too.
+      peak: learning rate at the end of the rise.
+      num_steps: number of steps of the rise; 0 for no rise.
+      after: schedule after the rise, a function of the same step.
     """
 
     def rate(step: tf.Tensor) -> tf.Tensor:
@@ -34,9 +43,15 @@ def warm_up(peak: float, num_steps: int, after: Schedule) -> Schedule:
 
 
 def cosine(peak: float, first_step: int, last_step: int) -> Schedule:
-    """Half a wave from `peak` to 0: Loshchilov & Hutter 2017 (arXiv:1608.03983), equation 5.
+    """Returns a schedule that decays from `peak` to 0 along a half cosine.
 
-    `peak (1 + cos(pi t)) / 2`, where t goes from 0 at `first_step` to 1 at `last_step`.
+    `peak (1 + cos(pi t)) / 2`, where t goes from 0 at `first_step` to 1 at `last_step`: Loshchilov
+    & Hutter 2017 (arXiv:1608.03983), equation 5.
+
+    Args:
+      peak: learning rate at `first_step`.
+      first_step: step at which the decay begins.
+      last_step: step at which the rate is 0.
     """
 
     def rate(step: tf.Tensor) -> tf.Tensor:
@@ -47,12 +62,14 @@ def cosine(peak: float, first_step: int, last_step: int) -> Schedule:
 
 
 def stairs(peak: float, boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
-    """`peak`, multiplied by `factor` at each boundary: He et al. 2015, section 3.4.
+    """Returns a piecewise constant schedule, which is multiplied by `factor` at each boundary.
+
+    He et al. 2015 (arXiv:1512.03385), section 3.4.
 
     Args:
-      peak: before the first boundary.
+      peak: learning rate before the first boundary.
       boundaries: steps at which the rate falls.
-      factor: by how much.
+      factor: factor of each fall.
     """
 
     def rate(step: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,8 @@
-"""The parameter that an optimizer's slot belongs to, known while the slot is created.
+"""Finds the parameter of an optimizer's slot while the slot is being created.
 
-A slot must lie where its parameter lies: in its layout on a mesh, on its logical device. Sonnet and
-Keras tell a variable creator only the slot's name and initial value, but all of their optimizers
-create slots in loops over the parameters: `Parameters` records whose turn it is.
+A slot needs the placement of its parameter: its layout on a mesh, or its logical device. Sonnet and
+Keras pass a variable creator only the slot's name and initial value. But all of their optimizers
+create slots in loops over the parameters, and `Parameters` records the current one.
 """
 
 import threading
@@ -21,12 +21,13 @@ _STATE = _State()
 
 
 class Parameters(Sequence):
-    """A sequence of parameters that records which one is being iterated over.
+    """A sequence of parameters that records the current one of an iteration.
 
-    Leaving a loop early keeps its parameter recorded until `stop`.
+    If a loop ends early, its parameter remains recorded until `stop`.
     """
 
     def __init__(self, parameters: Sequence[tf.Variable]):
+        """Copies the sequence."""
         self._parameters = list(parameters)
 
     def __len__(self) -> int:
@@ -47,14 +48,14 @@ class Parameters(Sequence):
 
 
 def owner(shape: tf.TensorShape | None) -> tf.Variable | None:
-    """The parameter whose slot is being created in this thread.
+    """Returns the parameter whose slot is being created in this thread.
 
     Args:
-      shape: of the variable that is being created; None if unknown.
+      shape: shape of the variable that is being created; None if unknown.
 
     Returns:
-      The parameter, or None outside of an optimizer's slots and for slots of another shape, such
-      as counters and the factors of Adafactor.
+      The parameter; None if no slot is being created, or if the slot has another shape than its
+      parameter, such as a counter or a factor of Adafactor.
     """
     parameter = _STATE.parameter
     if parameter is None or (shape is not None and shape != parameter.shape):
@@ -65,15 +66,15 @@ def owner(shape: tf.TensorShape | None) -> tf.Variable | None:
 def in_layout_of(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
     """Gives a tensor the layout of a variable on a mesh; a no-op for all other variables.
 
-    DTensor infers a layout for every gradient, which need not be its parameter's. Fused kernels
+    The layout that DTensor infers for a gradient may differ from its parameter's, and fused kernels
     abort the process if the layouts of their arguments differ.
 
     Args:
       variable: any variable.
-      value: a tensor of the variable's shape.
+      value: tensor of the variable's shape.
 
     Returns:
-      The same values.
+      The tensor, in the variable's layout.
     """
     layout = getattr(variable, "layout", None)
     return value if layout is None else dtensor.relayout(value, layout)

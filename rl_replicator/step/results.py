@@ -73,10 +73,10 @@ def reduce(op: str, stacked: Any) -> Any:
 
 
 def check_op(op: str) -> None:
-    """Raises `ConfigError` unless `reduce` knows `op`."""
+    """Raises `ConfigError` unless `op` is one of `reduce`."""
     if op not in _REDUCTIONS:
         raise errors.ConfigError(
-            f"expected an op out of {', '.join(_REDUCTIONS)}, got {op!r}; use one of them"
+            f"expected one of {', '.join(_REDUCTIONS)} as op, got {op!r}; use one of them"
         )
 
 

@@ -217,7 +217,7 @@ def test_gather_reduce_and_local_results(replicator):
     results = replicator.local_results(outputs)
     assert len(results) == n
     assert [int(result["i"]) for result in results] == numbers.tolist()
-    with pytest.raises(rr.ConfigError, match="expected an op out of"):
+    with pytest.raises(rr.ConfigError, match="expected one of sum, mean"):
         replicator.reduce("median", outputs)
 
 

@@ -123,7 +123,7 @@ def test_collectives_in_the_loop_are_refused():
 def test_a_batch_that_does_not_divide():
     x = tf.ones([10])
     for batch, count, message in (
-        (x, 4, "divides by 4 micro-batches, got 10 examples"),
+        (x, 4, "multiple of 4 micro-batches, got 10 examples"),
         (x, 0, "at least 1 micro-batch, got 0"),
         ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
         ([x, 1.0], 5, "got a scalar"),
@@ -134,5 +134,5 @@ def test_a_batch_that_does_not_divide():
         lambda x: micro_batches.accumulate(tf.reduce_sum, x, 4),
         input_signature=[tf.TensorSpec([None])],
     )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="divides by 4 micro-batches"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4 micro-batches"):
         unknown(x)
