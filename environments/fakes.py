@@ -63,7 +63,7 @@ class Chain(dm_env.Environment):
         )
 
 
-class Target(dm_env.Environment):
+class TargetMatching(dm_env.Environment):
     """An environment whose best action is the number that it shows; learnable within seconds.
 
     The observation is [target, remaining share of the episode]. Each step draws a new target
@@ -150,6 +150,6 @@ def truncated_chain(seed: int, length: int = 10) -> Chain:
     return chain(seed, length, terminal_discount=1.0)
 
 
-def target(seed: int, length: int = 20) -> Target:
-    """Makes a `Target`, which see for the arguments."""
-    return Target(seed, length)
+def target(seed: int, length: int = 20) -> TargetMatching:
+    """Makes a `TargetMatching`, which see for the arguments."""
+    return TargetMatching(seed, length)

@@ -135,7 +135,7 @@ class _NativeContext:
                 self._library.glfw.make_context_current(None)
 
 
-class _Process:
+class _ProcessContexts:
     """All contexts of this process, which are opened and destroyed one at a time.
 
     Attributes:
@@ -185,4 +185,4 @@ class _Process:
             self.destroy(native)
 
 
-_PROCESS = _Process()
+_PROCESS = _ProcessContexts()

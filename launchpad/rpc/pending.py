@@ -19,7 +19,7 @@ from launchpad.rpc import link as rpc_link
 _ROUND_SECS = 0.2
 
 
-class Call(Protocol):
+class ResendableCall(Protocol):
     """One call that may be sent several times; see `connection.Call`."""
 
     request: bytes
@@ -42,7 +42,7 @@ class Call(Protocol):
 
 @dataclasses.dataclass
 class _Entry:
-    call: Call
+    call: ResendableCall
     result: futures.Future[Any]
     was_sent: bool = False
 
@@ -74,7 +74,7 @@ class PendingCalls:
         self._lock = threading.Lock()
         self._has_thread = False
 
-    def submit(self, call: Call, link: rpc_link.Link | None) -> futures.Future[Any]:
+    def submit(self, call: ResendableCall, link: rpc_link.Link | None) -> futures.Future[Any]:
         """Sends a call on `link`, or once there is one; returns the future of its result.
 
         A future that is cancelled cancels the call: a handler that has not begun never runs.

@@ -1,1 +1,1 @@
-"""Where a step runs: one device, several devices, several processes, a mesh, or TPU cores."""
+"""The replicators: on one device, several devices, several processes, a mesh, or TPU cores."""

@@ -1,4 +1,4 @@
-"""Several replicas in one process, in step."""
+"""A replicator over several devices of one process."""
 
 import functools
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class MultiDeviceReplicator(replicator.Replicator):
         """Chooses the devices.
 
         Args:
-          num_replicas: number of replicas; one for each GPU (or logical CPU) if None.
-          devices: explicit device names instead, one for each replica.
-          cross_device_ops: how replicas add up tensors. If None, with NCCL between GPUs, and with
-            copies to one device between parts of the CPU. `tf.distribute.HierarchicalCopyAllReduce`
-            is the alternative for GPUs that NCCL does not support.
+          num_replicas: number of replicas; None for one on each GPU, or on each logical CPU device.
+          devices: names of the devices, one for each replica; None to choose them.
+          cross_device_ops: implementation of sums over replicas. None for NCCL between GPUs, and
+            copies to one device between parts of the CPU. Use
+            `tf.distribute.HierarchicalCopyAllReduce` for GPUs that NCCL does not support.
 
         Raises:
           ConfigError: if there are not enough devices, or TensorFlow's CPU can no longer be split.
@@ -43,6 +43,7 @@ class MultiDeviceReplicator(replicator.Replicator):
 
     @classmethod
     def from_text(cls, argument: str) -> "MultiDeviceReplicator":
+        """Makes a replicator from the number of replicas; see `Replicator.from_text`."""
         if not argument:
             return cls()
         if not argument.isdecimal() or int(argument) < 1:
@@ -55,16 +56,16 @@ class MultiDeviceReplicator(replicator.Replicator):
     @functools.cached_property
     def strategy(self) -> tf.distribute.Strategy:
         """A `MirroredStrategy` on the same devices; see `Replicator.strategy`."""
-        # Not Sonnet's, whose local variables an Estimator cannot save.
+        # Not Sonnet's strategy, because an Estimator cannot save its local variables.
         return tf.distribute.MirroredStrategy(self._devices, self._cross_device_ops)
 
 
 def _cross_device_ops(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
-    """Returns the fastest way to add up tensors of these devices."""
+    """Returns the fastest implementation of sums over these devices."""
     types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
     if types == {"GPU"} and len(devices) > 1:
-        # Sums to one device would pass all gradients through the memory of the first GPU.
+        # Sums on one device would send all gradients through the first GPU's memory.
         return tf.distribute.NcclAllReduce()
-    # TensorFlow's default for CPUs, ring collectives, breaks when one process has two strategies:
-    # they share the keys of their rings. Between parts of one CPU plain copies are faster anyway.
+    # TensorFlow's default for CPUs, ring collectives, fails when a process has two strategies,
+    # which share the keys of their collectives. Copies between parts of a CPU are faster, too.
     return tf.distribute.ReductionToOneDevice()

@@ -1,1 +1,1 @@
-"""Programs of several processes: who they are, how they start, how they start again."""
+"""Jobs of several processes: their addresses, their start, and their restart after a failure."""

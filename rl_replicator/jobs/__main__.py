@@ -1,4 +1,4 @@
-"""`python -m rl_replicator.jobs`: starts a program's processes, and starts them again."""
+"""`python -m rl_replicator.jobs`: starts a job's processes, and restarts them after a failure."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which processes make up a job, and which of them this one is."""
+"""The addresses of a job's processes, and this process's place among them."""
 
 import dataclasses
 import json
@@ -16,11 +16,16 @@ _EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The addresses of all tasks of a job, by their type, and this process's place among them.
+    """The tasks of a job, each of which is a process, and the task of this process.
+
+    Attributes:
+      addresses: `host:port` of every task, by task type ("chief", "worker", "ps", "evaluator").
+      task_type: type of this process's task.
+      task_index: index of this process's task among those of its type.
 
     Raises:
-      ConfigError: an address is not `host:port` or appears twice, a task type is unknown or empty,
-        or the own task is not one of the cluster.
+      ConfigError: if an address is not `host:port` or is repeated, if a task type is unknown or
+        empty, or if this process's task is not in the cluster.
     """
 
     addresses: Mapping[str, Sequence[str]]
@@ -36,28 +41,39 @@ class Cluster:
                 _check_address(place, address)
                 if address in seen:
                     raise errors.ConfigError(
-                        f"expected every task at an address of its own, got {address} for both "
+                        f"expected a different address for every task, got {address} for both "
                         f"{seen[address]} and {place}; change one of them"
                     )
                 seen[address] = place
         present = ", ".join(seen.values())
         if f"{self.task_type} {self.task_index}" not in seen.values():
             raise errors.ConfigError(
-                f"expected the own task to be one of {present or 'the cluster'}, got "
-                f"{self.task_type} {self.task_index}; set the task's type and index to its place"
+                f"expected this process's task to be one of {present or 'the cluster'}, got "
+                f"{self.task_type} {self.task_index}; correct the task's type and index"
             )
 
     @classmethod
     def of_workers(cls, addresses: Sequence[str], index: int) -> "Cluster":
-        """Equal workers: all addresses, the same list in every process, and the own place in it."""
+        """Makes a cluster of workers only.
+
+        Args:
+          addresses: addresses of all workers, the same list in every process.
+          index: index of this process in the list.
+
+        Raises:
+          ConfigError: see the class.
+        """
         return cls({"worker": tuple(addresses)}, "worker", index)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Cluster":
         """Reads TF_CONFIG, as TensorFlow's own strategies do.
 
+        Args:
+          environment: environment variables; None for those of this process.
+
         Raises:
-          ConfigError: it is not set, not JSON, or not a cluster.
+          ConfigError: if TF_CONFIG is not set, not JSON, or not a cluster.
         """
         text = (os.environ if environment is None else environment).get("TF_CONFIG", "")
         if not text:
@@ -83,7 +99,7 @@ class Cluster:
             ) from error
 
     def to_json(self) -> str:
-        """The value of TF_CONFIG for this task."""
+        """Returns the value of TF_CONFIG for this task."""
         cluster = {kind: list(places) for kind, places in self.addresses.items()}
         return json.dumps(
             {"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}}
@@ -91,7 +107,7 @@ class Cluster:
 
     @property
     def tasks(self) -> tuple[tuple[str, int], ...]:
-        """All tasks in the order of `TASK_TYPES`: a chief comes before the workers."""
+        """Type and index of all tasks, in the order of `TASK_TYPES`: a chief precedes workers."""
         return tuple(
             (task_type, index)
             for task_type in TASK_TYPES
@@ -99,10 +115,17 @@ class Cluster:
         )
 
     def address(self, task_type: str, index: int) -> str:
+        """Returns the address of a task, `host:port`.
+
+        Args:
+          task_type: type of the task.
+          index: index of the task among those of its type.
+        """
         return self.addresses[task_type][index]
 
     @property
     def own_address(self) -> str:
+        """Address of this process's task, `host:port`."""
         return self.address(self.task_type, self.task_index)
 
 
@@ -114,7 +137,7 @@ def _check_type(task_type: str, addresses: Any) -> None:
     if isinstance(addresses, str) or not addresses:
         raise errors.ConfigError(
             f"expected a list of addresses for {task_type!r}, got {addresses!r}; "
-            "list one host:port for each, or leave the type out"
+            "list one host:port for each task, or remove the type"
         )
 
 
@@ -122,5 +145,5 @@ def _check_address(place: str, address: Any) -> None:
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise errors.ConfigError(
-            f"expected host:port for {place}, got {address!r}; write e.g. 10.0.0.1:2222"
+            f"expected host:port for {place}, got {address!r}; write 10.0.0.1:2222, for example"
         )

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine each process of a job may use."""
+"""Divides the GPUs of this machine among the processes of a job."""
 
 import os
 import pathlib
@@ -11,14 +11,14 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def shares(num_workers: int) -> list[dict[str, str]]:
     """Divides the GPUs that this process may use among the workers of a job.
 
-    Every worker gets equally many, because each takes one replica per GPU; what is left over is not
-    used. Without a GPU, nothing is set.
+    All workers get the same number of GPUs, because each runs one replica per GPU. Remaining GPUs
+    are not used.
 
     Args:
       num_workers: number of workers on this machine.
 
     Returns:
-      What is added to the environment of each worker.
+      The environment variables to add for each worker; none on a machine without GPUs.
 
     Raises:
       ConfigError: if there are GPUs, but fewer than workers.
@@ -36,7 +36,7 @@ def shares(num_workers: int) -> list[dict[str, str]]:
 
 
 def none() -> dict[str, str]:
-    """Returns what is added to the environment of a process that must not use a GPU."""
+    """Returns the environment variables to add for a process that must not use GPUs."""
     return {_VISIBLE: ""} if _visible() else {}
 
 

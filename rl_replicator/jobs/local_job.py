@@ -1,4 +1,4 @@
-"""A job's processes on this machine: started, watched and ended together."""
+"""A job's processes on this machine, which start and end together."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from rl_replicator import errors
 from rl_replicator.jobs import cluster, gpus
 from rl_replicator.jobs.restarts import Outcome, Restarts
 
-# After a first failure: others may fail too, and tell more about the cause.
+# Wait after a first failure, because another process may fail too and reveal the cause.
 _SETTLE_SECONDS = 0.3
 _USAGE = 2
 _ENTRY = pathlib.Path(__file__).with_name("task_entry.py")
@@ -25,13 +25,15 @@ _ENTRY = pathlib.Path(__file__).with_name("task_entry.py")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JobTask:
-    """One process of a job.
+    """A process of a job.
 
     Attributes:
-      name: such as "worker 0": before its lines, and in messages.
-      environment: what is added to the supervisor's own.
-      ends_job: the job is done when all tasks of this kind have ended with status 0.
-      is_replaceable: started again alone when it fails; a failure of any other ends the job.
+      name: name such as "worker 0", which prefixes the process's lines and appears in messages.
+      environment: environment variables to add to the supervisor's.
+      ends_job: whether the job needs the task: it is complete when all such tasks have ended with
+        status 0.
+      is_replaceable: whether the task is restarted alone when it fails. A failure of any other task
+        ends the job.
     """
 
     name: str
@@ -41,15 +43,15 @@ class JobTask:
 
 
 class LocalJob:
-    """Processes that all run one command. For `supervisor.Supervisor`; used by one thread."""
+    """Processes that all run the same command. Not thread-safe."""
 
     def __init__(self, command: Sequence[str], tasks: Sequence[JobTask], restarts: Restarts):
         """Starts nothing yet.
 
         Args:
-          command: of every task.
-          tasks: at least one that `ends_job`.
-          restarts: counts those of replaceable tasks.
+          command: command of every task, and its arguments.
+          tasks: the tasks; at least one has `ends_job`.
+          restarts: limits the restarts of replaceable tasks.
         """
         self._command = list(command)
         self._tasks = tasks
@@ -60,6 +62,7 @@ class LocalJob:
         self._output = _Output(sys.stdout.buffer)
 
     def start(self) -> None:
+        """Starts all tasks; again after `stop`."""
         self._again_at = {}
         self._failed_at = None
         self._running = {}
@@ -67,7 +70,11 @@ class LocalJob:
             self._start(task)
 
     def poll(self) -> Outcome | None:
-        """None while the job runs; else what it came to. Replaces the tasks that can be."""
+        """Restarts failed tasks that are replaceable.
+
+        Returns:
+          None while the job runs, and its outcome afterwards.
+        """
         now = time.monotonic()
         for task, when in list(self._again_at.items()):
             if now >= when:
@@ -79,11 +86,11 @@ class LocalJob:
             if (status := process.poll()) is not None
         }
         if all(ended.get(task) == 0 for task in self._tasks if task.ends_job):
-            return Outcome(0, "the job is done", is_final=True)
+            return Outcome(0, "the job is complete", is_final=True)
         failed = {task: status for task, status in ended.items() if status != 0}
         for task, status in failed.items():
             if status == _USAGE:
-                return Outcome(_USAGE, f"{task.name} refused its arguments", is_final=True)
+                return Outcome(_USAGE, f"{task.name} rejected its arguments", is_final=True)
             if task.is_replaceable:
                 outcome = self._replace(task, status)
                 if outcome is not None:
@@ -95,16 +102,20 @@ class LocalJob:
             self._failed_at = now
         if now - self._failed_at < _SETTLE_SECONDS:
             return None
-        # Not one that only ended because it had lost another, if there is such another.
+        # Prefers the task that failed by itself to those that ended because they lost it.
         task, status = min(broken.items(), key=lambda x: x[1] == errors.WORKER_LOST_STATUS)
-        return Outcome(_shell_status(status), f"{task.name} {_how(status)}")
+        return Outcome(_shell_status(status), f"{task.name} {_describe_status(status)}")
 
     def stop(self, grace_seconds: float) -> None:
-        """Ends all: asks with SIGTERM, and kills what is left."""
+        """Ends all processes, first by SIGTERM and then by SIGKILL.
+
+        Args:
+          grace_seconds: seconds between the two signals.
+        """
         for process in self._running.values():
             if process.poll() is None:
                 process.terminate()
-                process.send_signal(signal.SIGCONT)  # A stopped one would not notice.
+                process.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
         deadline = time.monotonic() + grace_seconds
         while time.monotonic() < deadline and any(p.poll() is None for p in self._running.values()):
             time.sleep(0.02)
@@ -115,12 +126,12 @@ class LocalJob:
     def _start(self, task: JobTask) -> None:
         process = subprocess.Popen(
             [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *self._command],
-            # Lines appear when they are printed.
+            # Unbuffered, so that lines appear as soon as they are printed.
             env={"PYTHONUNBUFFERED": "1", **os.environ, **task.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Ctrl-C in a terminal is the supervisor's to handle; and children go with the task.
+            # Only the supervisor handles Ctrl-C. And a session's processes can be killed together.
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -130,49 +141,62 @@ class LocalJob:
     def _replace(self, task: JobTask, status: int) -> Outcome | None:
         _kill(self._running.pop(task))
         delay = self._restarts.next_delay()
-        how = f"{task.name} {_how(status)}"
+        reason = f"{task.name} {_describe_status(status)}"
         if delay is None:
-            return Outcome(_shell_status(status), f"{how}, too often", is_final=True)
-        report(f"{how}; starting it again in {delay:g} s ({self._restarts.told()})")
+            return Outcome(_shell_status(status), f"{reason}, too often", is_final=True)
+        report(f"{reason}; restarting it in {delay:g} s ({self._restarts.progress()})")
         self._again_at[task] = time.monotonic() + delay
         return None
 
 
 class _Output:
-    """Writes the lines of several processes to one stream, each whole and with a name."""
+    """Writes the lines of several processes to a stream, each line prefixed with a name."""
 
     def __init__(self, stream: IO[bytes]):
+        """Stores the stream."""
         self._stream = stream
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def follow(self, name: str, pipe: IO[bytes]) -> None:
+        """Copies the lines of a process in the background.
+
+        Args:
+          name: prefix of the lines.
+          pipe: output of the process.
+        """
         thread = threading.Thread(target=self._copy, args=(name, pipe), daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
 
     def drain(self) -> None:
-        """Waits, briefly, until what ended processes had written is out."""
+        """Waits up to a second until the lines of ended processes are written."""
         for thread in self._threads:
             thread.join(1)
 
     def _copy(self, name: str, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
-                # Should nobody read any more, the job goes on.
+                # If the reader of the stream is gone, the job continues without output.
                 with self._lock, contextlib.suppress(OSError):
                     self._stream.write(f"{name} | ".encode() + line.rstrip(b"\n") + b"\n")
                     self._stream.flush()
 
 
 class Ports:
-    """Free ports of this machine, kept from everybody but those who are told.
+    """Reserves free ports of this machine for the job's processes.
 
-    A bound socket that does not listen keeps others from being given its port, while a server that
-    allows the reuse of addresses, as TensorFlow's does, can listen there, again and again.
+    The kernel assigns the port of a bound socket to no other process, even if the socket does not
+    listen. But a server that sets SO_REUSEADDR, as TensorFlow's does, can listen there, and again
+    after a restart.
     """
 
     def __init__(self, count: int):
+        """Reserves ports.
+
+        Args:
+          count: number of ports.
+        """
         self._sockets = []
         for _ in range(count):
             holder = socket.socket()
@@ -182,6 +206,7 @@ class Ports:
 
     @property
     def addresses(self) -> list[str]:
+        """Addresses of the ports on this machine, `host:port`."""
         return [f"127.0.0.1:{holder.getsockname()[1]}" for holder in self._sockets]
 
 
@@ -191,9 +216,9 @@ def make_tasks(
     """Returns the tasks of a job on this machine, each with its TF_CONFIG and its GPUs.
 
     Args:
-      num_workers: all equal; or, with parameter servers, besides the chief that leads them.
-      num_parameter_servers: 0 for a synchronous job.
-      addresses: as many as tasks.
+      num_workers: number of workers, without the chief that a job with parameter servers has too.
+      num_parameter_servers: number of parameter servers; 0 for a synchronous job.
+      addresses: one address for each task.
 
     Raises:
       ConfigError: if this machine has GPUs, but fewer than workers.
@@ -211,7 +236,7 @@ def make_tasks(
             tasks.append(
                 JobTask(
                     f"{kind} {index}",
-                    # The chief and the parameter servers compute nothing on a GPU.
+                    # Only workers compute on GPUs.
                     {"TF_CONFIG": config}
                     | (worker_gpus[index] if kind == "worker" else gpus.none()),
                     ends_job=not num_parameter_servers or kind == "chief",
@@ -222,17 +247,18 @@ def make_tasks(
 
 
 def report(line: str) -> None:
+    """Prints a line of the supervisor to standard error."""
     print(f"supervisor | {line}", file=sys.stderr, flush=True)
 
 
 def _kill(process: subprocess.Popen) -> None:
-    """With everything it has started."""
+    """Kills a process and all processes of its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _how(status: int) -> str:
+def _describe_status(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     if status == errors.WORKER_LOST_STATUS:

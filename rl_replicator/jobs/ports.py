@@ -1,4 +1,4 @@
-"""The ports of a job's processes: taken, free, answering."""
+"""Checks of the ports of a job's processes."""
 
 import contextlib
 import socket
@@ -7,15 +7,19 @@ from rl_replicator import errors
 
 
 def check_is_free(address: str) -> None:
-    """Refuses an own address on which somebody else listens.
+    """Checks that no other process listens on the port of this process.
 
-    TensorFlow's server would share the port with them without a word.
+    TensorFlow's server would share the port with it, without an error.
+
+    Args:
+      address: `host:port` of this process.
 
     Raises:
-      ConfigError: names the address.
+      ConfigError: if another process listens there.
     """
     with contextlib.closing(socket.socket()) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # After an own crash.
+        # Otherwise the port would be taken for minutes after a crash of this process.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", int(address.rpartition(":")[2])))
         except OSError as error:
@@ -26,6 +30,14 @@ def check_is_free(address: str) -> None:
 
 
 def check_reachable(address: str, timeout: float = 1.0) -> None:
-    """Raises `OSError` unless somebody listens at `address`: a process, or its kernel."""
+    """Checks that a process listens at an address.
+
+    Args:
+      address: `host:port`.
+      timeout: seconds to wait for the connection.
+
+    Raises:
+      OSError: if nothing listens there.
+    """
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout).close()

@@ -1,4 +1,4 @@
-"""When to start something again, and how often; whatever it is."""
+"""Restarts a job after failures: how often, and after which pauses."""
 
 import dataclasses
 import threading
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a job came to.
+    """How a job ended.
 
     Attributes:
-      status: to end with, if it is not started again; 0 if it is done.
-      reason: in a few words, for people.
-      is_final: starting it again would not help.
+      status: exit status to end with if the job is not restarted; 0 if it is complete.
+      reason: short text for messages.
+      is_final: whether a restart would not help.
     """
 
     status: int
@@ -21,30 +21,42 @@ class Outcome:
 
 
 class Restarts:
-    """A limited number of restarts, with pauses that double up to a limit."""
+    """Counts restarts, up to a limit, with pauses that double."""
 
     def __init__(self, limit: int, first_pause: float = 1.0, longest_pause: float = 30.0):
+        """Counts none yet.
+
+        Args:
+          limit: greatest number of restarts.
+          first_pause: seconds before the first restart.
+          longest_pause: greatest number of seconds before a restart.
+        """
         self._limit = limit
         self._first = first_pause
         self._longest = longest_pause
         self._count = 0
 
     def next_delay(self) -> float | None:
-        """Counts a restart. Seconds to wait before it; None if there were enough."""
+        """Counts a restart.
+
+        Returns:
+          Seconds to wait before it; None if the limit is reached.
+        """
         if self._count == self._limit:
             return None
         self._count += 1
         return min(self._longest, self._first * 2 ** (self._count - 1))
 
-    def told(self) -> str:
+    def progress(self) -> str:
+        """Returns the number of the last restart and the limit, for messages."""
         return f"restart {self._count} of {self._limit}"
 
 
-class Supervisor:
-    """Starts a job, watches it, and starts all of it again when a part has failed.
+class RestartLoop:
+    """Runs a job, and restarts all of it when a part fails.
 
-    It knows nothing of processes: an engine that runs nodes in its own way passes its own
-    functions. All are called by the thread that calls `run`.
+    It does not depend on how the job runs: the caller passes functions that start, poll and stop
+    it. The thread that calls `run` calls all of them.
     """
 
     def __init__(
@@ -58,11 +70,12 @@ class Supervisor:
         """Starts nothing yet.
 
         Args:
-          start: begins the job; again after a `stop`.
-          poll: returns None while the job runs, and soon; called ten times a second.
-          stop: ends whatever still runs, and returns when nothing does.
-          restarts: how often to start again.
-          report: is told what happens, a line each.
+          start: starts the job; called again after `stop` for a restart.
+          poll: returns None while the job runs, and its outcome afterwards. Must not block; called
+            ten times per second.
+          stop: ends all parts of the job, and waits until they have ended.
+          restarts: limits the restarts.
+          report: prints a line about a restart.
         """
         self._start = start
         self._poll = poll
@@ -72,14 +85,14 @@ class Supervisor:
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Has `run` stop the job and return. From any thread, or a signal handler."""
+        """Makes `run` stop the job and return. Can be called by any thread or signal handler."""
         self._ended.set()
 
     def run(self) -> int | None:
         """Runs the job to its end.
 
         Returns:
-          The status of the last outcome; None after `end`.
+          The exit status of the last outcome; None after `end`.
         """
         while True:
             try:
@@ -92,11 +105,11 @@ class Supervisor:
             delay = None if outcome.is_final else self._restarts.next_delay()
             if delay is None:
                 if outcome.status:
-                    self._report(f"{outcome.reason}; not started again")
+                    self._report(f"{outcome.reason}; not restarting")
                 return outcome.status
             self._report(
-                f"{outcome.reason}; starting the whole job again in {delay:g} s "
-                f"({self._restarts.told()})"
+                f"{outcome.reason}; restarting the whole job in {delay:g} s "
+                f"({self._restarts.progress()})"
             )
             if self._ended.wait(delay):
                 return None

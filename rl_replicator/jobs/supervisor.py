@@ -1,16 +1,16 @@
-"""Runs a job of several processes, and starts it again when one of them dies.
+"""Runs a job of several processes, and restarts it when one of them dies.
 
     python -m rl_replicator.jobs --workers 2 -- python train.py --resume
     python -m rl_replicator.jobs --workers 2 --parameter-servers 1 -- python train.py --resume
 
-starts the processes on this machine, each with its TF_CONFIG, and prefixes their lines with their
-names. With TF_CONFIG in the environment and no `--workers` it runs the one process that TF_CONFIG
-names: start one supervisor on each of several machines.
+These start the processes on this machine, each with its TF_CONFIG, and prefix their lines with
+their names. With TF_CONFIG in the environment and without `--workers`, the supervisor runs the one
+process that TF_CONFIG names; start one supervisor per process of a job on several machines.
 
-Equal workers depend on each other: when one dies, all are ended and started again, and the program
-goes on from its own last checkpoint. With parameter servers a worker is replaced alone, and the end
-of the chief is the end of the job. A program that ends with status 2 is not started again: its
-arguments are wrong. The status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
+Workers without parameter servers depend on each other: when one dies, all are restarted, and the
+program continues from its last checkpoint. With parameter servers, a worker is restarted alone, and
+the job ends with the chief. A program that ends with status 2 is not restarted, because its
+arguments are wrong. The exit status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
 """
 
 import argparse
@@ -21,14 +21,21 @@ from collections.abc import Sequence
 
 from rl_replicator import errors
 from rl_replicator.jobs import cluster, local_job
-from rl_replicator.jobs.restarts import Restarts, Supervisor
+from rl_replicator.jobs.restarts import RestartLoop, Restarts
 
 # Ctrl-C ends everything within ten seconds.
 _GRACE_SECONDS = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job that the words after the module's name describe. Returns the exit status."""
+    """Runs a job.
+
+    Args:
+      argv: arguments of the command line; None for those of this process.
+
+    Returns:
+      The exit status.
+    """
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -38,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     restarts = Restarts(options.max_restarts)
     job = local_job.LocalJob(options.command, tasks, restarts)
-    supervisor = Supervisor(
+    supervisor = RestartLoop(
         job.start, job.poll, lambda: job.stop(_GRACE_SECONDS), restarts, local_job.report
     )
     received: list[int] = []
@@ -67,24 +74,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tasks(options: argparse.Namespace) -> tuple[list[local_job.JobTask], local_job.Ports | None]:
-    """The tasks to run here, and what keeps their ports for them."""
+    """Returns the tasks to run on this machine, and the reservation of their ports."""
     is_configured = bool(os.environ.get("TF_CONFIG"))
     if options.workers is None:
         if options.parameter_servers:
             raise errors.ConfigError(
-                "expected --workers with --parameter-servers, got none; give both"
+                "expected --workers with --parameter-servers, got none; add --workers"
             )
         if not is_configured:
             raise errors.ConfigError(
-                "expected --workers, or TF_CONFIG in the environment, got neither; write e.g. "
-                "--workers 2 to start a job on this machine"
+                "expected --workers, or TF_CONFIG in the environment, got neither; add --workers, "
+                "such as --workers 2, to start a job on this machine"
             )
         own = cluster.Cluster.from_environment()
         return [local_job.JobTask(f"{own.task_type} {own.task_index}", {})], None
     if is_configured:
         raise errors.ConfigError(
-            "expected either --workers or TF_CONFIG in the environment, got both; leave --workers "
-            "out to run the process that TF_CONFIG names, or unset it to start a job here"
+            "expected either --workers or TF_CONFIG in the environment, got both; remove --workers "
+            "to run the process that TF_CONFIG names, or unset TF_CONFIG to start a job here"
         )
     count = options.workers + options.parameter_servers + bool(options.parameter_servers)
     ports = local_job.Ports(count)

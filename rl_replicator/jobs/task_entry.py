@@ -1,8 +1,8 @@
-"""Becomes a task's command, in a process that cannot outlive its supervisor.
+"""A script that executes a task's command in a process that cannot outlive its supervisor.
 
     python -IS task_entry.py SUPERVISOR_PID COMMAND [ARGUMENT ...]
 
-Run by path and without any import of this project, so that it costs a few milliseconds.
+It is run by its path and imports nothing of this project, so that it takes a few milliseconds.
 """
 
 import ctypes
@@ -15,15 +15,23 @@ _USAGE = 2
 
 
 def main(argv: list[str]) -> int:
-    # Survives the exec below: the kernel kills this process when the supervisor dies.
+    """Replaces this process by the command.
+
+    Args:
+      argv: path of this script, process id of the supervisor, command, and its arguments.
+
+    Returns:
+      Exit status if that fails.
+    """
+    # Makes the kernel kill this process when the supervisor dies; survives the exec below.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(argv[1]):
-        return 1  # It died before the kernel was told to watch it.
+        return 1  # The supervisor died before the call above.
     try:
         os.execvp(argv[2], argv[2:])
     except OSError as error:
         print(
-            f"expected a command that can be run, got {argv[2]!r} ({error.strerror}); correct it",
+            f"expected an executable command, got {argv[2]!r} ({error.strerror}); correct it",
             file=sys.stderr,
         )
     return _USAGE

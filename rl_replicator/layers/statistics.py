@@ -11,13 +11,13 @@ import tensorflow as tf
 _DECLARED: "weakref.WeakValueDictionary[int, tf.Variable]" = weakref.WeakValueDictionary()
 
 
-class _State(threading.local):
+class _BeforeStep(threading.local):
     """Variables and their values before the step that this thread is tracing."""
 
     before: list[tuple[tf.Variable, tf.Tensor]] | None = None
 
 
-_STATE = _State()
+_STATE = _BeforeStep()
 
 
 def declare(variables: Iterable[tf.Variable]) -> None:

@@ -18,7 +18,7 @@ _WRONG_SIZE = "expected input_fn to return batches"
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class PhaseCall:
     """A compiled call that has begun: `count` batches for one phase.
 
     Attributes:
@@ -80,7 +80,7 @@ class Calls:
         """Number of batches that the run has used; up to date while calls run."""
         return self._before + self.inputs.position
 
-    def begin(self, batch: int, end: int) -> Call:
+    def begin(self, batch: int, end: int) -> PhaseCall:
         """Begins the call that follows `batch` batches and does not go beyond `end`.
 
         Args:
@@ -93,7 +93,7 @@ class Calls:
         phase, count = self._choose(batch, end)
         step = self._step(phase, count)
         future = self._replicator.begin(lambda: self._run(step), step.cancel)
-        return Call(phase, batch, count, future)
+        return PhaseCall(phase, batch, count, future)
 
     def cancel(self) -> None:
         """Makes the current or the next call raise `StepCancelled`. Thread-safe.

@@ -16,7 +16,7 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
-from rl_replicator.learners.calls import Call, Calls
+from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
@@ -260,7 +260,7 @@ class Training:
 
         A call begins before the one before it has returned, so that devices never wait for Python.
         """
-        pending: collections.deque[Call] = collections.deque()
+        pending: collections.deque[PhaseCall] = collections.deque()
         end = step * self._calls.batches_per_step
         next_batch = self._batches
         while pending or next_batch < end:
@@ -278,7 +278,7 @@ class Training:
             if self._clock.is_due():
                 end = next_batch
 
-    def _wait(self, call: Call) -> Any:
+    def _wait(self, call: PhaseCall) -> Any:
         while not futures.wait([call.future], _SECONDS_BETWEEN_TICKS).done:
             self._tick()
         self._tick()
@@ -291,7 +291,7 @@ class Training:
             ready = self._calls.inputs.num_ready()
             self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
 
-    def _absorb(self, call: Call, outputs: Any) -> None:
+    def _absorb(self, call: PhaseCall, outputs: Any) -> None:
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
         # The call stopped early if the data ended.
         count = min(call.count, self._calls.batches - call.batch)

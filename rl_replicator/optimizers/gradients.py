@@ -157,7 +157,7 @@ def _merged(update: Any) -> Any:
     return tf.IndexedSlices(values, indices, update.dense_shape)
 
 
-class Guard(tf.Module):
+class LossScaleGuard(tf.Module):
     """Counts skipped steps and adapts the loss scale to them.
 
     Micikevicius et al. 2018, section 3.2 (arXiv:1710.03740).

@@ -13,11 +13,11 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 
-class _State(threading.local):
+class _Current(threading.local):
     parameter: tf.Variable | None = None
 
 
-_STATE = _State()
+_CURRENT = _Current()
 
 
 class Parameters(Sequence):
@@ -38,13 +38,13 @@ class Parameters(Sequence):
 
     def __iter__(self) -> Iterator[tf.Variable]:
         for parameter in self._parameters:
-            _STATE.parameter = parameter
+            _CURRENT.parameter = parameter
             yield parameter
-        _STATE.parameter = None
+        _CURRENT.parameter = None
 
     def stop(self) -> None:
         """Forgets the recorded parameter."""
-        _STATE.parameter = None
+        _CURRENT.parameter = None
 
 
 def owner(shape: tf.TensorShape | None) -> tf.Variable | None:
@@ -57,7 +57,7 @@ def owner(shape: tf.TensorShape | None) -> tf.Variable | None:
       The parameter; None if no slot is being created, or if the slot has another shape than its
       parameter, such as a counter or a factor of Adafactor.
     """
-    parameter = _STATE.parameter
+    parameter = _CURRENT.parameter
     if parameter is None or (shape is not None and shape != parameter.shape):
         return None
     return parameter

@@ -15,14 +15,14 @@ from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
 from rl_replicator.layers import statistics
 from rl_replicator.optimizers import gradients, slots
-from rl_replicator.optimizers.gradients import Guard, Options
+from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 
 
 class Wrapped:
     """Mixed in before the class of an optimizer; what they all have in common."""
 
     options: Options
-    guard: Guard | None
+    guard: LossScaleGuard | None
     _scaled_in: "weakref.WeakSet[call_log.CallLog]"
 
     if TYPE_CHECKING:  # The rest is in the optimizer's own class.
@@ -271,7 +271,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
     body = {"options": options, "__module__": kind.__module__}
     optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
     optimizer._scaled_in = weakref.WeakSet()
-    optimizer.guard = Guard(options.is_dynamic) if options.skips else None
+    optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
     if mixin is _LegacyKeras and optimizer.guard is not None:
         optimizer._track_trackable(optimizer.guard, "guard")  # The others see it by themselves.
     return optimizer

@@ -291,11 +291,11 @@ def misuse_has_one_line(replicator):
             lambda: iter([1.0]), output_signature=tf.TensorSpec([], tf.float32)
         )
 
-    with pytest.raises(rr.ConfigError, match="Python code in it"):
+    with pytest.raises(rr.ConfigError, match="with Python code"):
         replicator.make_inputs(generated)
     with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
         replicator.make_inputs(lambda context: 3)
-    with pytest.raises(rr.ConfigError, match="the inputs of this replicator"):
+    with pytest.raises(rr.ConfigError, match="expected inputs of this replicator"):
         replicator.replicate(lambda x: x, rr.SingleDeviceReplicator().make_inputs(ones))
     outside = tf.Variable([1.0, 2.0], name="from_outside")
     with pytest.raises(rr.ConfigError, match=r"'from_outside:0' \(2,\) from outside"):

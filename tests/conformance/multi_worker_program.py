@@ -441,7 +441,7 @@ def a_killed_worker(replicator):
     function = [waiting, step, lambda: replicator.gather(tf.zeros([]))][replicator.process_index]
     if replicator.process_index == 0:
         waiting._is_checked = True  # Or else it would wait for the others there.
-    expect_loss(function, rf"worker {last} \(127.0.0.1:\d+\) is gone: .* start the whole group")
+    expect_loss(function, rf"worker {last} \(127.0.0.1:\d+\) is gone: .* restart the whole group")
 
 
 def a_frozen_worker(replicator):

@@ -22,7 +22,7 @@ import environments
 import rl_replicator as rr
 from agents.environment_loop import evaluation_return, interact
 from agents.replay.transitions import Sample
-from environments.fakes import Target
+from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import StepCancelled
@@ -222,7 +222,7 @@ def trained(name):
 def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
-    environment = Target(seed=7, length=LENGTH)
+    environment = TargetMatching(seed=7, length=LENGTH)
     returns = [evaluation_return(environment, evaluator, LENGTH) for _ in range(10)]
     assert np.mean(returns) > 0.93 * LENGTH, returns
 

@@ -174,7 +174,7 @@ def test_misuse_has_one_line(monkeypatch):
         with pytest.raises(rr.ConfigError, match="multi_worker_async:max_staleness=4"):
             rr.make(f"multi_worker_async:{argument}")
     cluster = make_cluster(1, 1)
-    with pytest.raises(rr.ConfigError, match="max_staleness of at least 0, got -1"):
+    with pytest.raises(rr.ConfigError, match="max_staleness to be at least 0, got -1"):
         rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), max_staleness=-1)
     with pytest.raises(rr.ConfigError, match="start_timeout above 0 seconds"):
         rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), start_timeout=0)

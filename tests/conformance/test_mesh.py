@@ -356,8 +356,8 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     )
     # With these DTensor crashes, or computes something else.
     for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
-        refuses(replicator, "use tf.expand_dims in place of tf.newaxis", slices)
-    refuses(replicator, "use tf.gather where a slice goes backwards", lambda x: x[::-1])
+        refuses(replicator, "use tf.expand_dims instead of tf.newaxis", slices)
+    refuses(replicator, "use tf.gather instead of a slice with a negative step", lambda x: x[::-1])
     refuses(replicator, "use tf.slice", lambda x: x[: tf.cast(tf.reduce_sum(x) * 0, tf.int32)])
     refuses(replicator, "found Where", lambda x: tf.boolean_mask(x, x > 0))
     index = tf.constant(0)
@@ -409,5 +409,5 @@ def test_variables_from_elsewhere(replicator):
         return tf.Variable(tf.reduce_sum(x), name="late")
 
     refuses(
-        replicator, "initial value that is known before the step for variable 'late'", makes_late
+        replicator, "initial value that does not depend on the step for variable 'late'", makes_late
     )

@@ -259,7 +259,7 @@ def test_after_a_kill_the_whole_group_trains_on(tmp_path):
         [*command, *program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "worker 1 was killed by SIGKILL; starting the whole job again" in done.stderr
+    assert "worker 1 was killed by SIGKILL; restarting the whole job" in done.stderr
     killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
     print(f"\nback to training {resumed - killed:.1f} s after kill -9")
     assert within(resumed - killed, 20)

@@ -21,7 +21,7 @@ _UNUSED_REFRESHES = 10
 
 
 @dataclasses.dataclass
-class _Entry:
+class _CacheEntry:
     """One call and its last answer.
 
     Attributes:
@@ -49,13 +49,13 @@ class Cacher:
         self._client = client
         self._refresh_interval_secs = refresh_interval_secs
         self._stale_after_secs = stale_after_secs
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, _CacheEntry] = {}
         self._lock = threading.Lock()
 
     def answer(self, request: bytes) -> bytes:
         """Returns an answer that is at most `stale_after_secs` old."""
         with self._lock:
-            entry = self._entries.setdefault(request, _Entry())
+            entry = self._entries.setdefault(request, _CacheEntry())
         entry.asked_at = time.monotonic()
         if self._is_fresh(entry, self._stale_after_secs):
             return entry.answer
@@ -82,10 +82,10 @@ class Cacher:
             with entry.lock:
                 self._fetch(request, entry)
 
-    def _is_fresh(self, entry: _Entry, age_secs: float) -> bool:
+    def _is_fresh(self, entry: _CacheEntry, age_secs: float) -> bool:
         return bool(entry.answer) and time.monotonic() - entry.fetched_at <= age_secs
 
-    def _fetch(self, request: bytes, entry: _Entry) -> bytes:
+    def _fetch(self, request: bytes, entry: _CacheEntry) -> bytes:
         started = time.monotonic()
         answer = rpc_client.forward(self._client, request)
         if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.

@@ -1,1 +1,1 @@
-"""One program on a mesh of devices, each variable split as its layout says (DTensor)."""
+"""One replica on a mesh of devices: variables are sharded by layouts (DTensor)."""

@@ -1,4 +1,4 @@
-"""How tensors and variables lie on a mesh of devices."""
+"""The layouts of tensors and variables on a mesh of devices."""
 
 import itertools
 import re
@@ -13,22 +13,31 @@ from tensorflow.python.ops import resource_variable_ops
 from rl_replicator import errors
 from rl_replicator.optimizers import slots
 
-# The mesh dimension over which the batch is spread.
+# The mesh dimension over which batches are sharded.
 DATA = "data"
 _NONE = "none"
 
 
 class Layouts:
-    """Layouts of variables by their name.
+    """Chooses the layouts of variables by their names.
 
-    A rule is a regular expression, searched for in the name (such as "mlp/linear_1/w"), and for
-    each dimension of the variable the mesh dimension over which it is split, or "none". The first
-    rule that matches applies; one that matches no variable is refused when a step is built. An
-    optimizer's slot has the layout of its parameter. All other variables are replicated.
+    A rule consists of a regular expression, which is searched for in the name (such as
+    "mlp/linear_1/w"), and, for each dimension of the variable, the mesh dimension over which to
+    shard it or "none". The first rule that matches applies. A rule that matches no variable is an
+    error when a step is built. An optimizer's slot has the layout of its parameter. All other
+    variables are replicated.
     """
 
     def __init__(self, mesh: dtensor.Mesh, rules: Mapping[str, Sequence[str]]):
-        """Raises `ConfigError` for a rule that the mesh cannot follow."""
+        """Checks the rules.
+
+        Args:
+          mesh: the mesh.
+          rules: mesh dimensions by regular expression; see the class.
+
+        Raises:
+          ConfigError: if a regular expression is malformed, or a mesh dimension is unknown.
+        """
         self._mesh = mesh
         self._rules = [(_compiled(pattern), tuple(spec)) for pattern, spec in rules.items()]
         for pattern, spec in self._rules:
@@ -46,11 +55,12 @@ class Layouts:
         """Returns the layout for a new variable.
 
         Args:
-          name: with its scopes, but without ":0".
-          shape: fully defined.
+          name: name of the variable with its scopes, without ":0".
+          shape: static shape of the variable.
 
         Raises:
-          ConfigError: a rule that does not fit the variable's rank, or does not divide it.
+          ConfigError: if the rule does not fit the variable's rank, or a mesh dimension does not
+            divide a dimension of the variable.
         """
         layout = getattr(slots.owner(shape), "layout", None)
         if layout is not None:
@@ -82,10 +92,10 @@ class Layouts:
         return None
 
     def check_used(self) -> None:
-        """Refuses rules that match no variable.
+        """Checks that every rule matches a variable.
 
         Raises:
-          ConfigError: names the first such rule.
+          ConfigError: if one matches none; names the first one.
         """
         for pattern in sorted(self._unused):
             raise errors.ConfigError(
@@ -96,20 +106,29 @@ class Layouts:
 
 
 class MeshVariable(resource_variable_ops.BaseResourceVariable):
-    """A variable that lies on a mesh, yet reads and assigns as any other outside of a step.
+    """A variable on a mesh that is read and assigned like any other variable outside of a step.
 
-    Outside of a step its value is a plain tensor of the whole variable: `numpy()`, models called
-    eagerly and checkpoints (which hold the whole, so that any replicator can restore them) work
-    as on one device. Gradients flow to it in steps only. Inside of them it is a DTensor.
+    In a step, its value is a DTensor. Outside of steps, it is a plain tensor of the whole variable:
+    `numpy()`, eager calls of models, and checkpoints work as on one device. Checkpoints hold the
+    whole variable, so that any replicator can restore them. Gradients exist in steps only.
 
-    Not a subclass of `DVariable`: whatever is one of TensorFlow's `ResourceVariable`, its kernels
-    read past Python, and then refuse to mix with plain tensors. The methods with an underscore
-    are what TensorFlow has its variables override: `_read_variable_op`, through which all reads
-    go, and those of `Trackable` for checkpoints.
+    It is not a subclass of `DVariable`, because TensorFlow's kernels read instances of
+    `ResourceVariable` without calling their Python methods, and fail to mix DTensors with plain
+    tensors. The methods with an underscore override those of TensorFlow's variables: all reads go
+    through `_read_variable_op`, and checkpoints use the methods of `Trackable`.
+
+    Attributes:
+      layout: layout on the mesh.
     """
 
     def __init__(self, value: tf.Tensor, *, layout: dtensor.Layout, **options: Any):
-        """Takes a plain value of the whole variable; `options` as of `tf.Variable`."""
+        """Creates the variable.
+
+        Args:
+          value: initial value of the whole variable, a plain tensor.
+          layout: layout on the mesh.
+          **options: see `tf.Variable`.
+        """
         # Owns the memory on the devices.
         self._on_mesh = dtensor.DVariable(spread(value, layout), **options)
         self.layout = layout
@@ -125,12 +144,12 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
         )
 
     def shards(self) -> dict[str, tf.Tensor]:
-        """What each device of the mesh holds, by the device's name."""
+        """Returns the shard of each device of the mesh, by the device's name."""
         return {part.device: part for part in dtensor.unpack(self._on_mesh.read_value())}
 
     @property
     def device(self) -> str:
-        """Where its values are outside of a step; not the mesh, which takes no plain tensors."""
+        """Device of its value outside of a step; not the mesh, which takes no plain tensors."""
         return self._host
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
@@ -145,12 +164,15 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
         return self.assign(restored_tensors[_VALUE])
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a value; outside of a step, a plain tensor of the whole variable."""
         return self._change(super().assign, value, args, kwargs)
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds a value; outside of a step, a plain tensor of the whole variable."""
         return self._change(super().assign_add, delta, args, kwargs)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts a value; outside of a step, a plain tensor of the whole variable."""
         return self._change(super().assign_sub, delta, args, kwargs)
 
     def _change(self, method: Any, value: Any, args: Any, kwargs: Any) -> Any:
@@ -170,10 +192,15 @@ _VALUE = "VARIABLE_VALUE"  # The name of every variable's value in TensorFlow's 
 
 
 def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
-    """A variable creator, see `tf.variable_creator_scope`, that puts variables on the mesh.
+    """Creates a variable on the mesh; a variable creator for `tf.variable_creator_scope`.
+
+    Args:
+      layouts: chooses the variable's layout.
+      next_creator: ignored.
+      **kwargs: see `tf.Variable`.
 
     Raises:
-      ConfigError: an initial value that depends on what a step computes; or see `Layouts.choose`.
+      ConfigError: if the initial value is computed in a step, or see `Layouts.choose`.
     """
     del next_creator
     initial = kwargs["initial_value"]
@@ -181,7 +208,7 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
         constant = tf.get_static_value(initial)
         if constant is None:
             raise errors.ConfigError(
-                f"expected an initial value that is known before the step for variable "
+                f"expected an initial value that does not depend on the step for variable "
                 f"{kwargs.get('name')!r}, got {initial.name!r}; create it before `replicate`"
             )
         initial = constant
@@ -205,10 +232,17 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
 
 
 def spread(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
-    """Puts a plain tensor on a mesh, each part on its devices. Copies from the host only.
+    """Copies a plain tensor to a mesh, each shard to its devices.
 
-    (`dtensor.copy_to_mesh` sends through the mesh, and two meshes in a process make it wait for
-    ever.)
+    All copies start from the host. `dtensor.copy_to_mesh` instead sends through the mesh, which
+    deadlocks if a process has two meshes.
+
+    Args:
+      value: a plain tensor.
+      layout: layout of the result.
+
+    Returns:
+      A DTensor.
     """
     parts = {}
     components = []
@@ -220,11 +254,20 @@ def spread(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
 
 
 def whole(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
-    """The inverse of `spread`."""
+    """Copies a DTensor to a plain tensor; the inverse of `spread`.
+
+    Args:
+      value: a DTensor.
+      layout: layout of the DTensor.
+
+    Returns:
+      A plain tensor.
+    """
     components = dtensor.unpack(value)
     if layout.is_fully_replicated():
         return components[0]
-    # Not along the first dimensions first: the last ones must be complete before they are joined.
+    # Joins the last dimension first, because parts must be complete in it before the next is
+    # joined.
     parts = dict(zip(_indices(layout), components, strict=True))
     counts = _counts(layout)
     for axis in reversed(range(len(counts))):
@@ -238,14 +281,19 @@ def whole(value: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
 
 
 def batch_layout(mesh: dtensor.Mesh, rank: int) -> dtensor.Layout:
-    """The layout of an input: its first dimension over `DATA`, if the mesh has that."""
+    """Returns the layout of an input: its first dimension is sharded over `DATA`.
+
+    Args:
+      mesh: the mesh; without the dimension `DATA`, the input is replicated.
+      rank: rank of the input.
+    """
     if rank and DATA in mesh.dim_names:
         return dtensor.Layout.batch_sharded(mesh, DATA, rank)
     return dtensor.Layout.replicated(mesh, rank)
 
 
 def _counts(layout: dtensor.Layout) -> list[int]:
-    """Into how many parts each dimension of the tensor is split."""
+    """Returns the number of shards along each dimension of the tensor."""
     return [
         1 if axis == dtensor.UNSHARDED else layout.mesh.dim_size(axis)
         for axis in layout.sharding_specs
@@ -253,7 +301,10 @@ def _counts(layout: dtensor.Layout) -> list[int]:
 
 
 def _indices(layout: dtensor.Layout) -> list[tuple[int, ...]]:
-    """Which part each device holds, in the order of the mesh's devices (the last axis fastest)."""
+    """Returns the index of the shard of each device, in the order of the mesh's devices.
+
+    The last mesh dimension varies fastest.
+    """
     names = layout.mesh.dim_names
     places = itertools.product(*(range(layout.mesh.dim_size(name)) for name in names))
     return [
@@ -285,9 +336,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def size_of(mesh: dtensor.Mesh, axis: str) -> int:
-    """How many devices lie along a dimension; 1 for one that the mesh does not have."""
+    """Returns the number of devices along a dimension; 1 if the mesh does not have it."""
     return int(mesh.dim_size(axis)) if axis in mesh.dim_names else 1
 
 
 def num_devices(dimensions: Mapping[str, int]) -> int:
+    """Returns the number of devices of a mesh, from the sizes of its dimensions."""
     return int(np.prod(list(dimensions.values())))

@@ -1,4 +1,4 @@
-"""One replica that spans a mesh of devices: data and model parallelism with a global view."""
+"""A replicator with one replica on a mesh of devices: data and model parallelism."""
 
 import os
 import re
@@ -17,22 +17,27 @@ from rl_replicator.step import inputs as inputs_lib
 
 
 class MeshReplicator(replicator.Replicator):
-    """Spreads one step over a mesh of devices, on TensorFlow's DTensor.
+    """Distributes each step over a mesh of devices, by TensorFlow's DTensor.
 
-    The mesh is ONE replica: `num_replicas` is 1, `per_replica_batch_size(B)` is B, `step_fn` sees
-    the global batch, and collectives are those of a single replica. So a step that was written
-    for one device runs unchanged, with the same results, and the statistics of batch
-    normalisation are global by themselves. Behind its back, every input is split along its first
-    dimension over the mesh dimension "data", variables are split as `rules` say, and DTensor
-    splits each operation and adds the communication.
+    The mesh is one replica: `num_replicas` is 1, `per_replica_batch_size(B)` is B, `step_fn` sees
+    the global batch, and collectives are those of a single replica. So a step that was written for
+    one device runs unchanged with the same results, and the statistics of batch normalisation are
+    global. Inputs are sharded along their first dimension over the mesh dimension "data", and
+    variables as `layouts` says. DTensor distributes every operation and adds the communication.
 
-    What a step on a mesh cannot do: stateful random operations (`tf.random.uniform`, dropout;
-    `tf.random.stateless_uniform` works, with other numbers than on one device, and so do a
-    `tf.random.Generator` made in `scope()` and noise from a callable input, which runs on the
-    host), Python callbacks, printing, sparse updates of variables, fused batch norm
-    (`rr.CrossReplicaBatchNorm` works), masks that change shapes, and split filters of convolutions.
-    Such a step is refused with the operation's name. Outside of steps, variables read as plain
-    tensors, so models can be called eagerly.
+    A step on a mesh cannot use the following; it raises an error that names the operation.
+    - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
+      works, with other numbers than on one device. So do a `tf.random.Generator` that was created
+      in `scope()`, and noise from a callable input, which runs on the host.
+    - Fused batch norm; `rr.CrossReplicaBatchNorm` works.
+    - Python callbacks, printing, sparse updates of variables, masks that change shapes, and sharded
+      filters of convolutions.
+
+    Outside of steps, variables are read as plain tensors, so models can be called eagerly.
+
+    Attributes:
+      mesh: the mesh.
+      layouts: chooses the layouts of variables.
     """
 
     def __init__(
@@ -44,14 +49,15 @@ class MeshReplicator(replicator.Replicator):
         """Makes the mesh.
 
         Args:
-          dimensions: name and number of devices of each dimension, such as
-            {"data": 2, "model": 2}. Inputs are split over "data".
-          layouts: regular expression on variable names -> for every dimension of the variable
-            the mesh dimension to split it over, or "none"; see `layouts.Layouts`.
-          devices: explicit device names, as many as the product of the dimensions.
+          dimensions: number of devices along each dimension, by its name, such as
+            {"data": 2, "model": 2}. Inputs are sharded over "data".
+          layouts: for each regular expression on variable names, the mesh dimension over which to
+            shard each dimension of the variable, or "none"; see `layouts.Layouts`.
+          devices: names of the devices, as many as the product of the dimensions; None to choose
+            them.
 
         Raises:
-          ConfigError: no devices for such a mesh, or layouts that it cannot follow.
+          ConfigError: if there are not enough devices, or a layout is invalid.
         """
         self.mesh = _make_mesh(dimensions, devices)
         self.layouts = _layouts(self.mesh, layouts or {})
@@ -59,12 +65,13 @@ class MeshReplicator(replicator.Replicator):
 
     @classmethod
     def from_text(cls, argument: str) -> "MeshReplicator":
-        """Parses "data=2,model=2", then "@PATTERN=AXIS,AXIS" for each layout.
+        """Parses dimensions and layouts: "data=2,model=2@first/w=none,model@second/w=model,none".
 
-        For example "data=2,model=2@first/w=none,model@second/w=model,none".
+        Args:
+          argument: NAME=SIZE pairs, then "@PATTERN=AXIS,AXIS" for each layout.
 
         Raises:
-          ConfigError: the text has another form, or see `__init__`.
+          ConfigError: if the text is malformed, or see `__init__`.
         """
         sizes, *rules = argument.split("@")
         dimensions = _parse(sizes.split(","), r"(\w+)=([1-9]\d*)", argument)
@@ -77,8 +84,8 @@ class MeshReplicator(replicator.Replicator):
     @property
     def strategy(self) -> tf.distribute.Strategy:
         raise errors.ConfigError(
-            "expected a replicator with a strategy of TensorFlow's, for Keras or an Estimator, got "
-            "a mesh, which has none; use multi_device, or a step_fn with replicate"
+            "expected a replicator that has a strategy, for Keras or an Estimator, got a mesh, "
+            "which has none; use multi_device, or a step_fn with replicate"
         )
 
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
@@ -94,20 +101,20 @@ class MeshReplicator(replicator.Replicator):
         steps_per_call: int | None = None,
         check_every: int | None = 1000,
     ) -> mesh_step.MeshStep:
-        del check_every  # There is one replica.
+        del check_every  # There is only one replica.
         return mesh_step.MeshStep(self._host, step_fn, inputs, steps_per_call)
 
 
-_layouts = layouts.Layouts  # In `__init__` the argument hides the module.
+_layouts = layouts.Layouts  # In `__init__`, the argument hides the module.
 
 
-# DTensor's combination of all-reduces moves them past assignments of variables, so that a step that
-# assigns a variable and reads it again, as Keras's Adam does, may read the old value.
+# DTensor's optimizer that combines all-reduces moves them past assignments of variables. A step
+# that assigns a variable and reads it again, as Keras's Adam does, could then read the old value.
 _COMBINE = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
 
 
 def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
-    """Returns key -> value of texts that match a pattern with two groups."""
+    """Parses texts by a pattern with two groups, which are key and value."""
     matches = [re.fullmatch(pattern, part) for part in parts]
     pairs = {match[1]: match[2] for match in matches if match}
     if len(pairs) != len(matches):
@@ -121,14 +128,14 @@ def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
     os.environ[_COMBINE] = "0"
-    # How TensorFlow hashes layouts, which is no business of the user's.
+    # TensorFlow's hashing of layouts raises this warning, about which users can do nothing.
     warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
     if not dimensions or any(size < 1 for size in dimensions.values()):
         raise errors.ConfigError(
             f"expected dimensions of at least 1 device each, got {dict(dimensions)}; "
-            'use e.g. {"data": 2, "model": 2}'
+            'write {"data": 2, "model": 2}, for example'
         )
     names = devices_lib.choose(layouts.num_devices(dimensions), devices)
-    # What DTensor wants in place of "/cpu:0".
+    # DTensor expects "CPU:0" instead of "/cpu:0".
     plain = [name.split("device:")[-1].strip("/").upper() for name in names]
     return dtensor.create_mesh(list(dimensions.items()), devices=plain)

@@ -1,4 +1,4 @@
-"""Steps of a mesh: the input is taken on the host, and the compiled step spread by DTensor."""
+"""Steps on a mesh: the host takes the input, and DTensor distributes the compiled step."""
 
 import contextlib
 import functools
@@ -14,11 +14,12 @@ from rl_replicator.backends.mesh import layouts
 from rl_replicator.step import compiled, host, variable_registry
 from rl_replicator.step import inputs as inputs_lib
 
-# DTensor refuses some of these, but only when the step runs, and not in a line; with others it
-# crashes or computes nonsense. Found by comparing its results with those of one device.
+# Operations that DTensor does not support, and what to use instead. For some of them DTensor itself
+# raises a long error, but only when the step runs; with others it crashes or returns wrong results.
+# Found by comparing its results with those of one device.
 _REFUSED = {
     **dict.fromkeys(("Case", "StatelessCase"), "use tf.cond"),
-    "Where": "use tf.where(condition, x, y) in place of a mask that changes shapes",
+    "Where": "use tf.where(condition, x, y) instead of a mask that changes shapes",
     **dict.fromkeys(
         (
             "Multinomial",
@@ -51,24 +52,28 @@ _REFUSED = {
 
 
 class HostCallableInputs(inputs_lib.CallableInputs):
-    """A callable that runs on the host before every step, and not on the mesh.
+    """A callable input that runs on the host before each step, and not on the mesh.
 
-    So it may do what a mesh cannot: draw random numbers, call Python, ask a replay table.
+    So it may do what a mesh cannot: draw random numbers, call Python, or sample a replay table.
     """
 
     def __init__(self, inputs: inputs_lib.CallableInputs, registry: variable_registry.Registry):
-        """Takes over the function of `inputs`.
+        """Traces the callable.
+
+        Args:
+          inputs: holds the callable.
+          registry: knows the variables of the mesh.
 
         Raises:
-          ConfigError: it uses variables of the mesh.
+          ConfigError: if the callable uses variables of the mesh.
         """
         function = inputs.split(())[0]
         super().__init__([function], 1)
         self._sample = tf.function(lambda: function(), autograph=False).get_concrete_function()
         if any(registry.owns(handle) for handle, _ in self._sample.graph.captures):
             raise errors.ConfigError(
-                "expected a callable input without variables of replicator.scope(), because it "
-                "runs on the host of the mesh, found one with; use them in step_fn"
+                "expected a callable input that uses no variables of replicator.scope(), because "
+                "it runs on the host and not on the mesh, found one that does; use them in step_fn"
             )
         self._spec = self._sample.structured_outputs
         self.specs = tuple(
@@ -97,10 +102,11 @@ class MeshHost(host.LocalHost):
 
     Attributes:
       mesh: the mesh.
-      layouts: say how each variable is split over it.
+      layouts: chooses the layouts of variables.
     """
 
     def __init__(self, mesh: dtensor.Mesh, rules: layouts.Layouts):
+        """Stores mesh and layouts."""
         super().__init__()
         self.mesh = mesh
         self.layouts = rules
@@ -112,23 +118,23 @@ class MeshHost(host.LocalHost):
             yield
 
     def failure(self, error: Exception) -> Exception:
-        # DTensor finds what it cannot spread only when the step runs for the first time.
+        # DTensor's own errors about unsupported operations, raised by the first call of a step.
         found = re.search(r"error: (?:'tf\.(\w+)' op )?(.*)", str(error))
         if not found or not isinstance(error, tf.errors.UnknownError):
             return error
         operation = found[1] or next(iter(re.findall(r'"tf\.(\w+)"', str(error))), "one")
         reason = found[2].split("Please")[0].strip(" .")
         return errors.ConfigError(
-            f"expected operations that DTensor can spread over a mesh, got {operation} ({reason}); "
-            "change that part of the step or its layout, or use another replicator"
+            f"expected operations that DTensor supports, got {operation} ({reason}); change that "
+            "part of the step or its layout, or use another replicator"
         )
 
 
 class MeshStep(compiled.CompiledStep):
     """A step on a mesh.
 
-    Several steps of one call are taken in a loop on the host: measured, DTensor runs a loop in
-    the graph no faster, and takes many times longer to compile an unrolled one.
+    The host loops over the steps of a call. In measurements, a loop in the graph was no faster, and
+    an unrolled one took many times longer to compile.
     """
 
     _host: MeshHost
@@ -173,15 +179,21 @@ class MeshStep(compiled.CompiledStep):
 
 
 class _Outputs:
-    """Makes plain tensors of what a step returns."""
+    """Converts the outputs of steps to plain tensors."""
 
     def __init__(self) -> None:
+        """Knows no layouts yet."""
         self._layouts: list[dtensor.Layout] | None = None
 
     def read(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        if self._layouts is None:  # The same in every step, and slow to find out.
+        """Copies the outputs of a step to plain tensors.
+
+        Args:
+          flat: DTensors.
+        """
+        if self._layouts is None:  # Cached: equal in every step, and slow to fetch.
             self._layouts = [dtensor.fetch_layout(x) for x in flat]
-        # The copy waits for the step, so that its errors come out here.
+        # The copy waits for the step, so that its errors are raised here.
         return [
             tf.identity(layouts.whole(x, layout))
             for x, layout in zip(flat, self._layouts, strict=True)
@@ -189,14 +201,15 @@ class _Outputs:
 
 
 def check_specs(specs: Sequence[Any], data_size: int) -> None:
-    """Refuses inputs that cannot be split over the mesh.
+    """Checks that inputs can be sharded over the mesh.
 
     Args:
-      specs: of one element, flat.
-      data_size: size of the mesh dimension over which batches are split.
+      specs: flat specs of an element.
+      data_size: size of the mesh dimension over which batches are sharded.
 
     Raises:
-      ConfigError: not a dense tensor, or a first dimension that does not divide.
+      ConfigError: if a spec is no dense tensor of known rank, or `data_size` does not divide its
+        first dimension.
     """
     for spec in specs:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
@@ -212,13 +225,13 @@ def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:
         if shape.rank and shape[0] is not None and shape[0] % data_size:
             raise errors.ConfigError(
                 f"expected inputs whose first dimension {layouts.DATA}={data_size} divides, got "
-                f"shape {tuple(shape)}; use a batch that is a multiple of {data_size}, and "
+                f"shape {tuple(shape)}; use a batch size that is a multiple of {data_size}, and "
                 "batch(..., drop_remainder=True) or pad_to for finite data"
             )
 
 
 def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
-    """Raises `ConfigError` for a step with operations that a mesh cannot run."""
+    """Raises `ConfigError` if a step uses operations that DTensor does not support."""
     definition = function.graph.as_graph_def(add_shapes=True)
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
         by_name = {node.name: node for node in nodes}
@@ -228,34 +241,35 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
                 advice = _check_slice(node, by_name)
             if advice:
                 raise errors.ConfigError(
-                    f"expected operations that DTensor can spread over a mesh, found {node.op} "
-                    f"({node.name}); {advice}"
+                    f"expected operations that DTensor supports, found {node.op} ({node.name}); "
+                    f"{advice}"
                 )
 
 
 def _check_slice(node: Any, by_name: Mapping[str, Any]) -> str | None:
-    """What to write in place of a slice that crashes DTensor, or makes it compute nonsense."""
+    """Returns what to use instead of a slice that DTensor does not support; None for others."""
     bounds: list[Any] = [by_name.get(name.partition(":")[0]) for name in node.input[1:4]]
     if any(x is None or x.op != "Const" for x in bounds):
-        return "use tf.slice or tf.gather where the bounds of a slice are tensors"
+        return "use tf.slice or tf.gather if the bounds of a slice are tensors"
     begin, _, strides = (tf.make_ndarray(x.attr["value"].tensor) for x in bounds)
     if (strides < 0).any():
-        return "use tf.gather where a slice goes backwards"
+        return "use tf.gather instead of a slice with a negative step"
     new_axis, shrink, ellipsis = (
         node.attr[f"{name}_mask"].i for name in ("new_axis", "shrink_axis", "ellipsis")
     )
-    if ellipsis:  # A new axis before it does harm.
+    # DTensor returns wrong results for a new axis before an ellipsis, or beside omitted dimensions.
+    if ellipsis:
         is_short = bool(new_axis & (ellipsis - 1))
-    else:  # And so does one beside dimensions that are left out.
+    else:
         num_named = len(begin) - new_axis.bit_count()
         shape = node.attr["_output_shapes"].list.shape[0]
         rank = len(shape.dim) - new_axis.bit_count() + shrink.bit_count()
         is_short = bool(new_axis) and num_named < rank
-    return "use tf.expand_dims in place of tf.newaxis" if is_short else None
+    return "use tf.expand_dims instead of tf.newaxis" if is_short else None
 
 
 def _move_captures(function: tf.types.experimental.ConcreteFunction, mesh: dtensor.Mesh) -> None:
-    """Copies the constants that the step has picked up outside to every device of the mesh."""
+    """Copies the constants that a step captures to every device of the mesh."""
     function.set_external_captures(
         [
             x

@@ -1,1 +1,1 @@
-"""One process per worker, in step with each other (collectives between processes)."""
+"""Synchronous workers: several processes that take every step together, by collectives."""

@@ -1,7 +1,7 @@
-"""Messages between the processes of a group, as collectives of TensorFlow.
+"""Messages between the processes of a group, sent by TensorFlow's collectives.
 
-No collective here has a timeout of its own: TensorFlow would keep a thread for each of them until
-the timeout has passed, even if the collective ends at once. Whoever calls must abort what hangs.
+The collectives have no timeouts, because TensorFlow would keep a thread for each of them until its
+timeout, even if the collective ends at once. The caller must abort collectives that hang.
 """
 
 import threading
@@ -12,28 +12,28 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
-# Every message begins with a block of this many numbers of four bytes: the checksum of its kind,
-# its length, and its first bytes.
+# Every message begins with a block of this many int32: the checksum of its kind, its length, and
+# its first bytes.
 _BLOCK = 256
 _HEADER = 2
 _BYTES_IN_BLOCK = 4 * (_BLOCK - _HEADER)
 
 
-class Channel:
-    """Gathers a message from every process; one gathering after the other.
+class MessageChannel:
+    """Gathers a message from every process; one gather at a time.
 
-    TensorFlow remembers every key of a collective for good, together with its shape. So the key
-    of a gathering is its width, and there are only as many widths as powers of two.
+    TensorFlow never forgets the key of a collective and its shape. So the key of a gather is its
+    width, and widths are powers of two, so that there are few of them.
     """
 
     def __init__(self, group_key: int, names: list[str], index: int, device: str):
         """Communicates nothing yet.
 
         Args:
-          group_key: TensorFlow's key for this channel, the same in all processes.
-          names: of the processes, in the order of their indices.
-          index: of this process.
-          device: of this process, by its full name.
+          group_key: TensorFlow's group key of this channel, equal in all processes.
+          names: names of the processes, in the order of their indices.
+          index: index of this process.
+          device: full name of this process's device.
         """
         self._group_key = group_key
         self._names = names
@@ -46,11 +46,11 @@ class Channel:
 
         Args:
           kind: describes the call; equal in all processes of a correct program.
-          payload: fewer than 2**31 bytes.
+          payload: message of this process, shorter than 2**31 bytes.
 
         Raises:
-          ConfigError: another process makes a call of another kind.
-          OpError: the collectives were aborted.
+          ConfigError: if another process makes a call of another kind.
+          OpError: if the collectives were aborted.
         """
         with self._lock:
             header = np.array([zlib.crc32(kind.encode()) & 0x7FFFFFFF, len(payload)], np.int32)
@@ -68,10 +68,13 @@ class Channel:
         return [m[:length] for m, length in zip(messages, lengths, strict=True)]
 
     def gather_tensor(self, values: tf.Tensor) -> tf.Tensor:
-        """Stacks a small int32 vector of all processes, [processes, width]. May be traced.
+        """Gathers a small vector from every process. Can be traced.
 
         Args:
-          values: [width] int32, with a static width that no message has: below 256.
+          values: [width] int32, of a static width below 256, which no message has.
+
+        Returns:
+          [processes, width] int32.
         """
         size, width = len(self._names), values.shape[0]
         with tf.device(self._device):
@@ -87,13 +90,13 @@ class Channel:
 
     def _gathered(self, values: np.ndarray) -> np.ndarray:
         with tf.init_scope(), tf.device(self._device):
-            # A new tensor each time: TensorFlow caches small constants together with their device.
+            # The identity makes a new tensor: TensorFlow caches small constants and their device.
             return self.gather_tensor(tf.identity(tf.constant(values))).numpy()
 
     def _check_kinds(self, kind: str, codes: np.ndarray) -> None:
         for index in np.flatnonzero(codes != codes[self._index]):
             raise errors.ConfigError(
                 "expected all processes to make the same calls in the same order, but "
-                f"{self._names[self._index]} calls {kind} and {self._names[index]} something else; "
-                "make the same calls in every process"
+                f"{self._names[self._index]} calls {kind} and {self._names[index]} makes another "
+                "call; make the same calls in every process"
             )

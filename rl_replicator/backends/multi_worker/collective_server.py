@@ -1,8 +1,8 @@
-"""TensorFlow's server for collectives, as far as its public names do not go.
+"""TensorFlow's server for collectives: the uses of private names of TensorFlow.
 
-Private, for want of public names: joining a group without the coordination service (see health.py),
-asking one process for a sign of life, ending the collectives that wait for a lost one, and the keys
-by which collectives of different processes find each other.
+TensorFlow has no public names for the following: joining a group without the coordination service
+(see health.py), probing a process, aborting the collectives that wait for a lost process, and
+setting the keys by which collectives of different processes find each other.
 """
 
 import tensorflow as tf
@@ -13,19 +13,22 @@ from rl_replicator import errors
 from rl_replicator.backends.multi_worker import health
 from rl_replicator.jobs import cluster as cluster_lib
 
-# The probe holds Python's lock while it waits, so it may not wait long.
+# The probe holds Python's global lock while it waits, so it must be short.
 _PROBE_MILLISECONDS = 250
 
 
 def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distribute.Strategy:
-    """Starts TensorFlow's server for this process; waits for nobody.
+    """Starts TensorFlow's server for this process, without waiting for the others.
 
     Args:
-      cluster: names the own task.
-      tasks: those that take part, type and index.
+      cluster: the cluster.
+      tasks: type and index of the tasks that take steps.
+
+    Returns:
+      The strategy.
 
     Raises:
-      ConfigError: TensorFlow's devices are in use already, or the server cannot start.
+      ConfigError: if TensorFlow's devices are in use already, or the server cannot start.
     """
     members = {kind: list(cluster.addresses[kind]) for kind, _ in tasks}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -35,10 +38,11 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
         rpc_layer="grpc",
         num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
     )
-    # An empty type keeps the strategy from configuring one; and health.py does the watching.
+    # Disables the coordination service and the health check, because health.py replaces them. With
+    # an empty type, the strategy does not configure a service of its own.
     eager_context.context().configure_coordination_service("")
     collective_all_reduce_strategy.CollectiveAllReduceExtended._enable_check_health = False
-    # A collective has one key for good. The other way, a new key in every call, does not reach
+    # A collective keeps its key. The alternative, a new key for every call, does not work for
     # collectives inside the conditions and loops of a compiled step.
     cross_device_utils.CollectiveReplicaLauncher._prefer_unique_instance_key = False
     try:
@@ -58,7 +62,11 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
 
 
 def probe(task: str) -> health.Answer:
-    """Asks a process, such as "/job:worker/replica:0/task:1", for a sign of life."""
+    """Probes whether a process answers.
+
+    Args:
+      task: name of the process, such as "/job:worker/replica:0/task:1".
+    """
     try:
         eager_context.context().check_collective_ops_peer_health(
             task, timeout_in_ms=_PROBE_MILLISECONDS
@@ -73,12 +81,23 @@ def probe(task: str) -> health.Answer:
 
 
 def abort(reason: str) -> None:
-    """Ends all collectives of this process, for good; those of others that wait for it end too."""
+    """Aborts all collectives of this process, and those of others that wait for it.
+
+    No later collective of this process works.
+
+    Args:
+      reason: message of the errors.
+    """
     eager_context.context().abort_collective_ops(tf.errors.ABORTED, reason)
 
 
 def number_collectives(strategy: tf.distribute.Strategy, first: int) -> None:
-    """Has the collectives that are made from now on numbered from `first`."""
+    """Sets the key of the next collective that is traced; later ones count up.
+
+    Args:
+      strategy: strategy whose collectives to number.
+      first: key of the next collective.
+    """
     for devices in strategy.extended._collective_keys._instance_key_table.values():
         for device in devices:
             devices[device] = first

@@ -1,7 +1,7 @@
-"""The processes of a synchronous job: joined, watched, and able to exchange messages.
+"""The group of a synchronous job's processes: joins them, watches them, and exchanges messages.
 
-Everything travels through TensorFlow's own server and collectives, over the one port that the
-cluster names for each process.
+All communication uses TensorFlow's own server and collectives, over the port that the cluster names
+for each process.
 """
 
 import atexit
@@ -19,11 +19,11 @@ from rl_replicator.backends.multi_worker import channel, collective_server, heal
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
-# TensorFlow's strategy numbers its groups of collectives from 1.
+# Group keys of the channels. TensorFlow's strategy counts its own from 1.
 _CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
-# More than a step has collectives.
+# More than the number of collectives of any step.
 _KEYS_OF_A_STEP = 1 << 16
-# Collectives break at once when a peer dies; which peer it was is known a moment later.
+# Seconds to wait until the monitor knows the lost peer: collectives fail earlier, at once.
 _PATIENCE = 3.0
 _BREAKAGES = (
     tf.errors.AbortedError,
@@ -35,8 +35,8 @@ _BREAKAGES = (
     tf.errors.UnknownError,
 )
 _DIFFERENT_STEPS = "the processes take different steps"
-# What a process tells the others when it aborts, so that it can be told from TensorFlow's words.
-_TOLD = re.compile(r"<<(.*?)>>", re.DOTALL)
+# Encloses the reason of an abort, to find it within the messages that TensorFlow makes of it.
+_REASON = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,10 +44,10 @@ class _Wait:
     """A call that waits for the other processes.
 
     Attributes:
-      kind: of the call.
+      kind: name of the call.
       timeout: seconds that it may take.
-      deadline: when they have passed, in seconds of `time.monotonic`.
-      is_over: whether the collectives were aborted because they have passed.
+      deadline: `time.monotonic` at its end.
+      is_over: whether the collectives were aborted after the deadline.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class _Wait:
 
 
 class Group:
-    """This process's membership in a job. A process can enter one, once."""
+    """This process's membership in a group. A process can join one group only, and only once."""
 
     _entered = False
 
@@ -68,18 +68,18 @@ class Group:
         peer_timeout: float,
         call_timeout: float,
     ):
-        """Waits for all other processes.
+        """Joins the group, and waits for all other processes.
 
         Args:
-          cluster: a chief, if there is one, comes before the workers.
+          cluster: the cluster; a chief, if there is one, has index 0 in the group.
           start_timeout: seconds for all processes to start.
-          peer_timeout: seconds after which a process that does not answer counts as lost.
-          call_timeout: seconds for all processes to come to an `exchange`.
+          peer_timeout: seconds without an answer after which a process counts as lost.
+          call_timeout: seconds that processes wait for each other in `exchange`.
 
         Raises:
-          ConfigError: TensorFlow's devices are in use, the port is not free, a second entry, or
-            the processes were given different clusters.
-          WorkerLost: names the processes that did not start.
+          ConfigError: if TensorFlow's devices are in use, if the port is not free, if this process
+            has joined a group already, or if processes have different clusters.
+          WorkerLost: if processes did not start; names them.
         """
         tasks = [task for task in cluster.tasks if task[0] != "evaluator"]
         _check(cluster, tasks)
@@ -96,7 +96,7 @@ class Group:
         Group._entered = True
         device = f"{self._tasks[self.index]}/device:CPU:0"
         self._calls, self._steps, self._statuses = (
-            channel.Channel(key, self.names, self.index, device)
+            channel.MessageChannel(key, self.names, self.index, device)
             for key in (_CALLS, _STEPS, _STATUSES)
         )
         self._monitor = health.Monitor(
@@ -112,18 +112,18 @@ class Group:
         self._connect(start_timeout)
 
     def call_on_loss(self, function: Callable[[], None]) -> None:
-        """Registers a function to be called, in some thread, when a process is lost."""
+        """Registers a function to call when a process is lost, in the monitor's thread."""
         self._on_loss.append(function)
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """Context for whatever waits for other processes: the loss of one ends it.
+        """Context for code that waits for other processes, which the loss of one ends.
 
-        Outside of it a loss changes nothing: at the end of a program some process is the first to
-        leave, and those that do not wait for it any more should not hear of it.
+        Outside of the context, a loss has no effect: at the end of a program, one process is the
+        first to end, which is no error for those that do not wait for it.
 
         Raises:
-          WorkerLost: a process is lost, or was before.
+          WorkerLost: if a process is lost within the context, or was lost before.
         """
         with self._lock:
             loss = self._monitor.loss()
@@ -142,34 +142,38 @@ class Group:
                 self._num_waiting -= 1
 
     def exchange(self, kind: str, payload: bytes) -> list[bytes]:
-        """Gives every process the payload of each. All call it alike, in the same order.
+        """Sends a message to all processes, which must all call this in the same order.
 
-        A call takes a round trip between processes and waits for the slowest, so it has no place
-        in a loop over steps: reduce in the step instead.
+        A call takes a round trip between processes and waits for the slowest, so do not call it in
+        every step; reduce in the step instead.
 
         Args:
-          kind: describes the call, to find processes that make different ones.
-          payload: any bytes.
+          kind: name of the call, to detect processes that make different ones.
+          payload: message of this process.
 
         Returns:
-          The payloads, in the order of the processes.
+          The messages of all processes, in their order.
 
         Raises:
-          ConfigError: another process makes a call of another kind.
-          StepFailed: another process does not call it within `call_timeout`. No later call works.
-          WorkerLost: another process is gone or frozen.
+          ConfigError: if another process makes a call of another kind.
+          StepFailed: if another process does not call it within `call_timeout`. No later call
+            works.
+          WorkerLost: if another process died or froze.
         """
         return self._exchange(self._calls, kind, payload, self._call_timeout)
 
     def exchange_in_step(self, kind: str, payload: bytes) -> list[bytes]:
-        """Like `exchange`, for the thread that takes steps, which may be another."""
+        """Does the same as `exchange`, but for the thread that takes steps."""
         return self._exchange(self._steps, kind, payload, self._call_timeout)
 
     def number_collectives(self, step: int) -> None:
-        """Gives the collectives of the step that is traced next the same keys in all processes.
+        """Sets the keys of the next step's collectives, which must be equal in all processes.
 
-        TensorFlow numbers the collectives of a process one by one. A step that failed to trace in
-        one process only would put that process out of line with the others for good.
+        TensorFlow counts the collectives of a process. After a step that could not be traced in one
+        process only, that process's counts would differ from the others'.
+
+        Args:
+          step: number of the step that is traced next.
         """
         collective_server.number_collectives(self.strategy, step * _KEYS_OF_A_STEP)
 
@@ -177,14 +181,14 @@ class Group:
         """Gathers the statuses of all processes inside a compiled step.
 
         Args:
-          status: int32 scalar, of this process.
-          step: number of the step that this process takes; the others must take the same.
+          status: status of this process, an int32 scalar.
+          step: number of the step that this process takes, which must be equal in all processes.
 
         Returns:
-          [size] int32.
+          Statuses of all processes, [size] int32.
         """
         with tf.device("/cpu:0"):
-            # One key for all calls: none begins before the one before it is over.
+            # One key serves all calls, because they run one after the other.
             found = self._statuses.gather_tensor(tf.stack([status, step]))
             statuses, steps = tf.unstack(found, axis=1)
             same = tf.debugging.assert_equal(steps, step, _DIFFERENT_STEPS)
@@ -192,36 +196,43 @@ class Group:
                 return tf.identity(statuses)
 
     def failure(self, error: Exception) -> Exception:
-        """The error to raise for one of TensorFlow's, which may come from the loss of a peer."""
+        """Returns the error to raise for an error of TensorFlow, which a lost peer may have caused.
+
+        Args:
+          error: the error.
+
+        Returns:
+          An error that names the cause; the same error if the cause is not known here.
+        """
         if _DIFFERENT_STEPS in str(error):
             return errors.ConfigError(
                 "expected all processes to take the same steps in the same order, but they take "
                 "different ones; build and call the same steps in every process"
             )
-        told = _TOLD.search(str(error))
-        if told:
-            return errors.StepFailed(told.group(1))
+        reason = _REASON.search(str(error))
+        if reason:
+            return errors.StepFailed(reason.group(1))
         return self._monitor.loss(_PATIENCE if isinstance(error, _BREAKAGES) else 0.0) or error
 
     def step_failure(self, error: Exception) -> Exception:
-        """Like `failure`, for an error of a step, which ends the step in all processes."""
+        """Does the same as `failure` for an error of a step, and ends the step in all processes."""
         failure = self.failure(error)
         if failure is error:
-            # The others wait for what this process will not send any more.
+            # The other processes would wait forever for messages of this one.
             self._abort(
                 f"the step failed in {self.names[self.index]}: {_cause(error)}; see its output"
             )
         return failure
 
     def _exchange(
-        self, messages: channel.Channel, kind: str, payload: bytes, timeout: float
+        self, messages: channel.MessageChannel, kind: str, payload: bytes, timeout: float
     ) -> list[bytes]:
         with self._waiting(kind, timeout):
             return [payload] if self.size == 1 else messages.gather(kind, payload)
 
     @contextlib.contextmanager
     def _waiting(self, kind: str, timeout: float) -> Iterator[None]:
-        """Like `using`, with a deadline: the monitor's thread ends what misses it."""
+        """Does the same as `using`, with a deadline, at which the monitor's thread aborts."""
         wait = _Wait(kind, timeout, time.monotonic() + timeout)
         with self.using():
             with self._lock:
@@ -233,14 +244,14 @@ class Group:
                     raise
                 raise self._monitor.loss() or errors.StepFailed(
                     f"expected all {self.size} processes to call {kind} within {timeout:g} s, but "
-                    "not all did; call it in every process alike, or give a longer call_timeout"
+                    "not all did; call it in every process, or give a longer call_timeout"
                 ) from None
             finally:
                 with self._lock:
                     self._waits.discard(wait)
 
     def _check_deadlines(self) -> None:
-        """Called by the monitor every now and then."""
+        """Aborts calls that missed their deadline; the monitor calls it after every sweep."""
         now = time.monotonic()
         with self._lock:
             late = [wait for wait in self._waits if now > wait.deadline]
@@ -249,23 +260,24 @@ class Group:
         for wait in late:
             self._abort(
                 f"{self.names[self.index]} has waited {wait.timeout:g} s for all processes to call "
-                f"{wait.kind}, and gave up; call it in every process alike"
+                f"{wait.kind}, and gave up; call it in every process"
             )
 
     def _compare_clusters(self, timeout: float) -> None:
-        mine = " ".join(self.names)
-        every = self._exchange(self._calls, "MultiWorkerReplicator", mine.encode(), timeout)
-        for index, theirs in enumerate(every):
-            if theirs.decode() != mine:
+        own = " ".join(self.names)
+        every = self._exchange(self._calls, "MultiWorkerReplicator", own.encode(), timeout)
+        for index, other in enumerate(every):
+            if other.decode() != own:
                 raise errors.ConfigError(
-                    f"expected the same cluster in all processes, got {mine} here and "
-                    f"{theirs.decode()} in worker {index}; give all the same list of addresses"
+                    f"expected the same cluster in all processes, got {own} here and "
+                    f"{other.decode()} in worker {index}; give all processes the same addresses"
                 )
 
     def _connect(self, timeout: float) -> None:
-        """Lets all processes meet once in the collectives of steps.
+        """Runs each kind of a step's collectives once in all processes.
 
-        An abort reaches those that wait for data of this process, not those that wait to meet it.
+        An abort ends collectives that wait for data of this process, but not those that wait for
+        its first participation.
         """
         for messages in (self._statuses, self._steps):
             self._exchange(messages, "MultiWorkerReplicator", b"", timeout)
@@ -291,7 +303,7 @@ class Group:
 
 
 def _cause(error: Exception) -> str:
-    """The line of an error of TensorFlow's that says what was wrong, and not where."""
+    """Returns the line of a TensorFlow error that names the cause, not the location."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((x for x in reversed(lines) if x and x[:2] != "[["), type(error).__name__)
 
@@ -299,17 +311,17 @@ def _cause(error: Exception) -> str:
 def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
     if Group._entered:
         raise errors.ConfigError(
-            "expected one MultiWorkerReplicator in a process, got a second; use the first for all "
-            "steps, TensorFlow can join a group of processes only once"
+            "expected one MultiWorkerReplicator in a process, got a second; use the first one for "
+            "all steps, because TensorFlow can join a group of processes only once"
         )
     if any(kind == "ps" for kind, _ in tasks):
         raise errors.ConfigError(
             "expected a cluster of workers, got one with parameter servers; use "
-            "multi_worker_async, or leave them out"
+            "multi_worker_async, or remove them"
         )
     if (cluster.task_type, cluster.task_index) not in tasks:
         raise errors.ConfigError(
             f"expected the task of a worker, got {cluster.task_type} {cluster.task_index}, which "
-            "takes no part in the steps; use single_device there"
+            "takes no steps; use single_device there"
         )
     ports.check_is_free(cluster.own_address)

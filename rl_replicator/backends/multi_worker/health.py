@@ -1,8 +1,8 @@
-"""Finds out which processes of a group are dead, frozen, restarted, or never started.
+"""Detects processes of a group that died, froze, restarted, or never started.
 
-TensorFlow's own watch is not used: its coordination service lives in one of the workers, waits an
-hour for one that never starts, and reports a loss without saying whose; its older health check
-retries every 30 seconds.
+TensorFlow's own means are not used. Its coordination service runs in one of the workers, waits an
+hour for a worker that never starts, and reports a loss without naming the worker. Its older health
+check retries every 30 seconds only.
 """
 
 import enum
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 
 from rl_replicator import errors
 
-# A dead worker is one that refuses two connections in a row: noticed within about a second.
+# A worker that refuses two connections in a row is dead, which is detected within about a second.
 _INTERVAL = 0.3
 _REFUSALS = 2
 
 
 class Answer(enum.Enum):
-    """What came of asking a process for a sign of life, briefly."""
+    """The result of probing a process."""
 
     ALIVE = "alive"
     UNREACHABLE = "unreachable"
@@ -27,7 +27,7 @@ class Answer(enum.Enum):
 
 
 class Monitor:
-    """Asks all peers in turn, in a thread, from `wait_for_all` to `stop`."""
+    """Probes all peers in turn, in a thread that runs from `wait_for_all` to `stop`."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Monitor:
         on_loss: Callable[[errors.WorkerLost], None],
         on_sweep: Callable[[], None] = lambda: None,
     ):
-        """Asks nobody yet.
+        """Probes no peer yet.
 
         Args:
-          peers: their addresses by index.
-          probe: asks one peer and returns soon, whatever the peer does.
+          peers: addresses of the peers, by index.
+          probe: probes a peer, within a fraction of a second.
           peer_timeout: seconds without an answer after which a peer counts as frozen.
           on_loss: called once, in the monitor's thread, when a peer is lost.
-          on_sweep: called in that thread several times a second, until a peer is lost.
+          on_sweep: called in that thread several times per second until a peer is lost.
         """
         self._peers = peers
         self._probe = probe
@@ -59,10 +59,13 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="peer-health", daemon=True)
 
     def wait_for_all(self, timeout: float) -> None:
-        """Returns when every peer has answered, and watches them from then on.
+        """Waits until every peer has answered, and then starts to watch them.
+
+        Args:
+          timeout: seconds to wait.
 
         Raises:
-          WorkerLost: names those that did not within `timeout` seconds.
+          WorkerLost: if peers did not answer in time; names them.
         """
         deadline = time.monotonic() + timeout
         missing = set(self._peers)
@@ -79,12 +82,16 @@ class Monitor:
         self._thread.start()
 
     def loss(self, patience: float = 0.0) -> errors.WorkerLost | None:
-        """Who was lost; None if after `patience` seconds nobody is known to be."""
+        """Returns the error that names the lost peers; None if no peer is lost.
+
+        Args:
+          patience: seconds to wait for a loss.
+        """
         self._found.wait(patience)
         return self._loss
 
     def stop(self) -> None:
-        """Stops asking. May be called again."""
+        """Stops probing. May be called again."""
         self._stopped.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -95,7 +102,7 @@ class Monitor:
             if not lost:
                 self._on_sweep()
                 continue
-            # Those who died together are named together.
+            # Another sweep, so that peers that died together are named together.
             self._stopped.wait(_INTERVAL)
             lost = self._sweep() | lost
             self._loss = _lost({i: (self._peers[i], reason) for i, reason in sorted(lost.items())})
@@ -104,15 +111,15 @@ class Monitor:
             return
 
     def _sweep(self) -> dict[int, str]:
-        """Asks every peer once; what is the matter with those that are lost by now."""
+        """Probes every peer once; returns the reasons of losses, by index of the peer."""
         lost = {}
         for index in self._peers:
             answer = self._probe(index)
             now = time.monotonic()
             self._refusals[index] = self._refusals[index] + 1 if answer is Answer.UNREACHABLE else 0
             if answer is Answer.SILENT:
-                # From the first unanswered question, and not from the last answer: this process
-                # may have been frozen in between, which says nothing about the peer.
+                # Measured from the first probe without an answer, not from the last answer: this
+                # process itself may have been frozen in between.
                 self._silent_since.setdefault(index, now)
             else:
                 self._silent_since.pop(index, None)
@@ -135,7 +142,7 @@ class Monitor:
 def _lost(reasons: Mapping[int, tuple[str, str]]) -> errors.WorkerLost:
     each = "; ".join(f"worker {i} ({address}) {why}" for i, (address, why) in reasons.items())
     return errors.WorkerLost(
-        f"{each}; end the others and start the whole group again from its last checkpoint, as "
+        f"{each}; end the others and restart the whole group from its last checkpoint, as "
         "`python -m rl_replicator.jobs` does",
         tuple(reasons),
     )

@@ -1,4 +1,4 @@
-"""Several processes that take every step together."""
+"""A replicator over several processes that take every step together."""
 
 import contextlib
 import json
@@ -23,14 +23,14 @@ _NUM_STATUSES = 4
 
 
 class MultiWorkerReplicator(replicator.Replicator):
-    """Replicas in several processes, on one machine or many: between-graph, synchronous.
+    """Replicas in several processes, on one or several machines: between-graph and synchronous.
 
-    Every process runs the same program, and makes the same calls in the same order: it creates
-    the same variables, builds the same steps and takes them together with the others, and all or
-    none call `gather` and `reduce`. A process has one replica on its CPU, or one on each GPU.
+    Every process runs the same program and makes the same calls in the same order: all create the
+    same variables, build the same steps, take them together, and call `gather` and `reduce`
+    together. A process has one replica on its CPU, or one on each of its GPUs.
 
-    A process that dies or freezes raises `WorkerLost` in all the others, wherever they wait; they
-    must end then, and the group be started again (rl_replicator.jobs does this).
+    When a process dies or freezes, the calls of all others raise `WorkerLost`. They must end then,
+    and the whole group must be restarted, as rl_replicator.jobs does.
     """
 
     def __init__(
@@ -41,20 +41,22 @@ class MultiWorkerReplicator(replicator.Replicator):
         peer_timeout: float = 12.0,
         call_timeout: float = 300.0,
     ):
-        """Joins the others, and waits for them.
+        """Joins the group, and waits for the other processes.
 
         Args:
-          cluster: from TF_CONFIG if None.
+          cluster: the cluster; None to read it from TF_CONFIG.
           start_timeout: seconds for all processes to start.
-          peer_timeout: seconds after which a process that does not answer counts as frozen. One
-            that is dead is noticed within a second.
-          call_timeout: seconds that one process may come later than another to `replicate`,
-            `gather`, `reduce` and its first step; so longer than a checkpoint takes to write.
+          peer_timeout: seconds without an answer after which a process counts as frozen. A dead
+            process is detected within a second.
+          call_timeout: seconds that processes wait for each other in `replicate`, `gather`,
+            `reduce` and the first step. It must be longer than the chief takes to write a
+            checkpoint.
 
         Raises:
-          ConfigError: no cluster or a wrong one, a second MultiWorkerReplicator in this process,
-            TensorFlow's devices in use already, a timeout that is not positive.
-          WorkerLost: names the workers that did not start.
+          ConfigError: if the cluster is missing or invalid, if this process has a
+            MultiWorkerReplicator already, if TensorFlow's devices are in use already, or if a
+            timeout is not positive.
+          WorkerLost: if workers did not start; names them.
         """
         for name, seconds in (
             ("start_timeout", start_timeout),
@@ -63,15 +65,15 @@ class MultiWorkerReplicator(replicator.Replicator):
         ):
             if not seconds > 0:
                 raise errors.ConfigError(
-                    f"expected {name} above 0 seconds, got {seconds}; leave it out for its default"
+                    f"expected {name} above 0 seconds, got {seconds}; omit it for its default"
                 )
         if cluster is None:
             cluster = cluster_lib.Cluster.from_environment()
         devices.grow_gpu_memory()
-        # Sonnet knows its own strategies only. `wrap_optimizer` and `scope` do what it asks for.
+        # Sonnet accepts its own strategies only. `wrap_optimizer` and `scope` do what it requires.
         wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
-        self._workers = _Host(self._group)
+        self._workers = _GroupHost(self._group)
         self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
         self._group.call_on_loss(self._wake_waiting_steps)
         super().__init__(self._workers)
@@ -99,15 +101,21 @@ class MultiWorkerReplicator(replicator.Replicator):
         check_every: int | None = 1000,
     ) -> compiled.ReplicatedStep:
         self._workers.begin_step()
-        return _Step(self._workers, step_fn, inputs, steps_per_call, check_every)
+        return _GroupStep(self._workers, step_fn, inputs, steps_per_call, check_every)
 
     def gather(self, outputs: Any) -> Any:
-        """As in `Replicator`, over the replicas of all processes, which must all call it.
+        """Stacks outputs over the replicas of all processes, which must all call it.
+
+        Args:
+          outputs: see `Replicator.gather`.
+
+        Returns:
+          See `Replicator.gather`.
 
         Raises:
-          ConfigError: another process gathers something else.
-          StepFailed: another does not call it within `call_timeout`.
-          WorkerLost: another is gone or frozen.
+          ConfigError: if another process gathers another nest, or other shapes.
+          StepFailed: if another process does not call it within `call_timeout`.
+          WorkerLost: if another process died or froze.
         """
         local = super().gather(outputs)
         leaves = [leaf for leaf in tf.nest.flatten(local) if leaf is not None]
@@ -124,12 +132,12 @@ class MultiWorkerReplicator(replicator.Replicator):
         return tf.nest.map_structure(lambda leaf: None if leaf is None else next(joined), local)
 
     def _wake_waiting_steps(self) -> None:
-        # A step that waits for data would not notice that nobody else will take it.
+        # A step that waits for data would not notice that the other processes will not take it.
         for inputs in list(self._inputs):
             inputs.cancel()
 
 
-class _Host(host.StrategyHost):
+class _GroupHost(host.StrategyHost):
     """The processes of a group."""
 
     def __init__(self, workers: group.Group):
@@ -147,7 +155,7 @@ class _Host(host.StrategyHost):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """See `Host`; the first process's initial values reach all the others."""
+        """See `Host.scope`. Variables get the initial values of the first process."""
         with (
             self._group.using(),
             self.strategy.scope(),
@@ -172,10 +180,13 @@ class _Host(host.StrategyHost):
     def check_calls(self, calls: call_log.CallLog) -> None:
         """Compares the collectives of all processes.
 
+        Args:
+          calls: collectives of this process.
+
         Raises:
-          ConfigError: names the first difference, in all of them.
-          StepFailed: a process builds no step within `call_timeout`.
-          WorkerLost: a process is gone or frozen.
+          ConfigError: if they differ, in all processes; names the first difference.
+          StepFailed: if a process builds no step within `call_timeout`.
+          WorkerLost: if a process died or froze.
         """
         every = self._group.exchange("replicate", json.dumps(calls.calls()).encode())
         for index, payload in enumerate(every):
@@ -187,14 +198,17 @@ class _Host(host.StrategyHost):
             )
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Around what waits for the other processes; raises `WorkerLost` if one is lost."""
+        """Returns a context for waiting for other processes; see `Group.using`."""
         return self._group.using()
 
     def check_equal(self, variables: Sequence[tf.Variable]) -> None:
-        """Refuses variables that differ between processes. By the thread that takes steps.
+        """Checks that variables are equal in all processes. Only for the thread that takes steps.
+
+        Args:
+          variables: variables of this process.
 
         Raises:
-          ConfigError: names the first that differs, in all processes.
+          ConfigError: if they differ, in all processes; names the first one that differs.
         """
         mine = [(v.name, v.shape.as_list(), _checksum(v)) for v in variables]
         every = [
@@ -216,10 +230,10 @@ class _Host(host.StrategyHost):
         return self._group.step_failure(error)
 
 
-class _Step(compiled.CompiledStep):
-    """Begins only if all processes hold the same variables; ends when one of them is lost."""
+class _GroupStep(compiled.CompiledStep):
+    """A step that checks variables before its first call, and raises `WorkerLost` if one is."""
 
-    _host: _Host
+    _host: _GroupHost
     _is_checked = False
 
     def _call(self) -> Any:
@@ -236,18 +250,18 @@ def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -
         kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
         if kwargs["aggregation"] == tf.VariableAggregation.NONE:
             kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs["trainable"] is None:  # Or else TensorFlow takes it for a mere statistic.
+        if kwargs["trainable"] is None:  # TensorFlow makes ON_READ variables untrainable.
             kwargs["trainable"] = True
     return next_creator(**kwargs)
 
 
 def _checksum(variable: tf.Variable) -> int:
-    # Serialised, because the memory of a string variable holds addresses.
+    # Serialised, because the array of a string variable holds addresses.
     return zlib.crc32(tf.io.serialize_tensor(variable.read_value()).numpy())
 
 
 def _encode(leaves: Sequence[np.ndarray]) -> bytes:
-    """All leaves, of any dtype of TensorFlow's, as one string of bytes."""
+    """Encodes arrays of any dtype of TensorFlow as bytes."""
     with tf.device("/cpu:0"):
         tensors = [tf.constant(leaf) for leaf in leaves]
         types = [tensor.dtype.as_datatype_enum for tensor in tensors]

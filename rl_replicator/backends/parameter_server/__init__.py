@@ -1,1 +1,1 @@
-"""A coordinator, workers that take steps at their own pace, and parameter servers."""
+"""Asynchronous workers: a coordinator, parameter servers, and workers at their own pace."""

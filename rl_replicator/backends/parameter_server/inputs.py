@@ -1,9 +1,9 @@
-"""The input of steps that run on the workers of a cluster, where the data is read.
+"""The inputs of steps that run on workers, which read the data themselves.
 
-What `input_fn` returns is described to the workers as a graph; so it may use everything that is
-TensorFlow, and no Python generator. Where a worker may have to wait for data, a clock ticks among
-its elements: a step that finds a tick comes back without having done anything, so that nothing
-waits where nobody can interrupt it.
+Workers receive the datasets as graphs, so these may use all of TensorFlow's ops but no Python
+generator. If a worker may have to wait for data, its dataset interleaves the elements with ticks: a
+step that takes a tick returns without doing anything. So no step waits without end on a worker,
+where nothing could interrupt it.
 """
 
 import abc
@@ -16,20 +16,20 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.step import inputs as inputs_lib
 
-# A step has found a tick of the clock. Beside the statuses of `inputs`.
+# Status of a step that took a tick; the other statuses are those of `step.inputs`.
 WAITING = inputs_lib.FAILED + 1
 
 _TICK_MICROSECONDS = 250_000
-# A worker whose data has ended says so to every step that it is given, but does not spin.
+# Pause of a worker whose data has ended before it reports so to another step.
 _END_MICROSECONDS = 10_000
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 class WorkerInputs(inputs_lib.Inputs):
-    """One pipeline for every worker; what is read, and by whom, is counted on a parameter server.
+    """A pipeline for every worker, whose positions are counted on a parameter server.
 
-    Its marks (cancelled, closed, ended) are kept by the coordinator, and are read and set with the
-    scheduler's `news` held.
+    The coordinator keeps the state (cancelled, closed, ended), which the lock of the scheduler's
+    `news` guards.
     """
 
     argument_specs: tuple[Any, ...] = ()
@@ -44,9 +44,9 @@ class WorkerInputs(inputs_lib.Inputs):
         """Reads nothing yet.
 
         Args:
-          coordinator: of the workers.
-          news: the scheduler's condition.
-          num_workers: as many pipelines.
+          coordinator: coordinator of the workers.
+          news: see `CallScheduler`.
+          num_workers: number of pipelines.
           home: device of the counters.
         """
         super().__init__()
@@ -61,7 +61,7 @@ class WorkerInputs(inputs_lib.Inputs):
         self._ended: set[int] = set()
         self._arguments: tuple[Any, ...] | None = None
         self._worker: tf.Tensor | None = None
-        # Grows with every restart, so that late words of an earlier pass can be told.
+        # Incremented by every restart, to recognise late results of an earlier pass.
         self.generation = 0
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class WorkerInputs(inputs_lib.Inputs):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What a step is called with, of `argument_specs`."""
+        """Arguments of a step, per-worker values that match `argument_specs`."""
         if self._arguments is None:
             self._arguments = self._make_arguments()
         return self._arguments
@@ -91,11 +91,11 @@ class WorkerInputs(inputs_lib.Inputs):
         return int(self._position.numpy().sum())
 
     def go_to(self, position: int) -> None:
-        """As if all workers had gone equally far."""
+        """Sets the position, divided evenly among the workers. See `Inputs.go_to`."""
         if self._is_used:
             raise errors.ConfigError(
-                "expected an input from which no step was taken yet, found one in use; "
-                "restore its position before the first step"
+                "expected an input from which no step was taken yet, found one in use; restore "
+                "its position before the first step"
             )
         shares = range(position, position - self.num_workers, -1)
         self._position.assign([max(0, -(-share // self.num_workers)) for share in shares])
@@ -111,7 +111,7 @@ class WorkerInputs(inputs_lib.Inputs):
         self._is_used = True
 
     def raise_marks(self) -> None:
-        """Raises `StepCancelled` or `EndOfData` if the step is to end now."""
+        """Raises `StepCancelled` or `EndOfData` if the input was cancelled or closed."""
         if self._cancels:
             self._cancels -= 1
             raise self.ended(inputs_lib.CANCELLED)
@@ -119,12 +119,21 @@ class WorkerInputs(inputs_lib.Inputs):
             raise errors.EndOfData("the input was closed")
 
     def note_end(self, worker: int, generation: int) -> None:
-        """A worker has found the end of its data."""
+        """Records that a worker's data has ended.
+
+        Args:
+          worker: index of the worker.
+          generation: `generation` of the input when the call began.
+        """
         if generation == self.generation:
             self._ended.add(worker)
 
     def is_over(self, given_up: set[int]) -> bool:
-        """Whether no worker has data left, but for those that are given up."""
+        """Tells whether the data of all workers has ended.
+
+        Args:
+          given_up: indices of lost workers, which are not counted.
+        """
         return bool(self._ended) and len(self._ended | given_up) == self.num_workers
 
     def cancel(self) -> None:
@@ -145,32 +154,32 @@ class WorkerInputs(inputs_lib.Inputs):
 
 
 class WorkerDatasets(WorkerInputs):
-    """A dataset for every worker. Each element makes one step, on the worker that has read it.
+    """A dataset for every worker. Each element makes one step, on the worker that reads it.
 
-    A worker that was lost and comes back goes on behind its last element if the length of its data
-    is known; otherwise (data from a replay table, say) it opens the data anew.
+    A worker that restarts continues after its last element if the length of its data is known.
+    Otherwise, as for data from a replay table, it opens the data again.
     """
 
     def __init__(
         self, datasets: Sequence[tf.data.Dataset], pad_to: int | None = None, **places: Any
     ):
-        """Touches no data yet.
+        """Reads nothing yet.
 
         Args:
-          datasets: one for each worker.
+          datasets: a dataset for each worker.
           pad_to: see `Replicator.make_inputs`.
           **places: see `WorkerInputs`.
 
         Raises:
-          ConfigError: the datasets cannot be sent to other processes, or cannot be padded.
+          ConfigError: if the datasets use Python code, or cannot be padded.
         """
         super().__init__(**places)
         self._sources = [_serialized(dataset) for dataset in datasets]
         self._source_spec = datasets[0].element_spec
         cardinalities = [int(dataset.cardinality()) for dataset in datasets]
         self._is_finite = min(cardinalities) >= 0
-        # Data of known length, or known to be endless, is there; other data may have to be waited
-        # for: a replay table that is empty, say.
+        # Only data of unknown length may have to be waited for, such as that of an empty replay
+        # table.
         self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
         self._origin = self._position.read_value()
         self._pad_to = pad_to
@@ -208,18 +217,18 @@ class WorkerDatasets(WorkerInputs):
 
         def open_on_worker():
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            with tf.device(_CHIEF):  # So that only the worker's own graph travels.
+            with tf.device(_CHIEF):  # So that only the worker's own graph is sent to it.
                 graph = tf.gather(tf.stack(self._sources), worker)
             data = tf.data.experimental.from_variant(
                 tf.raw_ops.DatasetFromGraph(graph_def=graph), self._source_spec
             )
-            told = self._told(data.skip(tf.gather(begin, worker)))
-            return self._with_ticks(told) if self._may_wait else told
+            rows = self._with_status(data.skip(tf.gather(begin, worker)))
+            return self._with_ticks(rows) if self._may_wait else rows
 
         return (iter(self._coordinator.create_per_worker_dataset(open_on_worker)),)
 
-    def _told(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """The status and the tensors of each element; at the end, that it is the end, for ever."""
+    def _with_status(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """Prepends a status to the tensors of each element; repeats `END` after the last one."""
 
         def element(*element):
             flat = tf.nest.flatten(element, expand_composites=True)
@@ -227,13 +236,13 @@ class WorkerDatasets(WorkerInputs):
             return (tf.constant(inputs_lib.ELEMENT), *flat)
 
         end = self._blanks(tf.data.Dataset.from_tensors(inputs_lib.END))
-        told = data.map(element).concatenate(end)
-        return told.concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
+        rows = data.map(element).concatenate(end)
+        return rows.concatenate(self._every(_END_MICROSECONDS, inputs_lib.END))
 
-    def _with_ticks(self, told: tf.data.Dataset) -> tf.data.Dataset:
-        ticks = _like(told, self._every(_TICK_MICROSECONDS, WAITING))
-        both = tf.data.Dataset.from_tensors(told).concatenate(tf.data.Dataset.from_tensors(ticks))
-        # Whichever of the two has something is served; each keeps its own order.
+    def _with_ticks(self, rows: tf.data.Dataset) -> tf.data.Dataset:
+        ticks = _like(rows, self._every(_TICK_MICROSECONDS, WAITING))
+        both = tf.data.Dataset.from_tensors(rows).concatenate(tf.data.Dataset.from_tensors(ticks))
+        # Takes from either dataset as soon as it has an element; each keeps its own order.
         return both.interleave(
             lambda source: source, cycle_length=2, num_parallel_calls=2, deterministic=False
         )
@@ -252,11 +261,17 @@ class WorkerDatasets(WorkerInputs):
 
 
 class WorkerCallables(WorkerInputs):
-    """A function of TensorFlow for every worker, called anew in every step."""
+    """A callable for every worker, which calls it in every step."""
 
     specs = (tf.TensorSpec([], tf.int64),)
 
     def __init__(self, functions: Sequence[Callable[[], Any]], **places: Any):
+        """Calls nothing yet.
+
+        Args:
+          functions: a callable for each worker, or one for all.
+          **places: see `WorkerInputs`.
+        """
         super().__init__(**places)
         self._functions = tuple(functions)
 
@@ -279,16 +294,20 @@ class WorkerCallables(WorkerInputs):
 def make(
     input_fn: inputs_lib.InputFn, num_workers: int, pad_to: int | None, **places: Any
 ) -> WorkerInputs:
-    """Calls `input_fn` once for every worker and wraps what it returns.
+    """Calls `input_fn` once for every worker, and makes an input from the results.
 
     Args:
       input_fn: see `Replicator.make_inputs`.
-      num_workers: of the cluster.
+      num_workers: number of workers of the cluster.
       pad_to: see `Replicator.make_inputs`.
       **places: see `WorkerInputs`.
 
+    Returns:
+      The input.
+
     Raises:
-      ConfigError: the results are neither datasets nor callables, or not alike, or cannot be sent.
+      ConfigError: if the results are neither datasets nor callables, if they differ in type, or if
+        a dataset uses Python code.
     """
     places = {"num_workers": num_workers, **places}
     sources = inputs_lib.call_input_fn(
@@ -304,12 +323,14 @@ def make(
 def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
-        external_state_policy=1,  # Random seeds and connections to replay tables: made anew there.
+        # Ignores state such as random seeds and connections to replay tables; workers make new
+        # ones.
+        external_state_policy=1,
         strip_device_assignment=True,
     )
     if b"PyFunc" in graph.numpy():
         raise errors.ConfigError(
-            "expected data that other processes can read, got a dataset with Python code in it "
+            "expected data that other processes can read, got a dataset with Python code "
             "(from_generator, py_function or numpy_function); read from files, tensors or a replay "
             "table instead"
         )
@@ -317,7 +338,7 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 def _slow(dataset: tf.data.Dataset, microseconds: int) -> tf.data.Dataset:
-    """The same elements, each after a wait."""
+    """Delays every element of a dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
     variant = tf.raw_ops.SleepDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
@@ -329,7 +350,7 @@ def _slow(dataset: tf.data.Dataset, microseconds: int) -> tf.data.Dataset:
 
 
 def _like(one: tf.data.Dataset, other: tf.data.Dataset) -> tf.data.Dataset:
-    """`other` with the element spec of `one`, which is as general or more."""
+    """Returns `other` with the element spec of `one`, which must be at least as general."""
     return tf.data.experimental.from_variant(
         tf.data.experimental.to_variant(other), one.element_spec
     )

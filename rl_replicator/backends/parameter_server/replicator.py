@@ -1,4 +1,4 @@
-"""Steps on the workers of a cluster that do not wait for one another."""
+"""A replicator over workers that do not wait for one another, with parameter servers."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +18,24 @@ from rl_replicator.step import inputs as inputs_lib
 
 
 class MultiWorkerAsyncReplicator(replicator.Replicator):
-    """Variables on parameter servers; workers that read them, and update them, each in its time.
+    """Variables on parameter servers, which workers read and update asynchronously.
 
-    The same program is started for every task of the cluster. In the `chief` the constructor
-    returns and the program goes on; in every `worker` and `ps` the constructor serves the chief,
-    and ends the process when the chief is gone.
+    All tasks of the cluster run the same program. In the `chief`, the constructor returns and the
+    program continues. In a `worker` or `ps`, the constructor serves the chief and ends the process
+    when the chief has ended.
 
-    A step runs on one worker. It is a whole step: there is one replica, and nothing to average;
-    `per_replica_batch_size(B)` is B. `input_fn` is called once for every worker, each of which
-    should read a part of the data of its own (`InputContext.shard`).
+    Each step runs on one worker, so there is one replica and nothing to average;
+    `per_replica_batch_size(B)` is B. `input_fn` is called once for every worker, which should read
+    its own part of the data (`InputContext.shard`).
 
-    A step is stale by the number of other steps whose updates come between its reading of the
-    variables and its own update. `max_staleness` bounds it, and `step.staleness()` tells it. Steps
-    are taken at least once: the call of a worker that dies is done again by another, and what it
-    had updated before it died remains. Such a call counts as two then, also against the bound.
+    The staleness of a step is the number of updates by other steps between its read of the
+    variables and its own update. `max_staleness` bounds it, and `step.staleness()` returns it.
+    Every step is taken at least once: if a worker dies, another repeats its call, while the updates
+    that it made remain. The repeated call counts against the bound too.
 
-    Use optimizers that update a variable in one operation (`rr.optimizers.Adam`,
-    `snt.optimizers.SGD`); others read, compute and assign, and of two workers that do it at once
-    one is lost.
+    Use optimizers that update a variable in a single operation, such as `rr.optimizers.Adam` and
+    `snt.optimizers.SGD`. Others read, compute and assign, and if two workers do so at the same
+    time, one update is lost.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         """In the chief, waits for all workers and parameter servers.
 
         Args:
-          cluster: one chief, workers and parameter servers; from TF_CONFIG if None.
-          max_staleness: the most that a step may be stale; 0 for one call after the other, None for
-            what up to two calls a worker bring about. With `steps_per_call` of K, K steps are taken
-            for one, and a bound below K means one call after the other.
+          cluster: one chief, workers and parameter servers; None to read it from TF_CONFIG.
+          max_staleness: greatest staleness of a step. 0 runs one call after the other. None allows
+            up to two calls per worker at the same time. With `steps_per_call=K`, a bound below K
+            runs one call after the other.
           start_timeout: seconds for all processes to start.
-          worker_timeout: seconds to wait if all workers are gone, or if nobody returns anything.
+          worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive.
 
         Raises:
-          ConfigError: the cluster lacks a kind of task, or an argument cannot be used; also if the
-            own port is not free.
-          WorkerLost: names the processes that did not start.
-          SystemExit: in a worker or parameter server, when the chief is gone.
+          ConfigError: if the cluster lacks a type of task, an argument is invalid, or the port of
+            this process is not free.
+          WorkerLost: if processes did not start; names them.
+          SystemExit: in a worker or parameter server, when the chief has ended.
         """
         _check(max_staleness, start_timeout, worker_timeout)
         cluster = cluster_lib.Cluster.from_environment() if cluster is None else cluster
@@ -77,25 +77,26 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         self._home = servers[0]
         self.num_workers = len(cluster.addresses["worker"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._schedule = scheduler.Scheduler(
+        self._schedule = scheduler.CallScheduler(
             self._coordinator,
             staleness.Bound(max_staleness, self.num_workers),
             tasks,
             2 * self.num_workers,
         )
-        super().__init__(_Host(strategy, servers, self._schedule))
+        super().__init__(_WorkersHost(strategy, servers, self._schedule))
         with self.scope():
             self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
         pending_work.register(self)
 
     @classmethod
     def from_text(cls, argument: str) -> "MultiWorkerAsyncReplicator":
+        """Parses "max_staleness=4", or no argument; see `Replicator.from_text`."""
         if not argument:
             return cls()
         name, _, number = argument.partition("=")
         if name != "max_staleness" or not number.isdecimal():
             raise errors.ConfigError(
-                "expected nothing or a bound as in multi_worker_async:max_staleness=4, got "
+                "expected no argument, or a bound as in multi_worker_async:max_staleness=4, got "
                 f"{argument!r}; write a number from 0"
             )
         return cls(max_staleness=int(number))
@@ -106,10 +107,20 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         per_replica: bool = False,
         pad_to: int | None = None,
     ) -> inputs_lib.Inputs:
-        """Calls `input_fn(InputContext)` for every worker; see `Replicator.make_inputs`.
+        """Makes the input of steps, from one call of `input_fn(InputContext)` for every worker.
 
-        `per_replica` makes no difference. The data is read on the workers, so it may not come from
-        Python code such as a generator.
+        Workers read the data, so it cannot come from Python code such as a generator.
+
+        Args:
+          input_fn: see `Replicator.make_inputs`.
+          per_replica: ignored.
+          pad_to: see `Replicator.make_inputs`.
+
+        Returns:
+          The input.
+
+        Raises:
+          ConfigError: see `Replicator.make_inputs`; also if the data uses Python code.
         """
         del per_replica
         return asynchronous_inputs.make(
@@ -128,36 +139,36 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         steps_per_call: int | None = None,
         check_every: int | None = 1000,
     ) -> asynchronous_step.AsynchronousStep:
-        del check_every  # There is one replica.
+        del check_every  # There is only one replica.
         if not isinstance(inputs, asynchronous_inputs.WorkerInputs):
             raise errors.ConfigError(
-                f"expected the inputs of this replicator, got {type(inputs).__name__}; make them "
-                "with its make_inputs"
+                f"expected inputs of this replicator, got {type(inputs).__name__}; make them with "
+                "its make_inputs"
             )
         return asynchronous_step.AsynchronousStep(
             self._host, self._schedule, self._version, step_fn, inputs, steps_per_call
         )
 
     def synchronize(self) -> None:
-        """Waits until the workers have ended all that was begun, and begins nothing.
+        """Waits until the workers have finished all calls, and begins none.
 
-        Then the variables stand still until the next step is called; results that were not
-        returned yet are by the next calls. `Checkpointer` does this by itself.
+        The variables do not change until the next call of a step, which returns results of the
+        finished calls first. `Checkpointer` does this itself.
 
         Raises:
-          WorkerLost: as a step would.
+          WorkerLost: if processes are lost; see `AsynchronousStep`.
         """
         super().synchronize()
 
 
-class _Host(host.Host):
-    """Any one worker at a time; the variables are on the parameter servers."""
+class _WorkersHost(host.Host):
+    """The workers, any one of which takes a step, and the parameter servers with the variables."""
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         servers: Sequence[str],
-        schedule: scheduler.Scheduler,
+        schedule: scheduler.CallScheduler,
     ):
         super().__init__(strategy)
         self._sizes = dict.fromkeys(servers, 0)
@@ -169,8 +180,8 @@ class _Host(host.Host):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        # Not the strategy's own: it would split variables, and have steps run inside
-        # `strategy.run`, of which one replica without anything to average has no use.
+        # Not the strategy's own scope, which would partition variables and require steps to run in
+        # `strategy.run`; a single replica needs neither.
         with self.registry.recording(), tf.variable_creator_scope(self._place):
             yield
 
@@ -181,11 +192,11 @@ class _Host(host.Host):
         self._schedule.drain()
 
     def _place(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        """Creates a variable whole, on the parameter server that holds the least."""
+        """Creates an unpartitioned variable on the parameter server with the fewest bytes."""
         device = min(self._sizes, key=lambda name: self._sizes[name])
         with tf.device(device):
             variable = next_creator(**kwargs)
-        # A scalar costs a message as well as its bytes.
+        # Every variable costs a message besides its bytes, so count more bytes for it.
         size = (variable.shape.num_elements() or 0) * variable.dtype.size
         self._sizes[device] += size + 1024
         return variable
@@ -194,12 +205,12 @@ class _Host(host.Host):
 def _check(max_staleness: int | None, start_timeout: float, worker_timeout: float) -> None:
     if max_staleness is not None and max_staleness < 0:
         raise errors.ConfigError(
-            f"expected max_staleness of at least 0, got {max_staleness}; use None for no bound"
+            f"expected max_staleness to be at least 0, got {max_staleness}; use None for no bound"
         )
     for name, seconds in (("start_timeout", start_timeout), ("worker_timeout", worker_timeout)):
         if not seconds > 0:
             raise errors.ConfigError(
-                f"expected {name} above 0 seconds, got {seconds}; leave it out for its default"
+                f"expected {name} above 0 seconds, got {seconds}; omit it for its default"
             )
 
 
@@ -209,12 +220,12 @@ def _check_cluster(cluster: cluster_lib.Cluster) -> None:
         found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         raise errors.ConfigError(
             "expected a cluster of one chief, at least one worker and at least one ps, got "
-            f"{found}; add what is missing, or use multi_worker for workers only"
+            f"{found}; add the missing tasks, or use multi_worker for workers only"
         )
     if cluster.task_type == "evaluator":
         raise errors.ConfigError(
-            "expected the task of a chief, a worker or a ps, got an evaluator, which takes no part "
-            "in the steps; use single_device there"
+            "expected the task of a chief, a worker or a ps, got an evaluator, which takes no "
+            "steps; use single_device there"
         )
 
 

@@ -1,4 +1,4 @@
-"""Calls of compiled functions on the workers of a cluster, begun ahead of whoever wants them."""
+"""Schedules calls of compiled functions on workers, ahead of the caller that needs the results."""
 
 import contextlib
 import queue
@@ -14,12 +14,14 @@ from rl_replicator.backends.parameter_server import staleness, watch
 _PATIENCE = 0.2
 
 
-class Scheduler:
-    """Hands calls to the workers, as far as the bound on staleness admits.
+class CallScheduler:
+    """Schedules calls on the workers, as far as the bound on staleness allows.
 
-    Everything that is said here, and by those whose calls it runs, is said with `news` held; it is
-    notified when a call has ended. Whoever waits does so in `wait`, where the loss of a process is
-    noticed.
+    All methods except `drain` and all callbacks need the lock of `news`, which is notified when a
+    call ends. Callers wait by `wait`, which also detects lost processes.
+
+    Attributes:
+      news: condition that guards the state of the scheduler and of its callers.
     """
 
     def __init__(
@@ -29,13 +31,13 @@ class Scheduler:
         tasks: watch.Watch,
         num_threads: int,
     ):
-        """Begins nothing.
+        """Begins no call yet.
 
         Args:
-          coordinator: runs each call on whichever worker is free; again on another if that dies.
-          bound: which calls may be open at a time.
-          tasks: knows who is lost.
-          num_threads: the most that `bound` ever admits at a time.
+          coordinator: runs each call on any idle worker, and again on another one if that dies.
+          bound: limits the calls that are open at the same time.
+          tasks: detects lost processes.
+          num_threads: greatest number of calls that `bound` allows at the same time.
         """
         self.news = threading.Condition()
         self._coordinator = coordinator
@@ -49,21 +51,25 @@ class Scheduler:
 
     @property
     def given_up(self) -> set[int]:
-        """Workers that have been gone for so long that nobody waits for them."""
+        """Indices of workers that have been unreachable for too long to wait for them."""
         return self._tasks.given_up
 
     @property
     def is_serial(self) -> bool:
-        """Whether no step may be stale, so that nothing is to run ahead of its caller."""
+        """Whether no step may be stale, so that no call may run ahead of its caller."""
         return self._bound.is_serial
 
     def check(self) -> None:
-        """Raises `WorkerLost`, for good, once the cluster cannot go on."""
+        """Raises `WorkerLost` if the cluster has failed; it never recovers."""
         if self._failure is not None:
             raise self._failure
 
     def admits(self, updates: int) -> bool:
-        """Whether a call of so many steps may begin now."""
+        """Tells whether a call may begin now.
+
+        Args:
+          updates: number of steps of the call.
+        """
         return not self._is_halted and self._bound.admits(updates)
 
     def begin(
@@ -76,21 +82,21 @@ class Scheduler:
         """Begins a call, which `admits` has allowed.
 
         Args:
-          function: returns tensors.
-          arguments: per-worker values.
-          updates: how many steps it takes.
-          on_end: called in some thread, with `news` held, with the results or the error; with
-            neither for a call that was dropped because of another's error.
+          function: function that returns tensors.
+          arguments: its arguments, which are per-worker values.
+          updates: number of steps that it takes.
+          on_end: called in another thread, with the lock of `news` held: with the results, or with
+            an error, or with neither if the call was dropped because of another call's error.
         """
         key = object()
         self._bound.open(key, updates)
         self._waiting.put((key, function, arguments, on_end))
 
     def wait(self) -> None:
-        """With `news` held: waits for a moment, or until there is news.
+        """Waits until a call ends, but at most for a moment. Needs the lock of `news`.
 
         Raises:
-          WorkerLost: it is no use to wait any longer.
+          WorkerLost: if processes are lost, so that waiting is pointless.
         """
         self.check()
         self.news.wait(_PATIENCE)
@@ -104,7 +110,7 @@ class Scheduler:
         self.check()
 
     def drain(self) -> None:
-        """Returns when no call is open."""
+        """Waits until no call is open."""
         with self.news:
             while self._bound.num_open:
                 self.wait()
@@ -114,7 +120,7 @@ class Scheduler:
             key, function, arguments, on_end = self._waiting.get()
             results, error = self._run(function, arguments)
             loss = None if error is None else self._tasks.blame(error)
-            self._tasks.heard()
+            self._tasks.note_result()
             with self.news:
                 self._bound.close(key)
                 if loss is not None:
@@ -130,24 +136,25 @@ class Scheduler:
         try:
             remote = self._coordinator.schedule(function, args=tuple(arguments))
         except Exception:
-            # The error of an earlier call, whose own thread reports it; this one was dropped.
+            # This is the error of an earlier call, whose own thread reports it. The coordinator
+            # dropped this call.
             self._is_halted = True
             return None, None
         results, error = _fetch(remote)
-        # The coordinator keeps the error of a call, and would cancel all others when it is given
-        # the next: in the middle of their steps. So it is given none until these have ended.
+        # The coordinator keeps the error of a call. At the next `schedule` it would cancel all
+        # other calls in the middle of their steps. So none is scheduled until these have ended.
         self._is_halted |= error is not None
         return results, None if isinstance(error, tf.errors.CancelledError) else error
 
     def _clear(self) -> None:
-        """Has the coordinator forget the errors of calls that have all ended."""
+        """Makes the coordinator forget the errors of calls that have all ended."""
         with contextlib.suppress(Exception):
             self._coordinator.join()
         self._is_halted = False
 
 
 def _fetch(remote: Any) -> tuple[Any, Exception | None]:
-    """Waits for the results of a call, or its error."""
+    """Waits for a call; returns its results, or its error."""
     seen: Exception | None = None
     while True:
         try:
@@ -155,9 +162,9 @@ def _fetch(remote: Any) -> tuple[Any, Exception | None]:
         except Exception as error:
             if error is seen:
                 return None, error
-            # A worker that dies between the call and the fetching of its results makes a new error
-            # each time, until the coordinator has had the call done again; an error of the call
-            # itself stays the same.
+            # If a worker dies between a call and the fetch of its results, every fetch raises a new
+            # error until the coordinator has repeated the call. An error of the call itself is the
+            # same object each time.
             if seen is not None:
                 time.sleep(_PATIENCE)
             seen = error

@@ -1,4 +1,4 @@
-"""The processes that a coordinator gives work to: they serve until it is gone."""
+"""The workers and parameter servers, which serve the coordinator until it ends."""
 
 import importlib
 import importlib.util
@@ -13,30 +13,29 @@ from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
 _INTERVAL = 0.5
-# A coordinator that refuses so many connections in a row has ended; one whose machine does not
-# answer at all may come back for so many seconds.
+# A coordinator has ended if it refuses this many connections in a row, or if its machine does not
+# answer for this many seconds.
 _REFUSALS = 3
 _UNREACHABLE_SECONDS = 30.0
 
 
 def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
-    """Runs what the coordinator sends, and ends the process when the coordinator is gone.
+    """Serves the coordinator, and ends this process with status 0 when the coordinator has ended.
 
-    The process ends with status 0, so that nothing outlives a program that has ended, however it
-    did.
+    So no process outlives the program, however that ends.
 
     Args:
-      cluster: whose own task is a worker or a parameter server.
-      start_timeout: seconds for the coordinator to come.
+      cluster: cluster in which this process is a worker or a parameter server.
+      start_timeout: seconds to wait for the coordinator to start.
 
     Raises:
-      ConfigError: the own port is not free.
-      WorkerLost: the coordinator did not come.
-      SystemExit: it came and went.
+      ConfigError: if the port of this process is not free.
+      WorkerLost: if the coordinator did not start.
+      SystemExit: if the coordinator has ended.
     """
     ports.check_is_free(cluster.own_address)
     if importlib.util.find_spec("reverb") is not None:
-        importlib.import_module("reverb")  # For the operations of datasets that read from a table.
+        importlib.import_module("reverb")  # Registers the ops of datasets that sample from a table.
     server = tf.distribute.Server(
         tf.train.ClusterSpec(dict(cluster.addresses)),
         job_name=cluster.task_type,
@@ -75,5 +74,5 @@ def _wait_for_end_of(coordinator: str) -> None:
             refusals, answered = 0, time.monotonic()
         except ConnectionRefusedError:
             refusals += 1
-        except OSError:  # No answer: the machine, or the network.
+        except OSError:  # The machine or the network does not answer.
             refusals = 0

@@ -1,11 +1,21 @@
-"""How many updates may come between a step's reading of the variables and its own update."""
+"""The staleness of asynchronous steps, and its bound.
+
+A step's staleness is the number of updates by other steps between its read of the variables and its
+own update.
+"""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """Updates of others between a step's reading of the variables and its own, over many steps."""
+    """The staleness of several steps.
+
+    Attributes:
+      steps: number of steps.
+      total: sum of their staleness.
+      max: greatest staleness of a step.
+    """
 
     steps: int = 0
     total: int = 0
@@ -13,22 +23,27 @@ class Staleness:
 
     @property
     def mean(self) -> float:
+        """Mean staleness of a step; 0 without steps."""
         return self.total / self.steps if self.steps else 0.0
 
-    def plus(self, values: "list[int]") -> "Staleness":
-        """With the staleness of more steps."""
+    def plus(self, values: list[int]) -> "Staleness":
+        """Returns the statistics with more steps.
+
+        Args:
+          values: staleness of each of them.
+        """
         return Staleness(
             self.steps + len(values), self.total + sum(values), max([self.max, *values])
         )
 
 
 @dataclasses.dataclass
-class _Call:
-    """A call that is open: begun, and not known to have ended.
+class _OpenCall:
+    """A call that has begun and is not known to have ended.
 
     Attributes:
-      updates: how many steps it takes.
-      met: steps of the calls that were open together with it, for any time at all.
+      updates: number of steps that it takes.
+      met: number of steps of all calls that have been open at the same time as this one.
     """
 
     updates: int
@@ -36,26 +51,27 @@ class _Call:
 
 
 class Bound:
-    """Decides whether one more call may begin.
+    """Decides whether another call may begin.
 
-    The updates of a call can only come between the reading and the update of another call's step
-    if both calls are open at the same time, as the process sees that hands them out. So it is
-    enough to count, for every open call, the steps of all that were open together with it.
+    An update of one call can come between the read and the update of another call's step only if
+    both calls are open at the same time, as seen by the coordinator. So it suffices to count, for
+    every open call, the steps of all calls that have been open at the same time.
     """
 
     def __init__(self, max_staleness: int | None, num_workers: int):
-        """No call is open.
+        """Starts without open calls.
 
         Args:
-          max_staleness: the bound; None for none but the length of the queue.
-          num_workers: as many calls can make progress at a time.
+          max_staleness: the bound; None to limit only the number of open calls.
+          num_workers: number of calls that can run at the same time.
         """
         self._max = max_staleness
         self._num_workers = num_workers
-        self._open: dict[object, _Call] = {}
+        self._open: dict[object, _OpenCall] = {}
 
     @property
     def num_open(self) -> int:
+        """Number of open calls."""
         return len(self._open)
 
     @property
@@ -64,7 +80,11 @@ class Bound:
         return self._max == 0
 
     def admits(self, updates: int) -> bool:
-        """Whether a call of so many steps may begin now."""
+        """Tells whether a call may begin now.
+
+        Args:
+          updates: number of steps of the call.
+        """
         if self.num_open >= self._most_at_a_time(updates):
             return False
         if self._max is None:
@@ -75,23 +95,32 @@ class Bound:
         )
 
     def open(self, key: object, updates: int) -> None:
-        """Begins a call, which `admits` has allowed."""
+        """Records the beginning of a call, which `admits` has allowed.
+
+        Args:
+          key: identifies the call.
+          updates: number of steps of the call.
+        """
         others = sum(call.updates for call in self._open.values())
         for call in self._open.values():
             call.met += updates
-        self._open[key] = _Call(updates, others)
+        self._open[key] = _OpenCall(updates, others)
 
     def close(self, key: object) -> None:
-        """Ends a call."""
+        """Records the end of a call.
+
+        Args:
+          key: see `open`.
+        """
         del self._open[key]
 
     def _most_at_a_time(self, updates: int) -> int:
-        # Every worker has one call that runs and one that is ready to.
+        # Every worker has a call that runs and one that is queued.
         full = 2 * self._num_workers
         if self._max is None:
             return full
-        # A call that is one of n at any time meets n - 1 at its beginning and n - 1 until it ends,
-        # if all take equally long. More than that makes them wait for one another, which pays
-        # only as long as there are idle workers.
+        # If n calls of equal duration are always open, a call meets n - 1 others when it begins,
+        # and n - 1 more until it ends. With more open calls they wait for one another, which only
+        # pays while workers are idle.
         calls = self._max // updates
         return max(min(self._num_workers, calls + 1), min(full, 1 + calls // 2))

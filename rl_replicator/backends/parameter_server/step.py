@@ -1,4 +1,4 @@
-"""The step of an asynchronous replicator: run by whichever worker is free, ahead of its caller."""
+"""The step of an asynchronous replicator, which any idle worker runs, ahead of its caller."""
 
 import collections
 import functools
@@ -18,11 +18,12 @@ _MOST_UPDATES = 2**62
 
 
 class AsynchronousStep(compiled.CompiledStep):
-    """Returns the outputs of finished calls, in the order in which they finish.
+    """A step that returns the outputs of workers' calls, in the order in which they finish.
 
-    A call hands out as many more as may run, and then waits for one to finish. So between two calls
-    the workers go on, by at most two calls a worker. With `steps_per_call=K`, the K steps of a
-    result may come from several workers if a worker had to wait for its data.
+    Each call schedules as many calls on the workers as may run, and then waits for one to finish.
+    So the workers run ahead of the caller, by at most two calls per worker. With
+    `steps_per_call=K`, the K steps of a result may come from several workers if a worker had to
+    wait for data.
     """
 
     _inputs: asynchronous_inputs.WorkerInputs
@@ -30,27 +31,27 @@ class AsynchronousStep(compiled.CompiledStep):
     def __init__(
         self,
         host: host_lib.Host,
-        schedule: scheduler.Scheduler,
+        schedule: scheduler.CallScheduler,
         version: tf.Variable,
         step_fn: Callable[[Any], Any],
         inputs: asynchronous_inputs.WorkerInputs,
         steps_per_call: int | None,
     ):
-        """Compiles.
+        """Compiles the step.
 
         Args:
-          host: of the replicator.
-          schedule: hands out the calls of all its steps.
-          version: counts the updates of all its steps, on a parameter server.
+          host: host of the replicator.
+          schedule: scheduler of the replicator, which all its steps share.
+          version: variable on a parameter server that counts the updates of all steps.
           step_fn: see `Replicator.replicate`.
-          inputs: likewise.
-          steps_per_call: likewise.
+          inputs: see `Replicator.replicate`.
+          steps_per_call: see `Replicator.replicate`.
         """
         self._schedule = schedule
         self._version = version
         self._most_ahead = 2 * inputs.num_workers
         self._num_begun = 0
-        # Steps that are done and not returned yet: how many, and their outputs.
+        # Finished steps that were not returned yet: their number, and their outputs.
         self._done: collections.deque[tuple[int, list[tf.Tensor]]] = collections.deque()
         self._done_staleness: collections.deque[int] = collections.deque()
         self._staleness = staleness.Staleness()
@@ -61,17 +62,17 @@ class AsynchronousStep(compiled.CompiledStep):
     def _call(self) -> Any:
         """Returns the next outputs; see `ReplicatedStep`.
 
-        The variables hold the updates of all steps that were returned, and of up to two calls a
-        worker that are running or not returned yet; `Replicator.synchronize` waits for the former.
-        With a `max_staleness` of 0 nothing runs between two calls, and there are no others.
+        The variables contain the updates of all returned steps, and of up to two calls per worker
+        that still run or were not returned yet; `Replicator.synchronize` waits for running ones.
+        With a `max_staleness` of 0, no call runs between two calls of this method.
 
         Raises:
-          OpError: the first error of a step since the last call. Other workers end the calls that
-            they have, whose outputs later calls return.
-          StepCancelled: `cancel` was called. What the workers are doing goes on, and is returned
-            by later calls.
-          EndOfData: the data of all workers is used up, or the input was closed.
-          WorkerLost: a parameter server, or all workers are gone; or a process is frozen.
+          OpError: if a step failed since the last call. Other workers finish their calls, whose
+            outputs later calls return.
+          StepCancelled: if `cancel` was called. Workers finish their calls, whose outputs later
+            calls return.
+          EndOfData: if the data of all workers has ended, or the input was closed.
+          WorkerLost: if a parameter server or all workers are lost, or if a process is frozen.
         """
         self._inputs.start()
         with self._schedule.news:
@@ -89,13 +90,13 @@ class AsynchronousStep(compiled.CompiledStep):
                     return results.join(self._unflatten(flat))
                 self._begin_more()
                 if not self._num_begun and self._inputs.is_over(self._schedule.given_up):
-                    if self._num_done:  # The last call takes what is left.
+                    if self._num_done:  # The last call returns the remaining steps.
                         return results.join(self._unflatten(self._pop()))
                     raise self._inputs.ended(inputs_lib.END)
                 self._schedule.wait()
 
     def staleness(self) -> staleness.Staleness:
-        """How stale the steps were that have been returned so far."""
+        """Returns the staleness of all steps that were returned."""
         with self._schedule.news:
             return self._staleness
 
@@ -115,7 +116,7 @@ class AsynchronousStep(compiled.CompiledStep):
             self._schedule.begin(self._compiled, self._inputs.arguments, updates, end)
 
     def _end(self, generation: int, packed: Any, error: Exception | None) -> None:
-        """Takes what came of a call; called by the scheduler."""
+        """Stores the results or the error of a call; the scheduler's callback."""
         self._num_begun -= 1
         if error is not None:
             self._error = self._error or error
@@ -138,7 +139,7 @@ class AsynchronousStep(compiled.CompiledStep):
             self._done_staleness.clear()
 
     def _pop(self) -> list[tf.Tensor]:
-        """Returns the outputs of the oldest steps: of a whole call, or of all that are left."""
+        """Returns the outputs of the oldest steps: of a whole call, or of all remaining steps."""
         count = min(self.steps_per_call or 1, self._num_done)
         values = [self._done_staleness.popleft() for _ in range(count)]
         self._staleness = self._staleness.plus(values)
@@ -156,7 +157,7 @@ class AsynchronousStep(compiled.CompiledStep):
         """Compiles a call.
 
         Returns:
-          A function of `Inputs.arguments` that returns one tensor of strings, the serialized head
+          A function of `Inputs.arguments` that returns a tensor of strings: the serialised head
           ([3] int64: status, number of steps, worker), staleness and outputs.
         """
 
@@ -165,7 +166,7 @@ class AsynchronousStep(compiled.CompiledStep):
             with self._inputs.on_worker() as worker:
                 head, *outputs = self._steps(one_step, *arguments)
             head = tf.concat([tf.cast(head, tf.int64), [worker]], axis=0)
-            # In one tensor, because every one that is fetched is a message of its own.
+            # In one tensor, because each tensor that is fetched costs a message.
             return tf.stack([tf.io.serialize_tensor(x) for x in (head, *outputs)])
 
         self._dtypes = [tf.int64, *(x.dtype for x in one_step.outputs)]
@@ -173,13 +174,13 @@ class AsynchronousStep(compiled.CompiledStep):
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         """Returns the step's staleness, and its outputs."""
-        # In one graph with the step, so that these two and the variables' own operations are put in
-        # order on the parameter server, and not by messages to and fro.
+        # In the same graph as the step, so that the parameter server itself orders these two and
+        # the operations on variables, without messages.
         before = self._version.read_value()
         with tf.control_dependencies([before]):
             outputs = super()._one_step(*row)
         with tf.control_dependencies(_operations_on_variables()):
-            # Reads and adds in one, so that no update is counted twice or not at all.
+            # Reads and increments in one operation, so that every update is counted exactly once.
             now = tf.raw_ops.ResourceCountUpTo(
                 resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
             )
@@ -187,7 +188,7 @@ class AsynchronousStep(compiled.CompiledStep):
 
 
 def _operations_on_variables() -> list[tf.Operation]:
-    """Those of the graph that is being traced."""
+    """Returns the operations on variables in the graph that is being traced."""
     graph = tf.compat.v1.get_default_graph()
     return [
         operation

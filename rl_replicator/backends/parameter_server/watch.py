@@ -1,4 +1,4 @@
-"""What a coordinator knows of the processes that work for it."""
+"""Detects workers and parameter servers that a coordinator has lost."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from rl_replicator.jobs import ports
 Task = tuple[str, int]
 
 _INTERVAL = 1.0
-# A parameter server that cannot be reached twice in a row is gone, with the variables it held.
+# A parameter server that is unreachable in two checks in a row is lost, with its variables.
 _SERVER_PATIENCE = 0.9 * _INTERVAL
 _ANSWER_SECONDS = 5.0
 _SERVER = re.compile(r"/job:ps/replica:0/task:(\d+)")
@@ -27,9 +27,16 @@ _SERVER_ERRORS = (
 
 
 class Watch:
-    """Finds out which tasks are gone or frozen. Nothing is asked of them while results come in."""
+    """Detects tasks that died or froze. Asks workers for answers only if no results arrive."""
 
     def __init__(self, cluster: cluster_lib.Cluster, worker_timeout: float):
+        """Checks nothing yet.
+
+        Args:
+          cluster: the cluster.
+          worker_timeout: seconds after which all workers are lost if none is reachable, or if no
+            results arrive.
+        """
         self._cluster = cluster
         self._worker_timeout = worker_timeout
         self._workers = [task for task in cluster.tasks if task[0] == "worker"]
@@ -40,10 +47,13 @@ class Watch:
         self._lock = threading.Lock()
 
     def wait_for_all(self, timeout: float) -> None:
-        """Returns when every worker and parameter server listens.
+        """Waits until every worker and parameter server listens.
+
+        Args:
+          timeout: seconds to wait.
 
         Raises:
-          WorkerLost: names those that do not within `timeout` seconds.
+          WorkerLost: if tasks do not listen in time; names them.
         """
         deadline = time.monotonic() + timeout
         missing = [*self._workers, *self._servers]
@@ -60,20 +70,24 @@ class Watch:
                 )
             time.sleep(0.2)
 
-    def heard(self) -> None:
-        """A result has come."""
+    def note_result(self) -> None:
+        """Records that a result has arrived."""
         self._last_news = time.monotonic()
 
     @property
     def given_up(self) -> set[int]:
-        """Workers that have not been there for `worker_timeout`."""
+        """Indices of workers that have been unreachable for `worker_timeout`."""
         since = time.monotonic() - self._worker_timeout
         return {
             i for kind, i in self._workers if self._gone_since.get((kind, i), since + 1) < since
         }
 
     def check(self) -> errors.WorkerLost | None:
-        """Called by whoever waits, as often as they like: why it is no use to wait any longer."""
+        """Looks for lost tasks, at most once per second. Call it repeatedly while waiting.
+
+        Returns:
+          The error to raise if the cluster cannot continue; otherwise None.
+        """
         with self._lock:
             now = time.monotonic()
             if now - self._last_check < _INTERVAL:
@@ -86,12 +100,19 @@ class Watch:
             if all(self._gone_for(task) >= self._worker_timeout for task in self._workers):
                 return self._all_workers_loss()
             if time.monotonic() - self._last_news >= self._worker_timeout:
-                self.heard()  # Not again before as much time has passed.
+                self.note_result()  # Delays the next such check by `worker_timeout`.
                 return self._silence_loss()
             return None
 
     def blame(self, error: Exception) -> errors.WorkerLost | None:
-        """The loss of a parameter server, if that is what an error of a step comes from."""
+        """Returns the loss of a parameter server if it caused the error of a step.
+
+        Args:
+          error: error of a step.
+
+        Returns:
+          The error to raise instead; None if no parameter server is lost.
+        """
         if not isinstance(error, _SERVER_ERRORS):
             return None
         named = {int(number) for number in _SERVER.findall(str(error))}
@@ -107,10 +128,10 @@ class Watch:
         for task in (*self._workers, *self._servers):
             if self._is_reachable(task):
                 if self._gone_since.pop(task, None) is not None:
-                    logging.warning("%s is back", self._names([task]))
+                    logging.warning("%s is reachable again", self._names([task]))
             elif task not in self._gone_since:
                 self._gone_since[task] = time.monotonic()
-                logging.warning("%s is gone, or not to be reached", self._names([task]))
+                logging.warning("%s is unreachable", self._names([task]))
 
     def _is_reachable(self, task: Task) -> bool:
         try:
@@ -126,7 +147,7 @@ class Watch:
     def _server_loss(self, tasks: list[Task], what: str) -> errors.WorkerLost:
         return errors.WorkerLost(
             f"{self._names(tasks)} is {what}, and the variables there are lost; end this process "
-            "and start the whole group again from its last checkpoint, as "
+            "and restart the whole group from its last checkpoint, as "
             "`python -m rl_replicator.jobs` does",
             _indices(tasks),
         )
@@ -134,21 +155,21 @@ class Watch:
     def _all_workers_loss(self) -> errors.WorkerLost:
         return errors.WorkerLost(
             f"expected at least one worker, but {self._names(self._workers)} could not be reached "
-            f"for {self._worker_timeout:g} s; start them again at their addresses, or start the "
-            "whole group again from its last checkpoint",
+            f"for {self._worker_timeout:g} s; restart them at their addresses, or restart the "
+            "whole group from its last checkpoint",
             _indices(self._workers),
         )
 
     def _silence_loss(self) -> errors.WorkerLost | None:
-        """No call has come back for long, though somebody listens: frozen, or only slow?"""
+        """Returns the loss of tasks that listen but are frozen; None if all are only slow."""
         asked = [task for task in (*self._workers, *self._servers) if task not in self._gone_since]
         silent = _silent(asked)
         if not silent:
             return None
         return errors.WorkerLost(
             f"{self._names(silent)} has not answered for {self._worker_timeout:g} s: it is frozen, "
-            "or the network to it is down; kill it and start it again, or start the whole group "
-            "again from its last checkpoint",
+            "or the network to it is down; kill and restart it, or restart the whole group from "
+            "its last checkpoint",
             _indices(silent),
         )
 
@@ -157,15 +178,16 @@ class Watch:
 
 
 def _silent(tasks: list[Task]) -> list[Task]:
-    """Those that do not answer a trivial question in a few seconds."""
+    """Returns the tasks that do not execute a trivial operation within a few seconds."""
     answered: set[Task] = set()
 
     def ask(task: Task) -> None:
         kind, index = task
         try:
             with tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"):
-                tf.raw_ops.Timestamp()  # A constant would wait with Python's lock held.
-        except tf.errors.OpError:  # An answer, too: what is the matter is found out elsewhere.
+                # Not a constant, which would wait with Python's global lock held.
+                tf.raw_ops.Timestamp()
+        except tf.errors.OpError:  # An error is an answer too; its cause is found elsewhere.
             pass
         answered.add(task)
 

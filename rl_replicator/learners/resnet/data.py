@@ -68,7 +68,7 @@ class Images(abc.ABC):
         """
 
 
-class SmallImages(Images):
+class MemoryImages(Images):
     """Images in memory, with flips and shifts.
 
     The global batches are the same for any number of replicas.
@@ -214,7 +214,7 @@ class RecordImages(Images):
 
 def load(
     config: Any,
-    small: type[SmallImages] = SmallImages,
+    small: type[MemoryImages] = MemoryImages,
     records: type[RecordImages] = RecordImages,
 ) -> Images:
     """Opens the data set that a resolved config names.

@@ -8,7 +8,7 @@ from rl_replicator.learners import image_records
 from rl_replicator.learners.resnet import data
 
 
-class _Small(data.SmallImages):
+class _Small(data.MemoryImages):
     """Images in memory, without shifts and flips."""
 
     def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:

@@ -53,7 +53,7 @@ def test_text_that_is_no_configuration(text, message):
 @pytest.mark.parametrize(
     ("addresses", "task", "message"),
     [
-        (TWO, ("worker", 2), "the own task to be one of worker 0, worker 1, got worker 2"),
+        (TWO, ("worker", 2), "this process's task to be one of worker 0, worker 1, got worker 2"),
         (TWO, ("chief", 0), "got chief 0"),
         ({}, ("worker", 0), "to be one of the cluster"),
         ({"worker": []}, ("worker", 0), "expected a list of addresses for 'worker'"),

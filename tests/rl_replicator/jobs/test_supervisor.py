@@ -114,7 +114,7 @@ def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
     assert status == 0, output
     assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 2
     assert time.monotonic() - begun < 15  # Although worker 0 was frozen.
-    assert re.search(r"supervisor \| worker 1 .*; starting the whole job again in 1 s", output)
+    assert re.search(r"supervisor \| worker 1 .*; restarting the whole job in 1 s", output)
 
 
 @pytest.mark.processes
@@ -122,14 +122,14 @@ def test_the_cause_is_named_and_not_who_lost_it(run):
     code = "time.sleep(0.5 * (1 - task['index'])); sys.exit(3 if task['index'] else 75)"
     status, output = finished(run(code, "--workers", "2", "--max-restarts", "0"))
     assert status == 3
-    assert "worker 1 ended with status 3; not started again" in output
+    assert "worker 1 ended with status 3; not restarting" in output
 
 
 @pytest.mark.processes
 def test_restarts_are_limited(run, tmp_path):
     status, output = finished(run("die()", "--workers", "1", "--max-restarts", "1"))
     assert status == 137 and starts(tmp_path, "worker 0") == 2
-    assert "worker 0 was killed by SIGKILL; not started again" in output
+    assert "worker 0 was killed by SIGKILL; not restarting" in output
 
 
 @pytest.mark.processes
@@ -137,7 +137,7 @@ def test_wrong_arguments_are_not_tried_again(run, tmp_path):
     code = "if name == 'worker 1': sys.exit(2)\nwait()"
     begun = time.monotonic()
     status, output = finished(run(code, "--workers", "2"))
-    assert status == 2 and "worker 1 refused its arguments" in output
+    assert status == 2 and "worker 1 rejected its arguments" in output
     assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 10
 
 
@@ -194,7 +194,7 @@ while not (file.parent / "worker 1 listens 2").exists(): time.sleep(0.05)
     assert status == 0, output
     names = ("chief 0", "worker 0", "worker 1", "ps 0")
     assert [starts(tmp_path, name) for name in names] == [1, 1, 2, 1]
-    assert "worker 1 was killed by SIGKILL; starting it again in 1 s (restart 1 of 5)" in output
+    assert "worker 1 was killed by SIGKILL; restarting it in 1 s (restart 1 of 5)" in output
     assert "worker 1 | listens" in output  # On its old port.
     assert all_gone(pids(tmp_path, *names))
 
@@ -244,7 +244,7 @@ def test_a_command_that_does_not_exist():
     command = [*SUPERVISOR, "--workers", "1", "--", "no-such"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
-    assert "worker 0 | expected a command that can be run, got 'no-such'" in done.stdout
+    assert "worker 0 | expected an executable command, got 'no-such'" in done.stdout
 
 
 def test_pauses_double_up_to_a_limit():
@@ -260,7 +260,7 @@ def test_any_engine_can_be_supervised():
         calls.append("poll")
         return outcomes.pop(0)
 
-    supervisor = restarts.Supervisor(
+    supervisor = restarts.RestartLoop(
         lambda: calls.append("start"),
         poll,
         lambda: calls.append("stop"),
@@ -269,11 +269,11 @@ def test_any_engine_can_be_supervised():
     )
     assert supervisor.run() == 0
     assert calls == ["start", "poll", "stop", "start", "poll", "poll", "stop"]
-    assert lines == ["node a died; starting the whole job again in 0.01 s (restart 1 of 1)"]
+    assert lines == ["node a died; restarting the whole job in 0.01 s (restart 1 of 1)"]
 
 
 def test_end_before_the_next_start():
-    supervisor = restarts.Supervisor(
+    supervisor = restarts.RestartLoop(
         lambda: supervisor.end(), lambda: None, lambda: None, restarts.Restarts(1), print
     )
     assert supervisor.run() is None

@@ -34,7 +34,9 @@ def parts(images, start, num_steps, num_replicas, num_pipelines, batch):
 
 @pytest.fixture
 def small(tmp_path):
-    return data.SmallImages(small_images.fashion_mnist(image_files.fashion_mnist(tmp_path)), seed=1)
+    return data.MemoryImages(
+        small_images.fashion_mnist(image_files.fashion_mnist(tmp_path)), seed=1
+    )
 
 
 @pytest.fixture
