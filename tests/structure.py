@@ -72,12 +72,12 @@ def dangling(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module not in modules():
             found.append(str(node.module))
         elif isinstance(node, ast.ImportFrom):
-            bound = _bound(modules()[node.module].tree)
-            found += [f"{node.module}.{a.name}" for a in node.names if a.name not in bound]
+            names = bound(modules()[node.module].tree)
+            found += [f"{node.module}.{a.name}" for a in node.names if a.name not in names]
     return [name for name in found if name.partition(".")[0] in PACKAGES and name not in modules()]
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def bound(tree: ast.Module) -> set[str]:
     """Returns the names that a module defines or imports, those of lazy tables included."""
     found = set()
     for node in ast.walk(tree):
@@ -136,7 +136,7 @@ def _names_a_group(text: str) -> bool:
     return (
         name.isidentifier()
         and f"{package}.{name}" not in modules()
-        and name not in _bound(modules()[package].tree)
+        and name not in bound(modules()[package].tree)
     )
 
 
@@ -184,6 +184,16 @@ def _reach(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
 def loose_modules(package: str) -> list[str]:
     """Returns the modules that lie directly in a package's root."""
     return sorted(p.stem for p in (ROOT / package).glob("*.py") if p.stem not in _ENTRY_POINTS)
+
+
+def classes() -> dict[str, list[str]]:
+    """Returns the modules that define a public class, by the name of the class."""
+    found: dict[str, list[str]] = {}
+    for module in modules().values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.name)
+    return found
 
 
 def public_definitions() -> Iterator[tuple[str, bool]]:

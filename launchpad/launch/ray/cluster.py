@@ -32,7 +32,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 _TOKEN = secrets.token_hex(32)
 
 
-class Cluster:
+class RayCluster:
     """A connection to Ray, which the programs of this process share.
 
     Attributes:
@@ -48,10 +48,10 @@ class Cluster:
 
 
 _lock = threading.Lock()
-_shared: Cluster | None = None
+_shared: RayCluster | None = None
 
 
-def acquire(address: str | None) -> Cluster:
+def acquire(address: str | None) -> RayCluster:
     """Connects to Ray, or shares the connection that this process has.
 
     Args:
@@ -75,7 +75,7 @@ def acquire(address: str | None) -> Cluster:
         return _shared
 
 
-def release(cluster: Cluster) -> None:
+def release(cluster: RayCluster) -> None:
     """Gives up what `acquire` returned; the last one closes the connection."""
     global _shared
     with _lock:
@@ -101,7 +101,7 @@ def _check(address: str | None) -> str | None:
     return address
 
 
-def _connect(address: str | None) -> Cluster:
+def _connect(address: str | None) -> RayCluster:
     if "ray" not in sys.modules:
         # Read when Ray is imported. Where somebody else has done that, a Ray of our own asks for
         # the token nevertheless, because that is its default.
@@ -120,7 +120,7 @@ def _connect(address: str | None) -> Cluster:
         if address not in (None, here):
             raise ValueError(f"this process is connected to the Ray at {here}, not to {address}")
         # Who called ray.init() ends it too.
-        return Cluster(here, ray.util.get_node_ip_address(), lambda: None)
+        return RayCluster(here, ray.util.get_node_ip_address(), lambda: None)
     return _start_own() if address is None else _join(address)
 
 
@@ -131,7 +131,7 @@ def _has_token() -> bool:
     return any(os.environ.get(name) for name in names) or default.exists()
 
 
-def _start_own() -> Cluster:
+def _start_own() -> RayCluster:
     """Starts a Ray on the loopback device, in a directory of its own, with its own secret."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
     try:
@@ -180,7 +180,7 @@ def _start_own() -> Cluster:
         if os.environ.get("RAY_AUTH_TOKEN") == token == _TOKEN:
             del os.environ["RAY_AUTH_TOKEN"]  # It is no secret of other clusters.
 
-    return Cluster(None, LOOPBACK, close)
+    return RayCluster(None, LOOPBACK, close)
 
 
 def _short_directory() -> str | None:
@@ -188,7 +188,7 @@ def _short_directory() -> str | None:
     return None if len(tempfile.gettempdir()) < 24 else "/tmp"
 
 
-def _join(address: str) -> Cluster:
+def _join(address: str) -> RayCluster:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _REACH_SECS).close()
@@ -200,7 +200,7 @@ def _join(address: str) -> Cluster:
     session = _Session(address=address, runtime_env={"py_modules": shipping.own_modules()})
     import ray
 
-    return Cluster(address, ray.util.get_node_ip_address(), session.close)
+    return RayCluster(address, ray.util.get_node_ip_address(), session.close)
 
 
 @contextlib.contextmanager
