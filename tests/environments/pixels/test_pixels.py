@@ -97,7 +97,7 @@ def test_what_cannot_be_drawn_is_one_line():
     error = environments.EnvironmentSpecError
     with pytest.raises(error, match="^expected an environment that renders, got Chain, which can"):
         environments.make("environments.fakes:chain", 1, Pixels())
-    with pytest.raises(error, match=r"^expected render 'auto' or 'exact' for Target, which draws"):
+    with pytest.raises(error, match="^expected render 'auto' or 'exact' for TargetMatching"):
         environments.make("environments.fakes:target", 1, FAST())
     with pytest.raises(
         error, match=r"^expected a camera of the model, -1 to 1 \(by name: 'fixed', "

@@ -55,7 +55,7 @@ def test_the_users_choice_is_kept(fresh):
 def test_nothing_works(fresh):
     _answers(fresh, {})
     message = (
-        r"got none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
+        r"found none \(egl: not here; osmesa: not here\); install it with .*libegl1 .*libosmesa6"
     )
     with pytest.raises(RenderingUnavailableError, match=message):
         rendering.find()
@@ -86,7 +86,7 @@ def test_a_kind_that_is_not_installed_is_named(fresh):
     fresh.setenv("MUJOCO_GL", "osmesa")
     if isinstance(rendering.probe("osmesa"), rendering.Renderer):
         pytest.skip("OSMesa is installed here")
-    message = r"got none \(osmesa: .+\); install it with 'apt-get install libosmesa6 libgl1'"
+    message = r"found none \(osmesa: .+\); install it with 'apt-get install libosmesa6 libgl1'"
     with pytest.raises(RenderingUnavailableError, match=message) as caught:
         rendering.find()
     assert "\n" not in str(caught.value)
