@@ -6,13 +6,13 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import serving, staleness, watch
+from tests.suite import forked
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
 # Four processes that import TensorFlow: a busy machine takes long for it.
@@ -60,7 +60,7 @@ class Job:
             for index in range(len(addresses)):
                 if kind != "chief":
                     self._start(kind, index)
-        process_ids = {task: process.pid for task, process in self.processes.items()}
+        process_ids = {t: forked.program(process) for t, process in self.processes.items()}
         pathlib.Path(f"{self.report}.pids").write_text(json.dumps(process_ids))
         self._start("chief", 0)
 
@@ -69,7 +69,7 @@ class Job:
         root = str(PROGRAM.parents[2])
         environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": root}
         self.processes[f"{kind} {index}"] = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(self.report), *self._names], env=environment
+            [*forked.python(), str(PROGRAM), str(self.report), *self._names], env=environment
         )
 
     def results(self, timeout):

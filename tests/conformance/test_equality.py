@@ -16,6 +16,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 import rl_replicator as rr
 from tests.conformance import training_program
+from tests.suite import forked
 
 REFERENCE = "single_device"
 # The first layer of the MLP is split over `model` by columns, the second by rows.
@@ -56,7 +57,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def run(name, out, restore=()):
     if name in GROUPS:
         replicas, *supervisor = GROUPS[name]
-        program = [sys.executable, "-m", "tests.conformance.training_program"]
+        program = [*forked.python(), "-m", "tests.conformance.training_program"]
         command = [
             sys.executable,
             "-m",

@@ -120,14 +120,20 @@ def main() -> None:
 
 def run(replicator: rr.Replicator, out: pathlib.Path, restore: list[pathlib.Path]) -> None:
     for name, model_class in MODELS.items():
-        for source in restore:
-            learner, step, variables = make_learner(replicator, model_class)
+        learner, step, variables = make_learner(replicator, model_class)
+        for index, source in enumerate(restore):
+            # One learner for all sources, because tracing takes long: what a restore leaves out has
+            # the value of step 40. Inputs are restored before their first use only; the step's own
+            # goes on with the same data, which repeats every ten steps.
+            if index:
+                inputs = replicator.make_inputs(input_fn)
+                learner = {**learner, "input": parts.InputPart(inputs)}
             checkpoints.Checkpointer(source / name).restore(learner)
+            assert not index or inputs.position == SAVED
             train(step, LATER - SAVED)
             write_weights(replicator, out / name / f"{LATER}-from-{source.name}.npz", variables)
         if restore:
             continue
-        learner, step, variables = make_learner(replicator, model_class)
         write_weights(replicator, out / name / f"{FIRST}.npz", variables)
         train(step, SAVED)
         if replicator.is_chief:

@@ -9,15 +9,17 @@ import sys
 import numpy as np
 import pytest
 
+from tests.suite import forked
+
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-SUPERVISOR = ("-m", "rl_replicator.jobs", "--workers", "2", "--", sys.executable)
+SUPERVISOR = ("-m", "rl_replicator.jobs", "--workers", "2", "--")
 
 
 def printed(*command):
     """The numbers in each line that the command prints, [lines, numbers]."""
     done = subprocess.run(
-        [sys.executable, *command],
+        command,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -33,13 +35,14 @@ def printed(*command):
 @pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
 def test_the_same_from_one_device_to_two_workers(name):
     program = str(EXAMPLES / f"{name}.py")
-    one = printed(program)
+    python = forked.python()
+    one = printed(*python, program)
     assert len(one) >= 4
     # The GAN's two players drift apart from any rounding, in the end.
     rows = slice(0, 3)
     for many in (
-        printed(program, "multi_device:2"),
-        printed(*SUPERVISOR, program, "multi_worker"),
+        printed(*python, program, "multi_device:2"),
+        printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker"),
     ):
         assert many.shape == one.shape
         np.testing.assert_allclose(many[rows], one[rows], atol=2e-4)

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,6 +19,7 @@ import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.checkpoints import parts
 from rl_replicator.runs import run_directory
+from tests.suite import forked
 
 
 class Blob:
@@ -237,7 +237,7 @@ checkpoints.Checkpointer(sys.argv[1]).save(30, {"slow": Slow()})
 
 def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
     flag = tmp_path_factory.mktemp("flag") / "saving"
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(flag)]
+    command = [*forked.python(), "-c", KILLED, str(tmp_path), str(flag)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
     try:
         deadline = time.monotonic() + 30

@@ -6,7 +6,6 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 
 import hypothesis
 import numpy as np
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 import rl_replicator as rr
 from rl_replicator import collectives
 from tests.rl_replicator.collectives import collective_cases as cases
+from tests.suite import forked
 
 COUNTS = (1, 2, 4)
 ROOT = pathlib.Path(__file__).parents[3]
@@ -334,7 +334,7 @@ def test_two_processes():
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         workers.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.rl_replicator.collectives.collectives_worker"],
+                [*forked.python(), "-m", "tests.rl_replicator.collectives.collectives_worker"],
                 cwd=ROOT,
                 env={**os.environ, "TF_CONFIG": json.dumps(task)},
                 stdout=subprocess.PIPE,

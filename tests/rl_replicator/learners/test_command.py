@@ -18,6 +18,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.runs.metrics import read_metrics
 from tests.rl_replicator.learners import tiny_learners
+from tests.suite import forked
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "spirals_learner.py"
@@ -36,7 +37,7 @@ INHERITED = {name: value for name, value in os.environ.items() if name != "TF_CP
 
 def start(folder, *words):
     return subprocess.Popen(
-        [sys.executable, "-m", "rl_replicator.cli.main", *map(str, words)],
+        [*forked.python(), "-m", "rl_replicator.cli.main", *map(str, words)],
         cwd=folder,
         env={**INHERITED, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -68,7 +69,7 @@ def test_two_replicas_kill_and_resume(folder):
     while not any((folder / "killed").glob("checkpoints/0*")):
         assert killed.poll() is None, killed.stderr.read()
         time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
+    os.kill(forked.program(killed), signal.SIGKILL)
     killed.communicate()
     assert Checkpointer(folder / "killed" / "checkpoints").latest().step < 1500
     resumed = start(folder, *words, "killed")

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import threading
 import time
 
@@ -10,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from tests.suite import forked
 
 
 def test_steps_in_the_background_keep_their_order():
@@ -113,7 +113,7 @@ raise KeyError("of the user")
 @pytest.mark.processes
 def test_pending_calls_do_not_hold_up_the_exit():
     done = subprocess.run(
-        [sys.executable, "-c", EXITING],
+        [*forked.python(), "-c", EXITING],
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

@@ -1,0 +1,90 @@
+"""Stands for a program that runs in a fork of the server: `python -IS client.py ADDRESS ARGUMENTS`.
+
+Run by path and with few imports, so that it costs some milliseconds. Without a server, or with
+options that the server does not know, it becomes a new interpreter.
+"""
+
+import os
+import resource
+import signal
+import socket
+import sys
+
+ADDRESS = "RL_REPLICATOR_TESTS_FORK_SERVER"
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_NUMBER = 8  # Bytes of a number on the wire.
+
+
+def main(address: str, arguments: list[str]) -> None:
+    """Runs a program and ends as it does."""
+    os.environ[ADDRESS] = address  # For programs that start others.
+    connection = _connect(address) if _is_known(arguments) else None
+    if connection is None:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    pending: list[int] = []
+    pids: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        pending.append(number)
+        while pids and pending:
+            _send_signal(pids[0], pending.pop(0))
+
+    for number in _FORWARDED:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
+    message = repr((arguments, os.getcwd(), dict(os.environ))).encode()
+    socket.send_fds(connection, [len(message).to_bytes(_NUMBER, "big")], [0, 1, 2])
+    connection.sendall(message)
+    pids.append(_receive(connection))
+    for fd in (0, 1, 2):
+        os.close(fd)  # The program's end is the end of its pipes.
+    while pending:
+        _send_signal(pids[0], pending.pop(0))
+    _end(_receive(connection))
+
+
+def _is_known(arguments: list[str]) -> bool:
+    if not arguments or arguments[0] in ("-c", "-m"):
+        return len(arguments) > 1
+    return not arguments[0].startswith("-")
+
+
+def _connect(address: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+    except OSError:
+        return None
+    return connection
+
+
+def _receive(connection: socket.socket) -> int:
+    data = b""
+    while len(data) < _NUMBER:
+        more = connection.recv(_NUMBER - len(data))
+        if not more:
+            os._exit(1)  # The server has ended, and the program with it.
+        data += more
+    return int.from_bytes(data, "big")
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # It has ended; contextlib costs milliseconds at each start.
+
+
+def _end(wait_status: int) -> None:
+    """Ends with an exit status, or by the signal that ended the program."""
+    status = os.waitstatus_to_exitcode(wait_status)
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
