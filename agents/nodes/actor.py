@@ -59,7 +59,7 @@ class ActorNode:
             return
         try:
             self._act()
-            self._adder.flush()
+            self._adder.finish()
         except StoppedError:
             pass
         finally:

@@ -1,6 +1,7 @@
 """The writing end of the replay: it takes steps and writes n-step transitions."""
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -182,10 +183,11 @@ class NStepTransitionAdder(base.Adder):
             self.flush()
 
     def flush(self) -> None:
-        """Sends what was written; blocks while more than `max_in_flight_items` are unconfirmed.
+        """Blocks while more than `max_in_flight_items` are unconfirmed.
 
-        Reverb's own calls never block on the rate limiter: without this bound, an actor that the
-        limiter holds back would fill the machine's memory.
+        The newest items may wait for others to be sent with them. Reverb's own calls never block on
+        the rate limiter: without this bound, an actor that the limiter holds back would fill the
+        machine's memory.
         """
         self._items_since_flush = 0
         started = time.perf_counter()
@@ -196,6 +198,11 @@ class NStepTransitionAdder(base.Adder):
             except reverb.errors.DeadlineExceededError:
                 self._on_wait(time.perf_counter() - started)
         self.seconds_waited += time.perf_counter() - started
+
+    def finish(self) -> None:
+        """Sends everything; gives up what the table does not accept within half a second."""
+        with contextlib.suppress(reverb.errors.DeadlineExceededError):
+            self._writer.flush(0, _FLUSH_TIMEOUT_MS)
 
     def close(self) -> None:
         """Closes the writer; unconfirmed items may be lost."""

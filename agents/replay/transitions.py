@@ -11,6 +11,11 @@ from acme import specs, types
 
 TABLE = "replay"
 
+# Rows that are sent together, compressed as one chunk. A message to the server costs several times
+# what its row does, and a chunk of its own takes 840 bytes; but a sampled row is decompressed with
+# its whole chunk (`bench/replay_chunks.py`).
+_ROWS_PER_CHUNK = 16
+
 
 class EpisodeWriter(Protocol):
     """Writes the steps of one episode after another to the replay table."""
@@ -116,7 +121,10 @@ class RowWriter(TableWriter):
           layout: of the rows.
           client: of the replay server.
         """
-        super().__init__(client.trajectory_writer(num_keep_alive_refs=1))
+        super().__init__(client.trajectory_writer(num_keep_alive_refs=_ROWS_PER_CHUNK))
+        self._columns.configure(
+            (), num_keep_alive_refs=_ROWS_PER_CHUNK, max_chunk_length=_ROWS_PER_CHUNK
+        )
         self._layout = layout
 
     def begin(self, observation: np.ndarray) -> None:

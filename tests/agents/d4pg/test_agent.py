@@ -44,10 +44,10 @@ def trained(environment):
     client = reverb.Client(f"localhost:{server.port}")
     learner = agent.make_learner(rr.make("single_device"), f"localhost:{server.port}", 100)
     before = learner.get_variables(["policy"])
-    actor = agent.make_actor(
-        learner, agent.make_adder(client, print), np.random.default_rng(0), lambda: 0
-    )
+    adder = agent.make_adder(client, print)
+    actor = agent.make_actor(learner, adder, np.random.default_rng(0), lambda: 0)
     evaluation_return(environment, actor, max_actions=100)  # Ten rows.
+    adder.finish()
     learner.step()
     yield agent, learner, before, client
     learner.close()
@@ -101,6 +101,7 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
     while not timestep.last():
         timestep = environment.step(np.zeros(1, np.float32))
         adder.add(np.zeros(1, np.float32), timestep)
+    adder.finish()
     samples = list(client.sample(TABLE, num_samples=20, emit_timesteps=False))
     priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
     np.testing.assert_allclose(priorities, math.log(21), rtol=1e-6)

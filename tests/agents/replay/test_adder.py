@@ -1,5 +1,7 @@
 """n-step returns by hand, and what really lies in a Reverb table after an episode."""
 
+import time
+
 import dm_env
 import numpy as np
 import pytest
@@ -59,7 +61,7 @@ def server(layout):
 
 
 def make_adder(server, layout, n_step=3, discount=0.9, **options):
-    settings = {"max_in_flight_items": 4, "initial_priority": 2.5, "on_wait": lambda _: None}
+    settings = {"max_in_flight_items": 0, "initial_priority": 2.5, "on_wait": lambda _: None}
     return NStepTransitionAdder(
         reverb.Client(f"localhost:{server.port}"),
         layout,
@@ -128,6 +130,20 @@ def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
     assert server.localhost_client().server_info()[TABLE].current_size == 0  # That was all.
 
 
+def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
+    """Chunks of 16: a message to the server costs several times what its row does."""
+    adder = make_adder(server, layout, max_in_flight_items=32)
+    play(adder, rewards=[1.0] * 20, last_discount=0.0)
+    client = server.localhost_client()
+    deadline = time.monotonic() + 60
+    while client.server_info()[TABLE].current_size < 16 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.server_info()[TABLE].current_size == 16
+    adder.finish()
+    assert client.server_info()[TABLE].current_size == 20
+    adder.close()
+
+
 def test_the_return_of_a_real_environment_is_the_one_on_paper():
     """`chain`: ten steps of reward 1 and a termination, whose return from t is a finite sum."""
     environment = environments.make("environments.fakes:chain", seed=0)
@@ -185,6 +201,7 @@ def test_a_full_limiter_is_waited_for_aloud(layout):
         for _ in range(10):
             play(adder, rewards=[1.0] * 8, last_discount=0.0)
     assert waits[0] >= 0.4 and waits[1] > waits[0]
+    adder.finish()  # Gives up.
     server.stop()
 
 
