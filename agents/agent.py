@@ -1,5 +1,6 @@
 """The contract between an agent and the program that runs it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,39 @@ class VariableSource(Protocol):
     def get_variables(self, names: Sequence[str]) -> Mapping[str, npt.NDArray[Any]]:
         """Returns the variables of the named networks, by path."""
         ...
+
+
+class BatchActor(Protocol):
+    """Explores in several environments at once, and records every step."""
+
+    def begin(self, index: int, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode of environment `index` with its first time step."""
+        ...
+
+    def select_actions(
+        self, observations: Sequence[npt.NDArray[Any]]
+    ) -> Sequence[npt.NDArray[Any]]:
+        """Returns the action to take in each environment, [A] float32 in [-1, 1]."""
+        ...
+
+    def observe(self, index: int, action: npt.NDArray[Any], next_timestep: dm_env.TimeStep) -> None:
+        """Records an action in environment `index` and the time step that it led to."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorationContext:
+    """What the exploration in one environment may depend on.
+
+    Attributes:
+      random: generator of its randomness; its state is part of a checkpoint.
+      environment_steps: returns the environment steps that all actors have taken, roughly.
+      rank: place of the environment among those of all actors, from 0 to 1; 0.5 for the only one.
+    """
+
+    random: np.random.Generator
+    environment_steps: Callable[[], int] = lambda: 0
+    rank: float = 0.5
 
 
 class AgentLearner(VariableSource, Protocol):
@@ -88,7 +122,7 @@ class Agent(Protocol):
         ...
 
     def make_adder(self, client: reverb.Client, on_wait: Callable[[float], None]) -> adders.Adder:
-        """Makes an actor's writer to the tables.
+        """Makes the writer to the tables for one environment of an actor.
 
         Args:
           client: of the replay server.
@@ -100,17 +134,15 @@ class Agent(Protocol):
     def make_actor(
         self,
         source: VariableSource,
-        adder: adders.Adder,
-        random: np.random.Generator,
-        environment_steps: Callable[[], int],
-    ) -> core.Actor:
+        adders: Sequence[adders.Adder],
+        contexts: Sequence[ExplorationContext],
+    ) -> BatchActor:
         """Makes an actor, which explores and records.
 
         Args:
           source: serves the weights.
-          adder: from `make_adder`.
-          random: generator of the exploration; its state is part of a checkpoint.
-          environment_steps: returns the environment steps that all actors have taken, roughly.
+          adders: from `make_adder`, one for each of its environments.
+          contexts: of the exploration in each environment.
         """
         ...
 

@@ -22,7 +22,7 @@ _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 
 # What runs did that began before there was a setting for it.
-_BEFORE = {"normalize_observations": False, "torso": "mlp"}
+_BEFORE = {"normalize_observations": False, "torso": "mlp", "exploration_spread": 1.0}
 
 
 class Settings:
@@ -99,10 +99,15 @@ class NoiseSettings(Settings):
     """Its value after `exploration_steps`. Default: constant."""
     exploration_steps: int = 100_000
     """Environment steps over which it changes, linearly."""
+    exploration_spread: float = 2.0
+    """With several environments, over all actors: they explore with standard deviations from
+    1 / spread to spread times the above. 1: all with the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
+        spread = self.exploration_spread
+        self.check(1 <= spread <= _MAX_SIGMA, "exploration_spread", f"1 to {_MAX_SIGMA}")
         for name in ("exploration_sigma", "exploration_sigma_end"):
             sigma = getattr(self, name)
             is_good = sigma is None or 0 <= sigma <= _MAX_SIGMA

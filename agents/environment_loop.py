@@ -1,11 +1,13 @@
-"""The loop of an actor and an environment."""
+"""The loops of actors and environments."""
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import dm_env
 from acme import core
+
+from agents.agent import BatchActor
 
 _LOG = logging.getLogger("agents")
 
@@ -31,6 +33,34 @@ def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_
             timestep = environment.step(action)
             actor.observe(action, next_timestep=timestep)
             yield timestep
+
+
+def explore(
+    environments: Sequence[dm_env.Environment], actor: BatchActor
+) -> Iterator[tuple[int, dm_env.TimeStep]]:
+    """Lets the actor act in all environments, in turn and without end.
+
+    The caller stops by no longer asking for steps; nothing happens in between.
+
+    Args:
+      environments: provide the observations.
+      actor: chooses the actions and observes their outcome.
+
+    Yields:
+      The index of an environment and its next `TimeStep`, after the actor has observed it.
+    """
+    timesteps: list[dm_env.TimeStep] = [None] * len(environments)
+    while True:
+        for index, environment in enumerate(environments):
+            if timesteps[index] is None or timesteps[index].last():
+                timesteps[index] = environment.reset()
+                actor.begin(index, timesteps[index])
+                yield index, timesteps[index]
+        actions = actor.select_actions([timestep.observation for timestep in timesteps])
+        for index, environment in enumerate(environments):
+            timesteps[index] = environment.step(actions[index])
+            actor.observe(index, actions[index], timesteps[index])
+            yield index, timesteps[index]
 
 
 def evaluation_return(

@@ -20,7 +20,7 @@ import rl_replicator as rr
 from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration
-from agents.agent import VariableSource
+from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.networks.actor_critic import ActorCritic
@@ -166,7 +166,7 @@ class OffPolicyAgent(abc.ABC):
             networks=networks,
             act=lambda observation: select(policy(encoder(observation))),
             observation_spec=self.observations.spec(),
-            history=self.observations.make_history(),
+            make_history=self.observations.make_history,
         )
 
     def greedy_action(self, outputs: Any) -> tf.Tensor:
@@ -178,19 +178,18 @@ class OffPolicyAgent(abc.ABC):
         return outputs
 
     def make_exploration(
-        self, random: np.random.Generator, environment_steps: Callable[[], int]
+        self, context: ExplorationContext
     ) -> Callable[[Any], tuple[np.ndarray, Any]]:
-        """Makes what an actor does to the outputs of its policy network.
+        """Makes what an actor does to the outputs of its policy network in one environment.
 
         Args:
-          random: generator of the actor's randomness; its state is part of a checkpoint.
-          environment_steps: returns the environment steps that all actors have taken, roughly.
+          context: what it may depend on.
 
         Returns:
           A function from the network's outputs for one observation, a nest of arrays, to the action
           [A] float32 in [-1, 1] and its extras.
         """
-        explore = make_exploration(self.config, random, environment_steps)
+        explore = make_exploration(self.config, context)
         return lambda action: (explore(action), ())
 
     # The contract of `agents.agent.Agent`.
@@ -220,15 +219,13 @@ class OffPolicyAgent(abc.ABC):
     def make_actor(
         self,
         source: VariableSource,
-        adder: NStepTransitionAdder,
-        random: np.random.Generator,
-        environment_steps: Callable[[], int],
+        adders: Sequence[NStepTransitionAdder],
+        contexts: Sequence[ExplorationContext],
     ) -> ExploringActor:
         """Makes an actor: the online policy with exploration."""
-        explore = self.make_exploration(random, environment_steps)
-        return ExploringActor(
-            self.make_acting_policy(source, lambda outputs: outputs), source, explore, adder
-        )
+        policy = self.make_acting_policy(source, lambda outputs: outputs)
+        explorations = [self.make_exploration(context) for context in contexts]
+        return ExploringActor(policy, source, explorations, adders)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
         """Makes an evaluator: the online policy without exploration."""

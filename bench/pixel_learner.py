@@ -22,9 +22,10 @@ import reverb
 import tensorflow as tf
 
 import rl_replicator as rr
+from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
-from agents.environment_loop import interact
+from agents.environment_loop import explore
 from agents.task import Task
 from environments import PixelConfig
 
@@ -89,8 +90,9 @@ def measure_learner(learner, seconds, steps_per_call):
 def act(agent, learner, task, address, stop, counts):
     """An actor in a thread, as in a run."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
-    actor = agent.make_actor(Weights(learner), adder, np.random.default_rng(0), lambda: 0)
-    for _ in interact(task.make(seed=2), actor):
+    context = ExplorationContext(np.random.default_rng(0))
+    actor = agent.make_actor(Weights(learner), [adder], [context])
+    for _ in explore([task.make(seed=2)], actor):
         counts[0] += 1
         if stop.is_set():
             return

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from agents.acting.frame_stack import ObservationHistory
 from agents.acting.numpy_policy import NumpyPolicy, UnsupportedOperationError
-from agents.learning.variables import check_arrays, named_variables
+from agents.agent import VariableSource
+from agents.learning.variables import check_arrays, named_variables, names_with_variables
 
 
 class ActingPolicy(NamedTuple):
@@ -20,13 +21,13 @@ class ActingPolicy(NamedTuple):
       act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
         parameters of a distribution over actions.
       observation_spec: of one observation of the agent.
-      history: makes that observation from the environment's.
+      make_history: makes what turns the observations of one environment into that.
     """
 
     networks: Mapping[str, snt.Module]
     act: Callable[[tf.Tensor], Any]
     observation_spec: tf.TensorSpec
-    history: ObservationHistory
+    make_history: Callable[[], ObservationHistory]
 
 
 class PolicyFunction(Protocol):
@@ -64,6 +65,31 @@ class TensorFlowPolicy:
         """See `PolicyFunction`."""
         outputs = self._act(tf.constant(observations))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
+
+
+class ServedPolicy:
+    """A compiled policy with the weights of a `VariableSource`."""
+
+    def __init__(self, policy: ActingPolicy, source: VariableSource, batch_size: int):
+        """Compiles the policy and fetches its weights.
+
+        Args:
+          policy: the policy.
+          source: serves the weights.
+          batch_size: observations in one call.
+        """
+        self._function = compile_policy(policy, batch_size)
+        self._names = names_with_variables(policy.networks)
+        self._source = source
+        self.update()
+
+    def __call__(self, observations: np.ndarray) -> Any:
+        """Returns a nest of arrays [B, ...] for observations [B, ...] of the agent."""
+        return self._function(observations)
+
+    def update(self) -> None:
+        """Fetches the newest weights."""
+        self._function.load(self._source.get_variables(self._names))
 
 
 def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:

@@ -1,6 +1,6 @@
-"""Actors: a policy network that acts in an environment, with or without exploration."""
+"""Actors: a policy network that acts in environments, with or without exploration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dm_env
@@ -9,44 +9,33 @@ import tree
 from acme import core, types
 from acme.adders import base as adders
 
-from agents.acting.acting_policy import ActingPolicy, compile_policy
+from agents.acting.acting_policy import ActingPolicy, ServedPolicy
 from agents.agent import VariableSource
-from agents.learning.variables import names_with_variables
 
 # Environment steps between two requests for weights.
 _STEPS_PER_UPDATE = 250
 
 
 class PolicyActor(core.Actor):
-    """Takes the action that the policy network gives. Records nothing.
-
-    Evaluators are of this class; `ExploringActor` explores and records.
-    """
+    """Takes the action that the policy network gives. Records nothing: for evaluators."""
 
     def __init__(self, policy: ActingPolicy, source: VariableSource):
         """Compiles the policy and fetches its weights.
 
         Args:
-          policy: the policy.
+          policy: the policy, whose output is the action.
           source: serves the weights.
         """
-        self._network_names = names_with_variables(policy.networks)
-        self._history = policy.history
-        self._source = source
+        self._policy = ServedPolicy(policy, source, batch_size=1)
+        self._history = policy.make_history()
         spec = policy.observation_spec
         self.seen = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
         """The observation of the agent on which it acted last."""
-        self._act = compile_policy(policy, batch_size=1)
-        self.update(wait=True)
 
     def select_action(self, observation: types.NestedArray) -> np.ndarray:
         """Returns the action [A] float32 for an observation of the environment."""
-        return self.evaluate_policy(observation)
-
-    def evaluate_policy(self, observation: types.NestedArray) -> Any:
-        """Returns what the policy network gives for an observation: a nest of arrays."""
         self.seen = self._history.observe(observation)
-        return tree.map_structure(lambda output: output[0], self._act(self.seen[None]))
+        return self._policy(self.seen[None])[0]
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""
@@ -58,48 +47,68 @@ class PolicyActor(core.Actor):
     def update(self, wait: bool = False) -> None:
         """Fetches the newest weights."""
         del wait
-        self._act.load(self._source.get_variables(self._network_names))
+        self._policy.update()
 
 
-class ExploringActor(PolicyActor):
-    """Explores, and adds every step to the replay table."""
+class ExploringActor:
+    """Explores in several environments, and adds every step to the replay table.
+
+    One call of the policy serves all environments. It implements `agents.agent.BatchActor`.
+    """
 
     def __init__(
         self,
         policy: ActingPolicy,
         source: VariableSource,
-        explore: Callable[[Any], tuple[np.ndarray, Any]],
-        adder: adders.Adder,
+        explorations: Sequence[Callable[[Any], tuple[np.ndarray, Any]]],
+        adders: Sequence[adders.Adder],
     ):
         """Compiles the policy and fetches its weights.
 
         Args:
           policy: the policy.
           source: serves the weights.
-          explore: what the policy network gives for one observation -> the action to take, [A]
-            float32 in [-1, 1], and its extras for the learner, () if there are none.
-          adder: writes to the replay table.
+          explorations: one for each environment: what the policy network gives for an observation
+            -> the action to take, [A] float32 in [-1, 1], and its extras for the learner, () if
+            there are none.
+          adders: one for each environment; they write to the replay table.
         """
-        super().__init__(policy, source)
-        self._explore = explore
-        self._adder = adder
-        self._extras: Any = ()
+        size = len(adders)
+        self._policy = ServedPolicy(policy, source, size)
+        self._histories = [policy.make_history() for _ in range(size)]
+        self._explorations = explorations
+        self._adders = adders
+        spec = policy.observation_spec
+        self._observations = np.zeros((size, *spec.shape), spec.dtype.as_numpy_dtype)
+        self._extras: list[Any] = [()] * size
         self._steps_to_update = _STEPS_PER_UPDATE
 
-    def select_action(self, observation: types.NestedArray) -> np.ndarray:
-        """Returns the action [A] float32 to take, with exploration."""
-        action, self._extras = self._explore(self.evaluate_policy(observation))
-        return action
+    def begin(self, index: int, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode of environment `index`."""
+        self._histories[index].reset()
+        self._adders[index].add_first(timestep)
 
-    def observe_first(self, timestep: dm_env.TimeStep) -> None:
-        """Starts an episode in the table."""
-        super().observe_first(timestep)
-        self._adder.add_first(timestep)
+    def select_actions(self, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the action [A] float32 to take in each environment, with exploration."""
+        for index, observation in enumerate(observations):
+            self._observations[index] = self._histories[index].observe(observation)
+        outputs = self._policy(self._observations)
+        actions = []
+        for index, explore in enumerate(self._explorations):
+            action, self._extras[index] = explore(_row(outputs, index))
+            actions.append(action)
+        return actions
 
-    def observe(self, action: types.NestedArray, next_timestep: dm_env.TimeStep) -> None:
-        """Adds a step to the table; fetches new weights every 250 steps."""
-        self._adder.add(action, next_timestep, self._extras)
+    def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:
+        """Adds a step of environment `index`; fetches new weights every 250 steps."""
+        self._adders[index].add(action, next_timestep, self._extras[index])
         self._steps_to_update -= 1
         if self._steps_to_update == 0:
             self._steps_to_update = _STEPS_PER_UPDATE
-            self.update()
+            self._policy.update()
+
+
+def _row(outputs: Any, index: int) -> Any:
+    if isinstance(outputs, np.ndarray):  # Nests take longer than some policies.
+        return outputs[index]
+    return tree.map_structure(lambda output: output[index], outputs)

@@ -69,6 +69,7 @@ PAPER = D4PGConfig(
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
     exploration_sigma=0.3,
+    exploration_spread=1.0,
     replay=ReplayConfig(
         samples_per_insert=32.0, importance_exponent_start=1.0, importance_exponent_end=1.0
     ),

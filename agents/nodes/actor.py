@@ -1,4 +1,4 @@
-"""The actor node: one environment, one exploring policy, as many steps as the counter grants."""
+"""The actor node: some environments, one exploring policy, as many steps as the counter grants."""
 
 import time
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 import reverb
 
 import launchpad as lp
-from agents.agent import Agent, VariableSource
-from agents.environment_loop import interact
+from agents.agent import Agent, ExplorationContext, VariableSource
+from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.waiting import StoppedError, Waiting
 from agents.plan.run_plan import RunPlan
@@ -26,29 +26,34 @@ class ActorNode:
         source: VariableSource,
         counter: Counter,
     ):
-        """Makes the environment and the policy, in the node.
+        """Makes the environments and the policy, in the node.
 
         Args:
           index: number of this actor, from 0.
           agent: the agent.
-          plan: its task and its seed, from which each actor derives its own seeds.
+          plan: its task and its seed, from which each environment derives its own seeds.
           replay: client of the replay server.
           source: serves the weights.
           counter: hands out environment steps.
         """
         self._index = index
         self._counter = counter
-        environment_seed, noise_seed = np.random.SeedSequence([plan.seed, index]).generate_state(2)
-        self._environment = plan.task.make(seed=int(environment_seed))
         self._action_repeat = plan.task.action_repeat
         self._run_steps = counter.progress().environment_steps
-        self._noise = np.random.default_rng(int(noise_seed))
-        self._set_random_state(counter.random_state(index))
         waiting = Waiting(
             f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
         )
-        self._adder = agent.make_adder(replay, waiting.tick)
-        self._actor = agent.make_actor(source, self._adder, self._noise, lambda: self._run_steps)
+        first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
+        self._streams = [
+            _Stream(number, count, plan, lambda: self._run_steps)
+            for number in range(first, first + plan.envs_per_actor)
+        ]
+        for stream in self._streams:
+            stream.set_random_state(counter.random_state(stream.number))
+        self._adders = [agent.make_adder(replay, waiting.tick) for _ in self._streams]
+        self._actor = agent.make_actor(
+            source, self._adders, [stream.context for stream in self._streams]
+        )
 
     def run(self) -> None:
         """Acts until all environment steps are taken or the program stops.
@@ -59,26 +64,29 @@ class ActorNode:
             return
         try:
             self._act()
-            self._adder.finish()
+            for adder in self._adders:
+                adder.finish()
         except StoppedError:
             pass
         finally:
-            self._adder.close()
+            for adder in self._adders:
+                adder.close()
 
     def _act(self) -> None:
-        granted, done, episodes = 0, 0, []
-        episode_return, length = 0.0, 0
+        granted, done = 0, 0
+        episodes: list[Episode] = []
         started, waited = time.monotonic(), 0.0
-        for timestep in interact(self._environment, self._actor):
+        environments = [stream.environment for stream in self._streams]
+        for index, timestep in explore(environments, self._actor):
+            stream = self._streams[index]
             if not timestep.first():
-                episode_return += float(timestep.reward)
-                length += self._action_repeat
+                stream.episode_return += float(timestep.reward)
+                stream.length += self._action_repeat
                 done += self._action_repeat
             if timestep.last():
-                episodes.append(Episode(episode_return, length, self._random_state()))
-                episode_return, length = 0.0, 0
+                episodes.append(stream.end_episode())
             if done >= granted:
-                now, blocked = time.monotonic(), self._adder.seconds_waited
+                now, blocked = time.monotonic(), sum(a.seconds_waited for a in self._adders)
                 share = (blocked - waited) / max(now - started, 1e-6)
                 granted = self._counter.lease(self._index, done, min(share, 1.0), episodes)
                 if granted == 0 or lp.stop_event().is_set():
@@ -86,14 +94,42 @@ class ActorNode:
                 done, episodes, started, waited = 0, [], now, blocked
                 self._run_steps = self._counter.environment_steps()
 
-    def _random_state(self) -> dict[str, Any]:
-        return {
-            "environment": self._environment.random_state,
-            "noise": self._noise.bit_generator.state,
-        }
 
-    def _set_random_state(self, state: dict[str, Any] | None) -> None:
+class _Stream:
+    """An environment of an actor, its randomness, and the episode that it is in.
+
+    Attributes:
+      number: of the environment among those of all actors, from 0.
+      environment: the environment.
+      context: of the exploration in it.
+      episode_return: sum of the rewards since the start of the episode.
+      length: environment steps since then.
+    """
+
+    def __init__(self, number: int, count: int, plan: RunPlan, environment_steps: Any):
+        self.number = number
+        seeds = np.random.SeedSequence([plan.seed, number]).generate_state(2)
+        self.environment = plan.task.make(seed=int(seeds[0]))
+        self.context = ExplorationContext(
+            np.random.default_rng(int(seeds[1])),
+            environment_steps,
+            rank=number / (count - 1) if count > 1 else 0.5,
+        )
+        self.episode_return, self.length = 0.0, 0
+
+    def end_episode(self) -> Episode:
+        """Returns the episode, and starts the next one."""
+        state = {
+            "environment": self.environment.random_state,
+            "noise": self.context.random.bit_generator.state,
+        }
+        episode = Episode(self.number, self.episode_return, self.length, state)
+        self.episode_return, self.length = 0.0, 0
+        return episode
+
+    def set_random_state(self, state: dict[str, Any] | None) -> None:
+        """Continues the random streams that `end_episode` gave; None changes nothing."""
         if state is not None:
-            self._noise.bit_generator.state = state["noise"]
+            self.context.random.bit_generator.state = state["noise"]
             if state["environment"] is not None:
-                self._environment.random_state = state["environment"]
+                self.environment.random_state = state["environment"]

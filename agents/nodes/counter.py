@@ -59,11 +59,13 @@ class Episode:
     """A finished training episode.
 
     Attributes:
+      environment: number of the environment among those of all actors, from 0.
       episode_return: undiscounted sum of rewards.
       length: environment steps; a repeated action counts as a whole, even if it was cut short.
-      random_state: the actor's random streams at the end, as plain data for a checkpoint.
+      random_state: the environment's random streams at the end, as plain data for a checkpoint.
     """
 
+    environment: int
     episode_return: float
     length: int
     random_state: Any
@@ -129,7 +131,7 @@ class Counter:
             for episode in episodes:
                 self._episodes += 1
                 self._episode_return = episode.episode_return
-                self._random_states[str(actor)] = episode.random_state
+                self._random_states[str(episode.environment)] = episode.random_state
                 self._write(
                     "actor",
                     {
@@ -149,10 +151,14 @@ class Counter:
         """Returns the steps that all actors have taken since the beginning of the run."""
         return self._environment_steps
 
-    def random_state(self, actor: int) -> Any:
-        """Returns the actor's random streams at the end of its last episode; None before that."""
+    def random_state(self, environment: int) -> Any:
+        """Returns an environment's random streams at the end of its last episode, None before.
+
+        Args:
+          environment: its number among those of all actors, from 0.
+        """
         with self._lock:
-            return self._random_states.get(str(actor))
+            return self._random_states.get(str(environment))
 
     def report_learner(self, steps: int, waiting: float, metrics: Mapping[str, float]) -> Progress:
         """Takes the learner's report.

@@ -17,6 +17,7 @@ class RunPlan:
       seed: seed of the run, from which every node derives its own.
       total_steps: environment steps of the whole run, over all actors.
       num_actors: number of actors.
+      envs_per_actor: environments of each actor.
       num_caches: nodes between the learner and the actors that serve its weights.
       replicas: the replicas of the learner.
       evaluation: when to evaluate.
@@ -29,6 +30,7 @@ class RunPlan:
     seed: int
     total_steps: int
     num_actors: int
+    envs_per_actor: int
     num_caches: int
     replicas: Replicas
     evaluation: EvaluationSchedule

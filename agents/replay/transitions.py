@@ -14,7 +14,7 @@ TABLE = "replay"
 # Rows that are sent together, compressed as one chunk. A message to the server costs several times
 # what its row does, and a chunk of its own takes 840 bytes; but a sampled row is decompressed with
 # its whole chunk (`bench/replay_chunks.py`).
-_ROWS_PER_CHUNK = 16
+_ROWS_PER_CHUNK = 8
 
 
 class EpisodeWriter(Protocol):

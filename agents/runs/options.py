@@ -26,7 +26,9 @@ class AgentOptions:
     seed: int = 1
     """Seed of environments, noise, weights and evaluations."""
     actors: int = 1
-    """Actors, each with an environment of its own."""
+    """Actors: each takes steps on its own, in environments of its own."""
+    envs_per_actor: int = 1
+    """Environments of each actor, which it steps in turn, with one call of its policy for all."""
     replicas: str = "1"
     """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
     string of `rl_replicator.make`."""
@@ -56,7 +58,7 @@ class AgentOptions:
     """Hyper-parameters: the config of an agent."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "actors", "keep_checkpoints"):
+        for name in ("steps", "actors", "envs_per_actor", "keep_checkpoints"):
             value = getattr(self, name)
             check_option(value >= 1, name, "at least 1", value)
         check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)

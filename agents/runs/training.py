@@ -66,6 +66,7 @@ def train(command: "AgentCommand", options: "AgentOptions", listener: RunListene
             seed=options.seed,
             total_steps=options.steps,
             num_actors=options.actors,
+            envs_per_actor=options.envs_per_actor,
             num_caches=options.caches,
             replicas=replicas,
             evaluation=options.evaluation,

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import rl_replicator as rr
+from agents.agent import ExplorationContext
 from agents.learning.td_losses import find_td_loss
 from agents.networks.critics import TwinCritic
 from agents.networks.mlp import find_torso
@@ -36,10 +37,10 @@ class SAC(OffPolicyAgent):
         return tf.tanh(outputs.mean)
 
     def make_exploration(
-        self, random: np.random.Generator, environment_steps: Callable[[], int]
+        self, context: ExplorationContext
     ) -> Callable[[Any], tuple[np.ndarray, Any]]:
         """See `OffPolicyAgent`: actions are samples of the policy."""
-        del environment_steps
+        random = context.random
 
         def explore(gaussian: Gaussian) -> tuple[np.ndarray, Any]:
             noise = random.standard_normal(gaussian.mean.shape, np.float32)

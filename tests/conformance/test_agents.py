@@ -20,7 +20,8 @@ from acme import specs, types
 
 import environments
 import rl_replicator as rr
-from agents.environment_loop import evaluation_return, interact
+from agents.agent import ExplorationContext
+from agents.environment_loop import evaluation_return, explore
 from agents.replay.transitions import Sample
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -193,7 +194,7 @@ def trained(name):
     address = f"localhost:{server.port}"
     learner = agent.make_learner(rr.make("single_device"), address, 2000)
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
-    actor = agent.make_actor(learner, adder, np.random.default_rng(0), lambda: 0)
+    actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
 
     def learn():
         try:
@@ -205,7 +206,7 @@ def trained(name):
     thread = threading.Thread(target=learn)
     thread.start()
     try:
-        for count, _ in enumerate(interact(environment, actor)):
+        for count, _ in enumerate(explore([environment], actor)):
             if count == 2000 or not thread.is_alive():
                 break
     finally:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from agents.acting.exploration import GaussianNoise, LinearSchedule, make_exploration
+from agents.agent import ExplorationContext
 from agents.config import NoiseSettings
 from rl_replicator.errors import ConfigError
 
@@ -19,16 +20,19 @@ def test_noise_falls_linearly_and_then_no_further():
     assert not noise(np.zeros(3, np.float32)).any()
 
 
-def own_exploration(config, random, environment_steps):
+def context(seed=0, **changes):
+    return ExplorationContext(np.random.default_rng(seed), **changes)
+
+
+def own_exploration(config, context):
     """An exploration that a user names by its import path; it leaves the action range."""
-    del random
-    return lambda action: action + config.exploration_sigma * environment_steps()
+    return lambda action: action + config.exploration_sigma * context.environment_steps()
 
 
 def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
     config = NoiseSettings(exploration=f"{__name__}:own_exploration", exploration_sigma=0.25)
     steps = 1
-    explore = make_exploration(config, np.random.default_rng(0), lambda: steps)
+    explore = make_exploration(config, context(environment_steps=lambda: steps))
     action = np.array([-0.5, 0.5], np.float32)
     np.testing.assert_allclose(explore(action), [-0.25, 0.75])
     steps = 10
@@ -37,13 +41,31 @@ def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
 
 
 def test_none_is_no_exploration():
-    explore = make_exploration(
-        NoiseSettings(exploration="none"), np.random.default_rng(0), lambda: 0
-    )
+    explore = make_exploration(NoiseSettings(exploration="none"), context())
     np.testing.assert_array_equal(explore(np.array([0.5], np.float32)), [0.5])
 
 
 def test_an_unknown_exploration_is_refused():
     config = NoiseSettings(exploration="gausian")
     with pytest.raises(ConfigError, match="--agent.exploration: expected gaussian, none or"):
-        make_exploration(config, np.random.default_rng(0), lambda: 0)
+        make_exploration(config, context())
+
+
+def test_environments_explore_on_a_ladder_around_the_configured_noise():
+    """From sigma / 2 to 2 sigma, evenly by factors; the only environment with sigma itself."""
+    config = NoiseSettings(exploration_sigma=0.04, exploration_sigma_end=0.08, exploration_steps=10)
+    zeros = np.zeros(20_000, np.float32)
+
+    def deviation(rank, steps):
+        noise = make_exploration(config, context(rank=rank, environment_steps=lambda: steps))
+        return noise(zeros).std()
+
+    for steps, sigma in ((0, 0.04), (10, 0.08)):
+        deviations = [deviation(rank, steps) for rank in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        expected = sigma * 2.0 ** np.array([-1, -0.5, 0, 0.5, 1])
+        np.testing.assert_allclose(deviations, expected, rtol=0.02)
+    equal = NoiseSettings(exploration_sigma=0.04, exploration_spread=1.0)
+    draws = [make_exploration(equal, context(1, rank=rank))(zeros) for rank in (0.0, 0.9)]
+    np.testing.assert_array_equal(*draws)
+    with pytest.raises(ConfigError, match="--agent.exploration-spread: expected 1 to 10, got 0.5"):
+        NoiseSettings(exploration_spread=0.5)

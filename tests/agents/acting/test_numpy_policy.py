@@ -26,7 +26,7 @@ class Weights:
 
 def compiled(act, size=SIZE, batch=1, **networks):
     spec = tf.TensorSpec([size], tf.float32)
-    return compile_policy(ActingPolicy(networks, act, spec, LatestObservation()), batch)
+    return compile_policy(ActingPolicy(networks, act, spec, LatestObservation), batch)
 
 
 def randomize(networks, seed):

@@ -9,9 +9,10 @@ from acme import specs
 
 import environments
 import rl_replicator as rr
+from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.environment_loop import evaluation_return
+from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
 from tests.agents.d4pg import numpy_step
@@ -45,8 +46,10 @@ def trained(environment):
     learner = agent.make_learner(rr.make("single_device"), f"localhost:{server.port}", 100)
     before = learner.get_variables(["policy"])
     adder = agent.make_adder(client, print)
-    actor = agent.make_actor(learner, adder, np.random.default_rng(0), lambda: 0)
-    evaluation_return(environment, actor, max_actions=100)  # Ten rows.
+    actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
+    for _, timestep in explore([environment], actor):  # Ten rows.
+        if timestep.last():
+            break
     adder.finish()
     learner.step()
     yield agent, learner, before, client
@@ -79,10 +82,9 @@ def test_the_evaluator_takes_the_action_of_the_policy_without_noise(trained):
 
 def test_the_actor_adds_noise_of_the_configured_size(trained):
     agent, learner, _, client = trained
-    actor = agent.make_actor(
-        learner, agent.make_adder(client, print), np.random.default_rng(1), lambda: 0
-    )
-    draws = np.array([actor.select_action(OBSERVATION)[0] for _ in range(1000)])
+    context = ExplorationContext(np.random.default_rng(1))
+    actor = agent.make_actor(learner, [agent.make_adder(client, print)], [context])
+    draws = np.array([actor.select_actions([OBSERVATION])[0][0] for _ in range(1000)])
     assert draws.dtype == np.float32 and np.abs(draws).max() <= 1
     expected = acts(learner.get_variables(["policy"]))[0]
     assert draws.mean() == pytest.approx(expected, abs=5 * SIGMA / math.sqrt(1000))

@@ -91,7 +91,7 @@ def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
     counter = Counter(tmp_path, total_steps=250, restored=None)
     assert counter.lease(0, 0, 0.0, []) == 100
     assert counter.lease(1, 0, 0.0, []) == 100
-    assert counter.lease(0, 100, 0.0, [Episode(7.0, 100, {"noise": 1})]) == 50
+    assert counter.lease(0, 100, 0.0, [Episode(0, 7.0, 100, {"noise": 1})]) == 50
     # Actor 1 was restarted after 30 of its 100 steps: what it did not use is granted again.
     assert counter.lease(1, 30, 0.0, []) == 70
     assert counter.lease(0, 50, 0.0, []) == 0

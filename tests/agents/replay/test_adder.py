@@ -131,7 +131,7 @@ def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
 
 
 def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
-    """Chunks of 16: a message to the server costs several times what its row does."""
+    """Chunks of 8: a message to the server costs several times what its row does."""
     adder = make_adder(server, layout, max_in_flight_items=32)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     client = server.localhost_client()

@@ -1,0 +1,125 @@
+"""Actors with several environments: exact counts, seeds, and random streams for a resume."""
+
+import numpy as np
+import pytest
+import reverb
+from acme import specs
+
+import launchpad as lp
+from agents.agent import ExplorationContext
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.learning.variables import copy_variables
+from agents.nodes.actor import ActorNode
+from agents.nodes.counter import Counter
+from agents.plan.evaluation import EvaluationSchedule
+from agents.plan.replicas import Replicas
+from agents.plan.run_plan import RunPlan
+from agents.replay.table import TABLE
+from agents.replay.transitions import TransitionLayout
+from agents.task import Task
+
+TASK = Task("environments.fakes:target")
+
+
+class Weights:
+    """Serves weights that do not change."""
+
+    def __init__(self, agent):
+        self._networks = agent.make_acting_networks()
+
+    def get_variables(self, names):
+        return copy_variables(self._networks, names)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return D4PG(D4PGConfig(policy_layers=(8,), n_step=2), TASK.spec())
+
+
+@pytest.fixture(scope="module")
+def source(agent):
+    return Weights(agent)
+
+
+@pytest.fixture(autouse=True)
+def ready(monkeypatch):
+    monkeypatch.setattr(lp, "wait_until_ready", lambda: True)
+
+
+def act(agent, source, counter, run_dir, actors, envs, indices):
+    """Runs actors one after another; returns the rows that they wrote, sorted."""
+    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    table = reverb.Table(
+        TABLE,
+        reverb.selectors.Fifo(),
+        reverb.selectors.Fifo(),
+        max_size=10_000,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        max_times_sampled=1,
+        signature=layout.signature,
+    )
+    server = reverb.Server([table])
+    client = reverb.Client(f"localhost:{server.port}")
+    plan = RunPlan(
+        task=TASK,
+        seed=5,
+        total_steps=counter.progress().total_steps,
+        num_actors=actors,
+        envs_per_actor=envs,
+        num_caches=0,
+        replicas=Replicas.parse("1", "threads", None),
+        evaluation=EvaluationSchedule(),
+        checkpoint_seconds=30.0,
+        run_dir=run_dir,
+    )
+    for index in indices:
+        ActorNode(index, agent, plan, client, source, counter).run()
+    count = client.server_info()[TABLE].current_size
+    samples = client.sample(TABLE, num_samples=count, emit_timesteps=False)
+    rows = np.stack([np.ravel(sample.data) for sample in samples])
+    server.stop()
+    return rows[np.lexsort(rows.T)]
+
+
+@pytest.mark.timeout(120)
+def test_environments_of_one_actor_are_those_of_as_many_actors(agent, source, tmp_path):
+    """The same seeds, noise, sigmas and steps, whichever actor has an environment."""
+    steps = 130
+    together = Counter(tmp_path / "one", total_steps=3 * steps, restored=None)
+    rows = act(agent, source, together, tmp_path, actors=1, envs=3, indices=[0])
+    assert together.progress().environment_steps == 3 * steps
+    apart, states = [], []
+    for index in range(3):
+        counter = Counter(tmp_path / str(index), total_steps=steps, restored=None)
+        apart.append(act(agent, source, counter, tmp_path, actors=3, envs=1, indices=[index]))
+        states.append(counter.random_state(index))
+    expected = np.concatenate(apart)
+    np.testing.assert_allclose(rows, expected[np.lexsort(expected.T)], atol=1e-6)
+    # Each environment goes on from streams of its own after a stop.
+    assert [together.random_state(number) for number in range(3)] == states
+    assert None not in states and states[0] != states[1]
+
+
+@pytest.mark.timeout(120)
+def test_several_actors_of_several_environments_take_exactly_the_steps(agent, source, tmp_path):
+    counter = Counter(tmp_path, total_steps=207, restored=None)
+    act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
+    assert counter.progress().environment_steps == 207 and counter.progress().steps_done
+
+
+def test_a_policy_of_two_environments_gives_each_its_own_action(agent, source):
+    class Rows:
+        def add_first(self, timestep):
+            pass
+
+    # The same noise in both environments.
+    contexts = [ExplorationContext(np.random.default_rng(3)) for _ in range(2)]
+    actor = agent.make_actor(source, [Rows(), Rows()], contexts)
+    evaluator = agent.make_evaluator(source)
+    observations = [np.array([x, 0.5], np.float32) for x in (-0.7, 0.9)]
+    actions = actor.select_actions(observations)
+    policy = [evaluator.select_action(observation) for observation in observations]
+    noise = np.subtract(actions, policy)
+    np.testing.assert_allclose(noise[0], noise[1], atol=1e-6)
+    assert abs(noise[0, 0]) > 0.01 and abs(policy[0] - policy[1]) > 1e-6
