@@ -1,5 +1,7 @@
 """Actors with several environments: exact counts, seeds, and random streams for a resume."""
 
+import threading
+
 import numpy as np
 import pytest
 import reverb
@@ -45,6 +47,7 @@ def source(agent):
 @pytest.fixture(autouse=True)
 def ready(monkeypatch):
     monkeypatch.setattr(lp, "wait_until_ready", lambda: True)
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
 
 
 def act(agent, source, counter, run_dir, actors, envs, indices):
