@@ -74,6 +74,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         replicas=Replicas.parse("1", "threads", None),
         evaluation=EvaluationSchedule(),
         checkpoint_seconds=30.0,
+        keep_checkpoints=1,
         run_dir=run_dir,
     )
     for index in indices:
