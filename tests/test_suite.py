@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.suite import plugin
+
 ROOT = Path(__file__).parents[1]
 
 # Runs beside the test that fails: a test that takes long and has a process of its own.
@@ -173,3 +175,21 @@ def test_passes():
         "1 of 2 runs failed",
         "    1  test_a.py::test_fails_at_first",
     ]
+
+
+def test_long_files_come_first(tmp_path, monkeypatch):
+    (tmp_path / "durations.json").write_text('{"test_long.py": 9, "test_longest.py": 20}')
+    monkeypatch.setattr(plugin, "DURATIONS", tmp_path / "durations.json")
+
+    class Item:
+        def __init__(self, name, limit=None):
+            self.nodeid, self.path = f"{name}.py::test", Path(f"{name}.py")
+            self._limit = limit
+
+        def get_closest_marker(self, name):
+            return pytest.mark.timeout(self._limit).mark if self._limit else None
+
+    items = [Item("test_a"), Item("test_limit", 300), Item("test_long"), Item("test_longest")]
+    plugin.Plugin(None).pytest_collection_modifyitems(items)
+    names = [item.path.stem for item in items]
+    assert names == ["test_longest", "test_long", "test_limit", "test_a"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 
 from tests.suite import leftovers
-from tests.suite.plugin import DIRECTORY_VARIABLE, records
+from tests.suite.plugin import DIRECTORY_VARIABLE, DURATIONS, records
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
@@ -114,6 +115,9 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=2400, help="seconds for the whole run")
     parser.add_argument("--patience", type=float, default=20, help="seconds beyond a test's limit")
     parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the durations of files, to order later runs by"
+    )
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
     if options.workers > 1:
@@ -130,6 +134,8 @@ def main() -> int:
                 for line in left:
                     _say(f"left behind: {line}")
                 status = status or int(bool(left))
+                if options.record and not status:
+                    shutil.copy(Path(directory) / DURATIONS.name, DURATIONS)
         finally:
             leftovers.kill_descendants()
             for path in sorted(Path(directory).glob("*.stacks")):

@@ -6,6 +6,7 @@ watcher reads.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import json
@@ -18,6 +19,9 @@ from typing import Any
 import pytest
 
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
+# Seconds of each file that takes long; `python -m tests.suite --record` writes it.
+DURATIONS = Path(__file__).with_name("durations.json")
+_LONG = 5.0
 # Seconds that a process may take before its first test.
 _COLLECTION_LIMIT = 300.0
 
@@ -84,11 +88,17 @@ class Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        """Moves files with long tests to the front, so that the workers end at about one time."""
+        """Moves long files to the front, so that the workers end at about one time."""
+        known = json.loads(DURATIONS.read_text())
         longest: dict[Path, float] = {}
         for item in items:
             longest[item.path] = max(longest.get(item.path, 0.0), _limit(item))
-        items.sort(key=lambda item: -longest[item.path])
+
+        def key(item: pytest.Item) -> tuple[float, float]:
+            file = item.nodeid.partition("::")[0]
+            return -known.get(file, 0.0), -longest[item.path]
+
+        items.sort(key=key)
 
     def pytest_collection(self):
         self._progress.note("collection", _COLLECTION_LIMIT)
@@ -120,13 +130,15 @@ class ControllerPlugin:
     def __init__(self, directory: Path):
         self._directory = directory
         self._crashed: str | None = None
+        self._seconds: collections.Counter[str] = collections.Counter()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem):
         self._crashed = crashitem
 
     @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self):
+    def pytest_runtest_logreport(self, report):
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
         # Called with the report of the crash. pytest-xdist would let the other worker go on, and
         # some of its schedulers then wait for ever for the tests of the dead one.
         if self._crashed is not None:
@@ -135,11 +147,19 @@ class ControllerPlugin:
                     os.kill(record["pid"], signal.SIGKILL)  # pytest-xdist would wait for 10 s.
             pytest.exit(f"the process that ran {self._crashed} died", returncode=1)
 
+    def pytest_sessionfinish(self):
+        long = {file: round(s) for file, s in self._seconds.items() if s >= _LONG}
+        (self._directory / DURATIONS.name).write_text(
+            json.dumps(long, indent=1, sort_keys=True) + "\n"
+        )
+
 
 def records(directory: Path) -> list[dict[str, Any]]:
     """Returns the record of every process that runs tests: pid, activity, since, limit."""
     found = []
     for path in sorted(directory.glob("*.json")):
+        if path.name == DURATIONS.name:
+            continue
         with contextlib.suppress(FileNotFoundError):  # The process ended meanwhile.
             found.append(json.loads(path.read_text()))
     return found
