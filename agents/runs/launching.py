@@ -12,8 +12,9 @@ _LAUNCH_TYPES = {
     "ray": lp.LaunchType.RAY,
 }
 _LEARNER = "learner"
-# Low estimates of the memory of an actor: its environment, and in a process TensorFlow too.
-_ACTOR_BYTES = {"threads": 20e6, "processes": 300e6, "ray": 300e6}
+# Low estimates of the memory of an environment, and of an actor: in a process TensorFlow too.
+_ENVIRONMENT_BYTES = 20e6
+_ACTOR_BYTES = {"threads": 0.0, "processes": 280e6, "ray": 280e6}
 # Set by `share_processors` in the launcher; machines of a named cluster do not inherit it.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
@@ -27,11 +28,12 @@ def share_processors() -> None:
     os.environ.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
 
 
-def check_actors(actors: int, engine: str, address: str | None) -> None:
-    """Refuses more actors than fit into the memory of this machine.
+def check_actors(actors: int, envs_per_actor: int, engine: str, address: str | None) -> None:
+    """Refuses more actors and environments than fit into the memory of this machine.
 
     Args:
       actors: number of actors.
+      envs_per_actor: environments of each.
       engine: "threads", "processes" or "ray".
       address: Ray cluster to run on, whose memory is not known here; None for this machine.
 
@@ -41,13 +43,13 @@ def check_actors(actors: int, engine: str, address: str | None) -> None:
     memory = available_memory()
     if address is not None or memory == float("inf"):
         return
-    most = max(1, int(memory / _ACTOR_BYTES[engine]))
-    check_option(
-        actors <= most,
-        "actors",
-        f"at most {most} with --launch {engine} and {memory / 1e9:.1f} GB of free memory",
-        actors,
-    )
+    base = _ACTOR_BYTES[engine]
+    where = f"with --launch {engine} and {memory / 1e9:.1f} GB of free memory"
+    most = max(1, int(memory / (base + _ENVIRONMENT_BYTES)))
+    check_option(actors <= most, "actors", f"at most {most} {where}", actors)
+    most = max(1, int((memory / actors - base) / _ENVIRONMENT_BYTES))
+    expected = f"at most {most} with --actors {actors}, {where.removeprefix('with ')}"
+    check_option(envs_per_actor <= most, "envs_per_actor", expected, envs_per_actor)
 
 
 def launch(program: lp.Program, engine: str, address: str | None, gpus: int) -> lp.ProgramManager:

@@ -38,7 +38,7 @@ _RUNS = Path("runs")
 
 def train(command: "AgentCommand", options: "AgentOptions", listener: RunListener) -> int:
     """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
-    check_actors(options.actors, options.launch, options.address)
+    check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     share_processors()
     run, options = _choose_run(command.name, options)
     task = options.task

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     search_working_directory_last()
-    quiet_libraries()
+    configure_libraries()
     try:
         status = _run(args)
         sys.stdout.flush()  # Here, so that a closed pipe raises inside of this `try`.
@@ -91,14 +91,17 @@ def search_working_directory_last() -> None:
             sys.path.append(path)
 
 
-def quiet_libraries() -> None:
-    """Sets the environment variables by which TensorFlow and gRPC log errors only.
+def configure_libraries() -> None:
+    """Sets environment variables: TensorFlow and gRPC log errors only, NumPy takes one thread.
 
     The libraries read them once, when they are imported; child processes inherit them. Variables
     that the user has set are kept.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Actors multiply one observation with small matrices: with two threads that takes up to twice
+    # the processor time, which they share with the learner.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _run(args: list[str]) -> int:

@@ -229,11 +229,13 @@ def test_the_working_directory_comes_last(monkeypatch, tmp_path):
     assert sys.path == ["/bin", str(main._ROOT), str(tmp_path)]
 
 
-def test_tensorflow_is_told_to_be_quiet(monkeypatch):
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+def test_libraries_are_configured_before_they_are_imported(monkeypatch):
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
-    main.quiet_libraries()
+    main.configure_libraries()
     import os
 
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG"

@@ -32,6 +32,11 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
             "--actors: expected at most 26 with --launch processes",
         ),
         (
+            ("--actors", "2", "--envs-per-actor", "300"),
+            "--envs-per-actor: expected at most 200 with --actors 2, --launch threads and",
+        ),
+        (("--envs-per-actor", "0"), "--envs-per-actor: expected at least 1, got 0"),
+        (
             ("--agent.policy-layers", "1000000", "1000000"),
             r"--agent\.policy-layers: expected one or more layer sizes from 1 to 8192, got",
         ),
