@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 import sys
 import traceback
+from typing import Any
 
 
 class LaunchpadError(RuntimeError):
@@ -134,5 +135,5 @@ class NodeFailedError(LaunchpadError):
             text = f"{record.traceback_text.rstrip()}\n{text}"
         super().__init__(text)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.label, self.index, self._record)

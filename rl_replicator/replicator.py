@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import collectives
-from rl_replicator.optimizers import wrapping
+from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
@@ -121,7 +121,7 @@ class Replicator(abc.ABC):
           ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is wrapped already, or
             if an option is invalid.
         """
-        options = wrapping.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
+        options = gradients.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
         return wrapping.wrap(optimizer, options)
 
     def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:

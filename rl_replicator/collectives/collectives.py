@@ -202,7 +202,7 @@ def map_reduce(function: Callable[[Any], Any], xs: Sequence[Any], op: str = "sum
     if not xs:
         raise errors.ConfigError("expected at least one item to reduce, got none; pass some")
 
-    def reduce(*ys):
+    def reduce(*ys: Any) -> Any:
         if ys[0] is None:
             return None
         _check_reducible(ys[0], op)

@@ -1,6 +1,7 @@
 """Sums over replicas, of all dtypes and with gradients: the basis of all collectives."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -165,11 +166,11 @@ def record(call: str) -> None:
 def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     # With a custom gradient, because the call log would not see TensorFlow's own.
     @tf.custom_gradient
-    def summed(*xs):
+    def summed(*xs: tf.Tensor) -> Any:
         is_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
         ys = _sum_in_parts(xs) if is_tpu and xs[0].dtype == tf.int64 else _all_sum(xs)
 
-        def gradient(*dys):
+        def gradient(*dys: tf.Tensor) -> list[tf.Tensor]:
             of = f"the gradient of {call}"
             record(of)
             return _sum(dys, of)

@@ -41,7 +41,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     """
     size, check = _size(batch, num_micro_batches)
 
-    def part(i):
+    def part(i: Any) -> Any:
         with tf.control_dependencies(check):
             return tf.nest.map_structure(lambda x: _part(x, i, size), batch)
 
@@ -51,7 +51,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         return tf.nest.map_structure(lambda y: None if y is None else _mean(_start(y), y, 1), first)
     flat = [y for y in tf.nest.flatten(first) if y is not None]
 
-    def body(i, carried):
+    def body(i: Any, carried: Any) -> Any:
         found = [y for y in tf.nest.flatten(function(part(i))) if y is not None]
         if len(found) != len(flat):
             raise errors.ConfigError(

@@ -170,11 +170,20 @@ class _ReplicaLocal:
     def extended(self) -> "_ReplicaLocal":
         return self
 
-    def update(self, variable, function, args=(), kwargs=None, group=True):
+    def update(
+        self,
+        variable: Any,
+        function: Any,
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `function(variable, *args, **kwargs)`; see `tf.distribute.StrategyExtended`."""
         del group
         return function(variable, *args, **(kwargs or {}))
 
-    def colocate_vars_with(self, variable):
+    def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
+        """Returns a context without effect."""
         del variable
         return contextlib.nullcontext()
 
@@ -182,16 +191,16 @@ class _ReplicaLocal:
 class _NewKeras(_Keras):
     """Keras 2.11 and later, whose updates would otherwise leave the replica for the strategy."""
 
-    def _apply_here(self, pairs, name):
+    def _apply_here(self, pairs: Any, name: Any) -> None:
         inner = self
         if _has_slices([gradient for gradient, _ in pairs]):
             inner, pairs = _own(self), [(gradient, _own(variable)) for gradient, variable in pairs]
         super(Wrapped, inner).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
 
-    def _internal_apply_gradients(self, grads_and_vars):
+    def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
         return self._distributed_apply_gradients_fn(_ReplicaLocal(), grads_and_vars)
 
-    def _apply_weight_decay(self, variables):
+    def _apply_weight_decay(self, variables: Any) -> None:
         # That of Keras's base class, which knows no strategy.
         super(tf.keras.optimizers.Optimizer, self)._apply_weight_decay(variables)  # type: ignore[misc]
 
@@ -199,13 +208,13 @@ class _NewKeras(_Keras):
 class _LegacyKeras(_Keras):
     """Keras before 2.11, now tf.keras.optimizers.legacy."""
 
-    def _apply_here(self, pairs, name):
+    def _apply_here(self, pairs: Any, name: Any) -> None:
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         variables = [variable for _, variable in pairs]
         state = self._prepare(variables)
         self._distributed_apply(_ReplicaLocal(), self._transform_gradients(pairs), state, name)
 
-    def _trackable_children(self, *args, **kwargs):
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # Keras ties slots to their parameters, where tf.train.TrackableView does not see them.
         children = dict(super()._trackable_children(*args, **kwargs))  # type: ignore[misc]
         known = {id(child) for child in children.values()}

@@ -186,7 +186,7 @@ class CompiledStep(ReplicatedStep):
         """
 
         @tf.function(autograph=False)
-        def call(*arguments):
+        def call(*arguments: Any) -> list[tf.Tensor]:
             return self._steps(one_step, *arguments)
 
         return call.get_concrete_function(*self._inputs.argument_specs)
@@ -255,10 +255,10 @@ class CompiledStep(ReplicatedStep):
             tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in one_step.outputs
         ]
 
-        def body(taken, _, arrays):
+        def body(taken: tf.Tensor, _: tf.Tensor, arrays: Any) -> Any:
             status, row = self._take(arguments)
 
-            def step():
+            def step() -> list[tf.TensorArray]:
                 outputs = self._step(one_step, row)
                 return [array.write(taken, x) for array, x in zip(arrays, outputs, strict=True)]
 
@@ -266,7 +266,7 @@ class CompiledStep(ReplicatedStep):
             arrays = tf.cond(has_row, step, lambda: arrays)
             return taken + tf.cast(has_row, tf.int32), status, arrays or []
 
-        def goes_on(taken, status, _):
+        def goes_on(taken: tf.Tensor, status: tf.Tensor, _: Any) -> tf.Tensor:
             return tf.logical_and(taken < count, tf.equal(status, inputs_lib.ELEMENT))
 
         start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), arrays]

@@ -1,6 +1,7 @@
 """Compares the replicas' copies of variables while steps are taken."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +42,7 @@ class ReplicaCheck:
             return collectives.all_gather(tf.stack(own))
 
         @tf.function(autograph=False)
-        def compare():
+        def compare() -> Any:
             with call_log.recording():
                 return host.run(replica)[0]
 

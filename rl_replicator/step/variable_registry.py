@@ -3,6 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ class Registry:
     def recording(self) -> Iterator[None]:
         """Records what is created inside the context."""
 
-        def creator(next_creator, **kwargs):
+        def creator(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
             self.num_created += 1
             self._created.append(weakref.ref(variable))

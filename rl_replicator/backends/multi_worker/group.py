@@ -283,7 +283,7 @@ class Group:
             self._exchange(messages, "MultiWorkerReplicator", b"", timeout)
 
         @tf.function(autograph=False)
-        def meet():
+        def meet() -> None:
             context = tf.distribute.get_replica_context()
             context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
 

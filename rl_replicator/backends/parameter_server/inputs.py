@@ -215,7 +215,7 @@ class WorkerDatasets(WorkerInputs):
     def _make_arguments(self) -> tuple[Any, ...]:
         begin = self._position if self._is_finite else self._origin
 
-        def open_on_worker():
+        def open_on_worker() -> tf.data.Dataset:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
             with tf.device(_CHIEF):  # So that only the worker's own graph is sent to it.
                 graph = tf.gather(tf.stack(self._sources), worker)
@@ -230,7 +230,7 @@ class WorkerDatasets(WorkerInputs):
     def _with_status(self, data: tf.data.Dataset) -> tf.data.Dataset:
         """Prepends a status to the tensors of each element; repeats `END` after the last one."""
 
-        def element(*element):
+        def element(*element: Any) -> tuple[Any, ...]:
             flat = tf.nest.flatten(element, expand_composites=True)
             flat = flat if self._pad_to is None else inputs_lib.pad(element, self._pad_to)
             return (tf.constant(inputs_lib.ELEMENT), *flat)

@@ -162,7 +162,7 @@ class AsynchronousStep(compiled.CompiledStep):
         """
 
         @tf.function(autograph=False)
-        def call(*arguments):
+        def call(*arguments: Any) -> tf.Tensor:
             with self._inputs.on_worker() as worker:
                 head, *outputs = self._steps(one_step, *arguments)
             head = tf.concat([tf.cast(head, tf.int64), [worker]], axis=0)

@@ -190,8 +190,8 @@ class DatasetInputs(contract.Inputs):
         iterators = [iter(dataset.skip(used)) for dataset in self._datasets]
 
         @tf.function(autograph=False)
-        def pump():
-            def body(_):
+        def pump() -> Any:
+            def body(_: Any) -> Any:
                 row = self._row(iterators)
                 with tf.control_dependencies([queue.enqueue(row)]):
                     return tf.equal(row[0], contract.ELEMENT)

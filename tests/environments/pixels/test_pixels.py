@@ -106,7 +106,9 @@ def test_what_cannot_be_drawn_is_one_line():
     with pytest.raises(error, match=r"^expected a camera of the model, -1 to 1 .* got 2$"):
         environments.make("cartpole:swingup", 1, Pixels(camera=2))
     silent = environments.adapt(gymnasium_fake.Seven(True, render_mode=None))
-    with pytest.raises(error, match="render_mode='rgb_array', got None$"):
+    with pytest.raises(
+        error, match="render_mode='rgb_array', got None; pass it to gymnasium.make$"
+    ):
         environments.PixelEnvironment(silent, Pixels())
     gymnasium = _make_gymnasium(Pixels(camera=1))
     with pytest.raises(error, match="^expected camera 0, since Gymnasium fixes the camera"):
