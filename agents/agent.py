@@ -12,7 +12,7 @@ from acme import core, specs
 from acme.adders import base as adders
 
 import rl_replicator as rr
-from agents.replay.memory_estimate import ReplaySize
+from agents.replay.memory_estimate import MemoryEstimate
 
 
 class VariableSource(Protocol):
@@ -105,7 +105,7 @@ class Agent(Protocol):
     the node that uses it. `agents.off_policy_agent.OffPolicyAgent` implements most of it.
     """
 
-    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
         """Estimates the memory of the replay tables; None if negligible.
 
         Args:

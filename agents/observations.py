@@ -17,7 +17,7 @@ from agents.learning.normalization import RunningNormalization
 from agents.networks.augmentation import random_shift
 from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
 from agents.replay.frames import FrameLayout
-from agents.replay.memory_estimate import ReplaySize, predict
+from agents.replay.memory_estimate import MemoryEstimate, estimate
 from agents.replay.transitions import Layout, TransitionLayout
 from rl_replicator.errors import check_option
 from rl_replicator.layers import precision
@@ -43,7 +43,7 @@ class Observations(Protocol):
         """
         ...
 
-    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
         """Estimates the memory of the replay table; None if negligible.
 
         Args:
@@ -94,7 +94,7 @@ class StateObservations:
         """Returns a layout with one row for each transition."""
         return TransitionLayout(self._environment_spec, extras_spec)
 
-    def replay_size(self, environment: dm_env.Environment) -> None:
+    def estimate_memory(self, environment: dm_env.Environment) -> None:
         """Returns None: a million rows are small beside the memory of most machines."""
 
     def make_encoder(self, name: str) -> snt.Module:
@@ -152,10 +152,10 @@ class PixelObservations:
             self._environment_spec, settings.frame_stack, self._n_step, chunk_length, extras_spec
         )
 
-    def replay_size(self, environment: dm_env.Environment) -> ReplaySize:
+    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate:
         """Estimates the memory of the replay table from frames of `environment`."""
         replay = self._settings.replay
-        return predict(environment, replay.max_size, replay.chunk_length)
+        return estimate(environment, replay.max_size, replay.chunk_length)
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network."""

@@ -29,7 +29,7 @@ from agents.networks.policies import DeterministicPolicy, inverting_tanh
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
-from agents.replay.memory_estimate import ReplaySize
+from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import PriorityWriter
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
@@ -194,9 +194,9 @@ class OffPolicyAgent(abc.ABC):
 
     # The contract of `agents.agent.Agent`.
 
-    def replay_size(self, environment: dm_env.Environment) -> ReplaySize | None:
+    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
         """See `agents.agent.Agent`."""
-        return self.observations.replay_size(environment)
+        return self.observations.estimate_memory(environment)
 
     def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""

@@ -29,13 +29,13 @@ class PolicyActor(core.Actor):
         self._policy = ServedPolicy(policy, source, batch_size=1)
         self._history = policy.make_history()
         spec = policy.observation_spec
-        self.seen = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
+        self.last_observation = np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
         """The observation of the agent on which it acted last."""
 
     def select_action(self, observation: types.NestedArray) -> np.ndarray:
         """Returns the action [A] float32 for an observation of the environment."""
-        self.seen = self._history.observe(observation)
-        return self._policy(self.seen[None])[0]
+        self.last_observation = self._history.observe(observation)
+        return self._policy(self.last_observation[None])[0]
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Starts an episode."""

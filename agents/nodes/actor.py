@@ -10,7 +10,7 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.waiting import StoppedError, Waiting
+from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 
 
@@ -40,7 +40,7 @@ class ActorNode:
         self._counter = counter
         self._action_repeat = plan.task.action_repeat
         self._run_steps = counter.progress().environment_steps
-        waiting = Waiting(
+        waiting = WaitLog(
             f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
         )
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor

@@ -13,7 +13,7 @@ from agents.nodes.observation_images import strip
 from agents.plan.evaluation import EvaluationSchedule, evaluation_seed
 from agents.task import Task
 
-_SECONDS_BETWEEN_LOOKS = 0.25
+_POLL_SECONDS = 0.25
 
 
 class EvaluatorNode:
@@ -50,7 +50,7 @@ class EvaluatorNode:
         """Evaluates at the scheduled steps, and once more when the learner is done."""
         progress = self._counter.progress()
         due = progress.evaluation_step + self._schedule.every
-        while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
+        while not lp.wait_for_stop(_POLL_SECONDS):
             progress = self._counter.progress()
             if progress.learner_done:
                 self._evaluate(progress.total_steps, self._schedule.last_episodes)
@@ -75,7 +75,7 @@ class EvaluatorNode:
             if total is None:
                 return
             returns.append(total)
-        picture = strip(self._actor.seen)
+        picture = strip(self._actor.last_observation)
         if self._counter.record_evaluation(environment_steps, learner_steps, returns, picture):
             self._counter.keep_best(self._source.arrays)
 

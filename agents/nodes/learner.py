@@ -21,7 +21,7 @@ import rl_replicator as rr
 from agents.agent import Agent, AgentLearner
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
-from agents.nodes.waiting import StoppedError, Waiting
+from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
 from agents.replay.table import TABLE
@@ -33,8 +33,8 @@ from rl_replicator.runs.run_directory import RunDirectory
 _LOG = logging.getLogger("agents")
 
 # The learner is polled ten times a second and reports once a second.
-_SECONDS_BETWEEN_LOOKS = 0.1
-_LOOKS_PER_REPORT = 10
+_POLL_SECONDS = 0.1
+_POLLS_PER_REPORT = 10
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 # Ctrl-C ends a program within ten seconds: if the replay takes longer than this to write, the last
@@ -144,7 +144,7 @@ class LearnerNode:
     def _wait_for_first_rows(self) -> None:
         """Waits, interruptibly, until the table has enough items to be sampled."""
         started = time.monotonic()
-        waiting = Waiting("the learner", self._missing_rows)
+        waiting = WaitLog("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
             info = self._table_info()
             if info and info.current_size >= info.rate_limiter_info.min_size_to_sample:
@@ -179,12 +179,12 @@ class LearnerNode:
             raise
 
     def _watch(self) -> None:
-        waiting = Waiting("the learner", self._missing_rows)
+        waiting = WaitLog("the learner", self._missing_rows)
         last_steps, last_change = -1, time.monotonic()
         while True:
             starved = 0
-            for _ in range(_LOOKS_PER_REPORT):
-                if self._run_over.wait(_SECONDS_BETWEEN_LOOKS):
+            for _ in range(_POLLS_PER_REPORT):
+                if self._run_over.wait(_POLL_SECONDS):
                     return
                 starved += self._learner.starved()
             steps, now = self._learner.num_steps, time.monotonic()
@@ -193,13 +193,13 @@ class LearnerNode:
                 last_steps, last_change = steps, now
             if self._is_chief:
                 metrics = self._learner.metrics() if moved else {}
-                progress = self._counter.report_learner(steps, starved / _LOOKS_PER_REPORT, metrics)
+                progress = self._counter.report_learner(steps, starved / _POLLS_PER_REPORT, metrics)
             else:
                 progress = self._counter.progress()
             if progress.steps_done:
                 self._no_more_rows.set()
             # A learner that saves, or whose steps are long, makes no progress either.
-            is_waiting = starved == _LOOKS_PER_REPORT and not self._trained.is_set()
+            is_waiting = starved == _POLLS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or lp.stop_event().is_set():
                 # Another worker may be the one that gets no items.
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from rl_replicator.errors import UsageError
 
-# Memory of an item beside its frames, in table and allocator (`bench/pixel_replay.py`).
+# Bytes of an item besides its frames, in table and allocator (`bench/pixel_replay.py`).
 _BYTES_PER_ITEM = 1_800
 _FRAMES = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplaySize:
-    """An estimate.
+class MemoryEstimate:
+    """The estimated memory of a replay.
 
     Attributes:
       transitions: number of transitions in the full table.
@@ -44,7 +44,14 @@ class ReplaySize:
         )
 
     def check_fits(self, available: float) -> None:
-        """Raises UsageError, with the numbers, if the estimate exceeds `available` bytes."""
+        """Checks that the replay fits into the memory.
+
+        Args:
+          available: free memory in bytes.
+
+        Raises:
+          UsageError: if the estimate exceeds it.
+        """
         if self.num_bytes > available:
             fitting = int(available / self.bytes_each)
             raise UsageError(
@@ -54,11 +61,11 @@ class ReplaySize:
             )
 
 
-def predict(environment: dm_env.Environment, max_size: int, chunk_length: int) -> ReplaySize:
-    """Plays a few random steps and compresses their frames as the replay would.
+def estimate(environment: dm_env.Environment, max_size: int, chunk_length: int) -> MemoryEstimate:
+    """Estimates the memory of a replay from the compressed frames of random actions.
 
     Args:
-      environment: its observations are single uint8 frames.
+      environment: environment whose observations are single uint8 frames.
       max_size: number of transitions in the full table.
       chunk_length: number of frames that are compressed together.
 
@@ -72,7 +79,7 @@ def predict(environment: dm_env.Environment, max_size: int, chunk_length: int) -
         len(tf.io.serialize_tensor(tf.raw_ops.CompressElement(components=[chunk])).numpy())
         for chunk in chunks
     )
-    return ReplaySize(
+    return MemoryEstimate(
         transitions=max_size,
         bytes_each=compressed / len(frames) + _BYTES_PER_ITEM,
         frame_bytes=frames[0].nbytes,
@@ -81,7 +88,7 @@ def predict(environment: dm_env.Environment, max_size: int, chunk_length: int) -
 
 
 def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.ndarray:
-    """[T, H, W, C] uint8: frames less the first one of their episode, as they are stored."""
+    """Returns differences of frames from their episode's first, as stored: [T, H, W, C] uint8."""
     shape = environment.action_spec().shape
     differences: list[np.ndarray] = []
     first = timestep = environment.reset()
@@ -96,7 +103,8 @@ def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.nd
 def available_memory() -> float:
     """Returns the bytes that this process may still allocate, on the machine or in its cgroup.
 
-    Infinite if the system does not tell.
+    Returns:
+      Bytes; infinity if they are unknown.
     """
     available = [float("inf")]
     try:

@@ -97,7 +97,7 @@ def _announce(agent: Agent, task: Task) -> list[str]:
     if task.pixels is None:
         return []
     environment = task.make(seed=0)
-    size = agent.replay_size(environment)
+    size = agent.estimate_memory(environment)
     environment.close()
     if size is None:
         return []

@@ -14,7 +14,7 @@ from pathlib import Path
 from agents.suites.progress import RunStatus, State
 from rl_replicator.jobs import task_entry
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 # `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
 _SECONDS_TO_END = 120.0
 _THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -118,7 +118,7 @@ class Scheduler:
                     self._start(waiting.pop(0))
                 self._reap()
                 self._on_look()
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLL_SECONDS)
         finally:
             for process in self._running:  # After an error of our own.
                 process.popen.kill()
@@ -168,7 +168,7 @@ class Scheduler:
                     if process.popen.poll() is None:
                         os.killpg(process.popen.pid, signal.SIGKILL)
             self._on_look()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
 
     def _reason(self, status: RunStatus, code: int) -> str:
         how = f"exit status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"

@@ -397,7 +397,7 @@ def test_variables_from_elsewhere(replicator):
     refuses(replicator, "'of_another:0'", lambda x: x[0, 0, 0, 0] * other)
     with replicator.scope():
         own = tf.Variable([1.0, 2.0])
-    with pytest.raises(rr.ConfigError, match="a callable input without variables"):
+    with pytest.raises(rr.ConfigError, match="a callable input that uses no variables"):
         replicator.make_inputs(lambda context: lambda: own + 1)
     source = tf.Variable([1.0, 2.0])  # On the host, where a callable input runs.
     step = replicator.replicate(

@@ -21,7 +21,7 @@ from rl_replicator.runs.metrics import read_metrics
 class Policy(core.Actor):
     """Does nothing; counts the updates of its weights."""
 
-    seen = np.zeros(1, np.float32)
+    last_observation = np.zeros(1, np.float32)
 
     def __init__(self, source):
         self._source = source

@@ -4,7 +4,7 @@ import dm_env
 import numpy as np
 import pytest
 
-from agents.replay.memory_estimate import ReplaySize, available_memory, predict
+from agents.replay.memory_estimate import MemoryEstimate, available_memory, estimate
 from rl_replicator.errors import UsageError
 
 SHAPE = (64, 64, 3)
@@ -49,7 +49,7 @@ class Noise(dm_env.Environment):
     ids=["noise", "half noise", "still", "noise in every second frame"],
 )
 def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
-    size = predict(Noise(rows), max_size=1000, chunk_length=4)
+    size = estimate(Noise(rows), max_size=1000, chunk_length=4)
     assert size.frame_bytes == FRAME_BYTES and size.num_bytes == 1000 * size.bytes_each
     # Snappy needs 5 % of a frame where all is the same; 1,800 bytes are an item without frames.
     assert size.bytes_each - 1_800 == pytest.approx(share * FRAME_BYTES, abs=0.06 * FRAME_BYTES)
@@ -63,13 +63,13 @@ def test_longer_chunks_share_more():
             self._random = np.random.default_rng(0 if self._time else 1)
             return super()._observe()
 
-    sizes = [predict(Same((64,) * 61), 10, chunk_length).bytes_each for chunk_length in (1, 4)]
+    sizes = [estimate(Same((64,) * 61), 10, chunk_length).bytes_each for chunk_length in (1, 4)]
     assert sizes[0] - 1_800 == pytest.approx(FRAME_BYTES, rel=0.06)
     assert sizes[1] - 1_800 < 0.6 * FRAME_BYTES
 
 
 def test_what_does_not_fit_is_refused_with_the_size_that_would():
-    size = ReplaySize(transitions=10, bytes_each=100.0, frame_bytes=200, frames_measured=5)
+    size = MemoryEstimate(transitions=10, bytes_each=100.0, frame_bytes=200, frames_measured=5)
     size.check_fits(1000.0)
     with pytest.raises(UsageError, match="max-size below 9") as error:
         size.check_fits(999.0)

@@ -13,11 +13,11 @@ class StoppedError(Exception):
     """Ends a wait because the program stops."""
 
 
-class Waiting:
+class WaitLog:
     """Logs a line every ten seconds of a wait."""
 
     def __init__(self, who: str, reason: Callable[[], str]):
-        """Stores what to log.
+        """Stores the texts.
 
         Args:
           who: the node, as users know it.

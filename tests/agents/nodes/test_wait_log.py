@@ -7,7 +7,7 @@ import pytest
 
 import launchpad as lp
 from agents.nodes.counter import Counter, Episode, Progress, restored_counter
-from agents.nodes.waiting import StoppedError, Waiting
+from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.runs.progress import describe, verdict
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.progress_line import clock
@@ -21,7 +21,7 @@ def stop_event(monkeypatch):
 
 
 def test_a_wait_speaks_every_ten_seconds(stop_event, caplog):
-    waiting = Waiting("actor 3", lambda: "the replay")
+    waiting = WaitLog("actor 3", lambda: "the replay")
     with caplog.at_level(logging.WARNING):
         for second in range(31):
             waiting.tick(second)
@@ -37,7 +37,7 @@ def test_a_wait_speaks_every_ten_seconds(stop_event, caplog):
 
 
 def test_a_wait_ends_with_the_program(stop_event):
-    waiting = Waiting("actor 3", lambda: "the replay")
+    waiting = WaitLog("actor 3", lambda: "the replay")
     waiting.tick(1.0)
     stop_event.set()
     with pytest.raises(StoppedError):
