@@ -12,17 +12,23 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 
     Every default is the paper's or that of its published implementations, unless its line says
-    otherwise.
+    otherwise. `PAPER` has none of these departures.
     """
 
+    policy_layers: tuple[int, ...] = (256, 256)
+    """Units of the policy's hidden layers. The paper uses 300 and 200."""
+    critic_layers: tuple[int, ...] = (256, 256)
+    """Units of the critic's hidden layers. The paper uses 400 and 300."""
     n_step: int = 5
     """Steps of reward in a return before it bootstraps."""
     num_atoms: int = 51
     """Atoms of the return distribution."""
     value_min: float | None = None
-    """Lowest atom. Default: from the environment's lowest reward and the discount."""
+    """Lowest atom. Default: from the environment's lowest reward and the discount. The reference
+    implementation uses -150."""
     value_max: float | None = None
-    """Highest atom. Default: from the environment's highest reward and the discount."""
+    """Highest atom. Default: from the environment's highest reward and the discount. The reference
+    implementation uses 150."""
     critic_loss: str = "categorical"
     """`categorical`, or the import path of a function with the signature of
     `agents.d4pg.losses.categorical_td_loss`."""
@@ -39,6 +45,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Largest norm of one example's dQ/da. None: no clipping."""
     max_gradient_norm: float | None = 40.0
     """Largest global norm of a network's gradient. None: no clipping."""
+    replay: ReplayConfig = ReplayConfig(samples_per_insert=128.0)
+    """The replay table. The reference implementation takes 32 samples for each insert."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,8 +14,7 @@ class ReplayConfig:
     min_size: int = 1_000
     """Transitions in the table before the learner starts."""
     samples_per_insert: float = 64.0
-    """Transitions sampled for each one inserted, on average over the run. D4PG's reference
-    implementation takes 32."""
+    """Transitions sampled for each one inserted, on average over the run."""
     priority_exponent: float = 0.6
     """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
     importance_exponent_start: float = 0.4
