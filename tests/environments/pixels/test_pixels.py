@@ -111,7 +111,7 @@ def test_what_cannot_be_drawn_is_one_line():
     ):
         environments.PixelEnvironment(silent, Pixels())
     gymnasium = _make_gymnasium(Pixels(camera=1))
-    with pytest.raises(error, match="^expected camera 0, since Gymnasium fixes the camera"):
+    with pytest.raises(error, match="^expected camera 0, because Gymnasium fixes the camera"):
         gymnasium.reset()
 
 
