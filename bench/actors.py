@@ -6,7 +6,8 @@ All run in one process, in turn, each once a round, with equal networks (256-256
 transitions. There is no learner: the table's limiter never blocks. "acme" is what of dm-acme 0.2.4
 imports beside this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the same environment,
 with D4PG's noise in the policy network; it never fetches weights. Peers that are not installed are
-left out. They can be put into a folder of their own:
+left out. A processor second counts all threads, the replay server's too: on a busy machine it says
+more than the clock. Peers can be put into a folder of their own:
 
     pip install --no-deps --target PEERS jax==0.4.34 jaxlib==0.4.34 opt_einsum decorator \\
         tensorflow-probability==0.23.0 envpool==1.2.5 optree==0.20.0 envpool-assets==0.3.0 \\
@@ -48,6 +49,9 @@ DOMAIN, TASK = "cheetah", "run"
 NUM_ACTIONS, SIGMA = 6, 0.3
 PACKAGES = ("numpy", "tensorflow", "dm-reverb", "dm-acme", "dm-control", "mujoco", "envpool")
 ACME = "acme"
+
+# Unit -> figure -> rates.
+Samples = dict[str, dict[str, list[float]]]
 
 
 class NoAdder:
@@ -225,7 +229,7 @@ def make_sides() -> dict[str, Callable[[int], None]]:
     return sides
 
 
-def rows(samples: dict[str, list[float]]) -> list[dict[str, Any]]:
+def rows(unit: str, samples: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Returns one row per figure; ratios are to Acme's actor of the same kind, round by round."""
     about = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -237,7 +241,7 @@ def rows(samples: dict[str, list[float]]) -> list[dict[str, Any]]:
     }
     result = []
     for name, rates in samples.items():
-        row = {"figure": name, "unit": "environment steps/s", "samples": rates}
+        row: dict[str, Any] = {"figure": name, "unit": unit, "samples": rates}
         row["median"] = float(np.median(rates))
         peer = f"{ACME}, {name.rsplit(', ', 1)[-1]}"
         if name.startswith("actor") and peer in samples:
@@ -275,16 +279,18 @@ def main() -> None:
     sides = make_sides()
     for run in sides.values():
         run(options.steps // 4)
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    clocks = {"environment steps/s": time.perf_counter, "per processor second": time.process_time}
+    samples: Samples = {unit: {name: [] for name in sides} for unit in clocks}
     for _ in range(options.rounds):
         for name, run in sides.items():
-            started = time.perf_counter()
+            started = [clock() for clock in clocks.values()]
             run(options.steps)
-            samples[name].append(round(options.steps / (time.perf_counter() - started), 1))
-    result = rows(samples)
+            for (unit, clock), start in zip(clocks.items(), started, strict=True):
+                samples[unit][name].append(round(options.steps / (clock() - start), 1))
+    result = [row for unit, rates in samples.items() for row in rows(unit, rates)]
     for row in result:
         low, high = min(row["samples"]), max(row["samples"])
-        line = f"{row['figure']:32} {row['median']:8.0f} steps/s ({low:.0f} to {high:.0f})"
+        line = f"{row['figure']:32} {row['median']:7.0f} {row['unit']} ({low:.0f} to {high:.0f})"
         if "ratio" in row:
             line += f", {row['ratio']:.2f} x {row['peer']}"
             line += " ({:.2f} to {:.2f})".format(*row["ratio_spread"])
