@@ -6,6 +6,8 @@ import math
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.replay.config import ReplayConfig
 
+_MAX_ATOMS = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class D4PGConfig(NoiseSettings, OffPolicyConfig):
@@ -55,7 +57,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
         for name in ("max_action_gradient_norm", "max_gradient_norm"):
             norm = getattr(self, name)
             self.check(norm is None or norm > 0, name, "a positive number or None")
-        self.check_at_least(2, "num_atoms")
+        self.check(
+            2 <= self.num_atoms <= _MAX_ATOMS, "num_atoms", f"a number from 2 to {_MAX_ATOMS}"
+        )
         for name in ("value_min", "value_max"):
             value = getattr(self, name)
             self.check(value is None or math.isfinite(value), name, "a finite number")

@@ -46,7 +46,7 @@ class Replicas:
         if kind != _GROUP:
             name = replicator_name(text)
             return cls(name, 1, rr.make(name).num_replicas, _count_gpus() if gpus is None else gpus)
-        if not number.isdigit() or int(number) < 2:
+        if not number.isdecimal() or int(number) < 2:
             raise ConfigError(
                 f"--replicas: expected {_GROUP}:N with at least 2 learner processes, got {text!r}"
             )

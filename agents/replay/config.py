@@ -4,6 +4,9 @@ import dataclasses
 
 from rl_replicator.errors import check_option
 
+# 3,900 learner steps for each environment step, at a batch of 256.
+_MAX_SAMPLES_PER_INSERT = 1_000_000
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
@@ -31,7 +34,11 @@ class ReplayConfig:
         check(self.min_size >= 1, "min_size", "at least 1")
         check(self.max_size >= self.min_size, "max_size", f"at least min_size ({self.min_size})")
         check(self.max_size < 2**31, "max_size", "less than 2**31")
-        check(self.samples_per_insert > 0, "samples_per_insert", "a positive number")
+        check(
+            0 < self.samples_per_insert <= _MAX_SAMPLES_PER_INSERT,
+            "samples_per_insert",
+            f"a positive number up to {_MAX_SAMPLES_PER_INSERT:,}",
+        )
         check(self.max_in_flight_items >= 1, "max_in_flight_items", "at least 1")
         for name in ("priority_exponent", "importance_exponent_start", "importance_exponent_end"):
             check(0 <= getattr(self, name) <= 1, name, "a number in [0, 1]")

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from rl_replicator import errors
 
+# TensorFlow starts threads for each of them.
+_MOST_CPU_DEVICES = 256
+
 
 def split_cpu(num_devices: int) -> None:
     """Splits the CPU into logical devices, for replicas on a machine without GPUs.
@@ -19,8 +22,14 @@ def split_cpu(num_devices: int) -> None:
       num_devices: number of logical devices.
 
     Raises:
-      ConfigError: if TensorFlow's devices are in use already and there are too few of them.
+      ConfigError: if TensorFlow's devices are in use already and there are too few of them, or if
+        more than 256 are asked for.
     """
+    if num_devices > _MOST_CPU_DEVICES:
+        raise errors.ConfigError(
+            f"expected at most {_MOST_CPU_DEVICES} logical CPU devices, got {num_devices}; use "
+            "fewer replicas, or several processes"
+        )
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu) or []
     if len(configured) >= num_devices:

@@ -153,12 +153,15 @@ def _given(name: str, args: Sequence[str]) -> str:
 
 
 def _text_lines(box: str) -> list[str]:
-    """Returns the lines of a printed box, without its frame."""
+    """Returns the lines of a printed box, without its frame.
+
+    The frame is of box-drawing characters, or of hyphens if the output takes ASCII alone.
+    """
     bare = "".join(
         " " if 0x2500 <= ord(char) <= 0x257F else char
         for char in re.sub(r"\x1b\[[0-9;]*m", "", unicodedata.normalize("NFC", box))
     )
-    return [line.strip() for line in bare.splitlines() if line.strip()]
+    return [line.strip() for line in bare.splitlines() if line.strip(" -")]
 
 
 @contextlib.contextmanager

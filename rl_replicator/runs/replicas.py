@@ -10,6 +10,6 @@ def replicator_name(replicas: str) -> str:
     Returns:
       "single_device" for "1", "multi_device:N" for a larger N, any other text unchanged.
     """
-    if not replicas.isdigit():
+    if not replicas.isdecimal():
         return replicas
     return "single_device" if int(replicas) == 1 else f"multi_device:{int(replicas)}"

@@ -104,7 +104,7 @@ class RunDirectory:
             ) from None
         except (OSError, ValueError) as error:
             raise UsageError(f"expected a run's settings in {path}, got {error}") from None
-        if not isinstance(config, dict) or "identity" not in config:
+        if not isinstance(config, dict) or not isinstance(config.get("identity"), dict):
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
 
@@ -315,7 +315,12 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
 
     Returns:
       A config of the same class.
+
+    Raises:
+      UsageError: if `stored` is something else than settings by name.
     """
+    if not isinstance(stored, Mapping):
+        raise UsageError(f"expected the settings of a run by name, got {stored!r}")
     adopted = {
         field.name: stored[field.name]
         for field in dataclasses.fields(config)

@@ -1,0 +1,178 @@
+"""Bad input of every kind: one line says what was expected and what came; nothing changes."""
+
+import dataclasses
+import json
+import shutil
+import typing
+from pathlib import Path
+
+import pytest
+
+from rl_replicator.cli import main, stderr_filter, trainables
+
+# For each option: not a number, and below what makes sense. Large values have cases of their own.
+VALUES = ("x", "-1")
+FAKE_ENVIRONMENT = ("--env", "environments.fakes:target", "--steps", "1000")
+NOT_NUMBERS = {"--env", "--run-dir", "--resume", "--data-dir", "--features"}
+# An error about the option that does not repeat its name.
+MENTIONED = {"--replicas": "replica"}
+# A run directory that is refused last, after everything else has been checked.
+OTHER_FILES = "with other files in it"
+
+
+@pytest.fixture(autouse=True)
+def quiet_in_process(monkeypatch, tmp_path):
+    """Calls run in this process, whose stderr must stay as it is; the tests look at all of it."""
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, *words):
+    """Runs a command that must be refused; returns the line without its prefix."""
+    assert main.main(words) == 2, words
+    out, err = capsys.readouterr()
+    assert out == "", words
+    assert len(err.splitlines()) == 1, (words, err)
+    prefix = "rl-replicator: error: "
+    assert err.startswith(prefix), (words, err)
+    assert "Error" not in err and "Traceback" not in err, (words, err)
+    return err.removeprefix(prefix).strip()
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def option_names(kind, prefix=""):
+    """Yields the options that take a value, as they are typed: --agent.n-step."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            inner = "" if field.name == "config" else f"{prefix}{field.name}."
+            yield from option_names(hints[field.name], inner)
+        elif hints[field.name] is not bool:
+            yield f"--{prefix}{field.name}".replace("_", "-")
+
+
+@pytest.mark.parametrize("name", ["d4pg", "resnet", "sngan"])
+def test_every_option_refuses_what_makes_no_sense(capsys, tmp_path, name):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("...")
+    before = files(tmp_path)
+    words = ["train", name, "--run-dir", "full"]
+    words += FAKE_ENVIRONMENT if name in ("d4pg", "sac") else ["--data-dir", "nowhere"]
+    accepted, num_refused = set(), 0
+    options = {*option_names(trainables.load(name).options_type(()))}
+    for option in sorted(options - NOT_NUMBERS):
+        for value in VALUES:
+            line = refused(capsys, *words, option, value)
+            if OTHER_FILES in line or "nowhere" in line:
+                accepted.add((option, value))
+                continue
+            num_refused += 1
+            assert "expected" in line, (option, value, line)
+            word = option.removeprefix("--").rpartition(".")[2]
+            assert MENTIONED.get(option, word) in line.replace("_", "-"), (option, value, line)
+    assert files(tmp_path) == before
+    assert not [option for option, value in accepted if value == "x"], accepted
+    assert num_refused > 1.5 * len(options - NOT_NUMBERS), accepted
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("trian",), "expected a command"),
+        (("train",), "expected"),
+        (("train", "d4pg"), "expected --env"),
+        (("train", "nothing"), "expected"),
+        (("train", "nowhere:make_learner"), "nowhere"),
+        (("train", "json:make_learner"), "make_learner"),
+        (("train", "json:dumps"), "expected"),
+        (("train", "d4pg", "--env", "cartpole"), "expected"),
+        (("train", "d4pg", "--env", "cartpole:swing"), "expected"),
+        (("train", "d4pg", "--env", "nothere:make"), "nothere"),
+        (("train", "d4pg", "--env", "json:make"), "make"),
+        (("train", "d4pg", "--env", "json:loads"), "expected"),
+        (("train", "d4pg", "--env", ":"), "expected"),
+        (("train", "d4pg", "--env", ""), "expected"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--resume"), "found none"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "gs://bucket/run"), "mounted"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "a-file/run"), "cannot write"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "multi_device:0"), "expected"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "²"), "expected a replicator"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "multi_worker:1"), "at least 2"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "multi_worker:2"), "--launch"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "mesh:data=0"), "expected"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--replicas", "99999999999"), "at most 256"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.num-atoms", "99999999999"), "num-atoms"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.discount", "nan"), "discount"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.value-max", "inf"), "value-max"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.n-step", "1000000"), "n-step"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.replay.max-size", "1e15"), "max-size"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.replay.samples-per-insert", "inf"), "up to"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--actors", "100000"), "actors"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--launch", "kubernetes"), "expected"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.encoder", "small"), "--pixels"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.critic-loss", "square"), "critic"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.critic-loss", "json:no"), "no"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.exploration", "none:no"), "none"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.policy-layers"), "expected"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.policy-layers", "0"), "layer"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "more"), "expected only options"),
+        (("eval",), "expected"),
+        (("eval", "nowhere"), "expected the directory of a run"),
+        (("eval", "a-file"), "expected"),
+        (("eval", "a-file", "b-file"), "expected"),
+        (("plot",), "expected"),
+        (("plot", "nowhere"), "expected"),
+        (("video", "nowhere"), "expected"),
+        (("compare", "nowhere"), "expected"),
+        (("envs", "more"), "expected"),
+        (("doctor", "more"), "expected"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_commands(capsys, tmp_path, words, expected):
+    (tmp_path / "a-file").write_text("...")
+    before = files(tmp_path)
+    assert expected in refused(capsys, *words)
+    assert files(tmp_path) == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of a tiny classifier."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    (run_dir / "metrics").mkdir(parents=True)
+    (run_dir / "config.json").write_text(
+        json.dumps({"trainable": "d4pg", "identity": {"trainable": "d4pg"}, "options": {}})
+    )
+    return run_dir
+
+
+@pytest.mark.parametrize("command", ["eval", "video", "train"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"identity": 3}',
+        '{"identity": {}, "trainable": 7}',
+        '{"identity": {"config": []}, "trainable": "resnet"}',
+        '{"identity": {}, "trainable": "nothing"}',
+        '{"identity": {}, "trainable": "d4pg"}',
+        '{"identity": {"env": 1, "agent": {}}, "trainable": "d4pg"}',
+        '{"identity": {"env": "cartpole:swingup", "agent": {"from": "the future"}}, '
+        '"trainable": "d4pg"}',
+    ],
+)
+def test_damaged_settings_of_a_run(capsys, tmp_path, trained, command, text):
+    run_dir = Path(shutil.copytree(trained, tmp_path / "run"))
+    (run_dir / "config.json").write_text(text)
+    before = files(tmp_path)
+    words = ("--run-dir", "run") if command == "train" else ("run",)
+    refused(capsys, command, *words)
+    assert files(tmp_path) == before
