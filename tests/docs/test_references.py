@@ -155,7 +155,8 @@ def test_scripts_and_modules_are_there(document):
 
 @by_document
 def test_files_and_names_are_there(document):
-    code = references.inline_code(document)
+    """The changelog may also name what is gone."""
+    code = [] if document.name == "CHANGELOG.md" else references.inline_code(document)
     paths = [text for text in code if references.is_path(text)]
     assert [path for path in paths if not references.path_exists(document, path)] == []
     names = [text for text in code if references.is_name(text)]
