@@ -21,6 +21,7 @@ def learns(run_dir, steps, **changes):
         env="environments.fakes:target",
         steps=steps,
         run_dir=run_dir,
+        video=False,
         evaluation=EvaluationSchedule(every=2000, episodes=5, last_episodes=10),
         agent=D4PGConfig(
             policy_layers=(64, 64),

@@ -13,15 +13,15 @@ from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 
 STEPS = 20
-# Every kind of block, in half the layers of the smallest that users choose: tracing them is what
-# takes the time here.
-DEPTH = 10
+# Every kind of block, in a quarter of the layers of the smallest that users choose: tracing them is
+# what takes the time here.
+DEPTH = 6
 
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(networks._STAGES, DEPTH, ((1, 1, 1, 1), False))
+        patch.setitem(networks._STAGES, DEPTH, ((1, 1), False))
         yield
 
 
