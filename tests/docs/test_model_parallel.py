@@ -4,10 +4,11 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+
+from tests.suite import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHARE = 10.0  # MB; the wide layers and their slots take 12.6.
@@ -18,7 +19,7 @@ def test_a_mesh_shares_the_layers_and_trains_as_one_device():
     losses = {}
     for way, num_devices in (("mesh", 4), ("single_device", 1)):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "docs" / "examples" / "model_parallel.py"), way],
+            [*forked.python(), str(ROOT / "docs" / "examples" / "model_parallel.py"), way],
             env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
             capture_output=True,
             text=True,

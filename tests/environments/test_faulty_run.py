@@ -1,15 +1,16 @@
 """A fault of a user's environment ends `rl-replicator train` in one line."""
 
 import subprocess
-import sys
 
 import pytest
+
+from tests.suite import forked
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.processes
 def test_a_nan_reward_ends_the_run_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg"]
+    command = [*forked.python(), "-m", "rl_replicator.cli.main", "train", "d4pg"]
     command += ["--env", "tests.environments.test_timesteps:faulty", "--steps", "500"]
     done = subprocess.run(
         [*command, "--run-dir", str(tmp_path / "run")], capture_output=True, text=True, timeout=280
