@@ -261,13 +261,13 @@ def _check_has_no_other_state(path: str, node: Any) -> None:
 
     `TrackablePart` saves variables only, so it would lose the state of such objects silently.
     """
-    from tensorflow.python.trackable import base
+    import tensorflow as tf
 
     # TensorFlow has no public way to ask whether an object saves state of its own.
     hooks = ("_serialize_to_tensors", "_gather_saveables_for_checkpoint")
     for hook in hooks:
         own = getattr(type(node), hook, None)
-        if own is not None and own is not getattr(base.Trackable, hook):
+        if own is not None and own is not getattr(tf.__internal__.tracking.Trackable, hook):
             raise errors.CheckpointError(
                 f"expected a checkpoint of variables only, found a {type(node).__name__} at "
                 f"{path!r}; remove it from TrackablePart and save it as a part of its own"

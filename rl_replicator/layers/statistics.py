@@ -4,6 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -86,10 +87,15 @@ def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     return [variable for variable in variables if not handles.isdisjoint(_handles(variable))]
 
 
+def packed(variable: tf.Variable) -> Any:
+    """Returns all copies of a variable as one, as steps on TPUs take them; None elsewhere."""
+    return getattr(variable, "_packed_var", None)
+
+
 def _handles(variable: tf.Variable) -> set[int]:
     """The ids of the handles of all copies; on TPUs also of their one packed handle."""
     copies = getattr(variable, "values", None) or (variable,)
-    packed = getattr(variable, "_packed_var", None)
+    own = packed(variable)
     return {id(copy.handle) for copy in copies} | (
-        set() if packed is None else {id(packed.packed_handle)}
+        set() if own is None else {id(own.packed_handle)}
     )

@@ -5,9 +5,9 @@ from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator.optimizers import slots
+from rl_replicator.optimizers import updates as updates_lib
 
 
 class Adam(snt.optimizers.Adam):
@@ -29,14 +29,13 @@ class Adam(snt.optimizers.Adam):
         if any(isinstance(update, tf.IndexedSlices) for update in updates):
             super().apply(updates, parameters)  # No fused kernel for sparse rows.
             return
-        snt_utils.check_updates_parameters(updates, parameters)
+        updates_lib.check(updates, parameters)
         self._initialize(parameters)
         self.step.assign_add(1)
         by_dtype: dict[tf.DType, dict[str, tf.Tensor]] = {}
         for update, parameter, m, v in zip(updates, parameters, self.m, self.v, strict=True):
             if update is None:
                 continue
-            snt_utils.check_same_dtype(update, parameter)
             dtype = update.dtype
             if dtype not in by_dtype:
                 by_dtype[dtype] = self._coefficients(dtype)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator import errors
+from rl_replicator.optimizers import updates as updates_lib
 
 REDUCTIONS = ("mean", "sum", "none")
 # The dynamic loss scale starts at INITIAL_SCALE. Every skipped step halves it, and GROWTH_INTERVAL
@@ -118,7 +118,9 @@ def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
     Returns:
       A list of the same structure. All values are NaN if the norm is not finite.
     """
-    return tf.clip_by_global_norm([_merged(update) for update in updates], max_norm)[0]
+    return tf.clip_by_global_norm([updates_lib.merge_rows(update) for update in updates], max_norm)[
+        0
+    ]
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:
@@ -148,13 +150,6 @@ def _map(function: Callable[[tf.Tensor], tf.Tensor], update: Any) -> Any:
     if isinstance(update, tf.IndexedSlices):
         return tf.IndexedSlices(function(update.values), update.indices, update.dense_shape)
     return function(tf.convert_to_tensor(update))
-
-
-def _merged(update: Any) -> Any:
-    if not isinstance(update, tf.IndexedSlices):
-        return update
-    values, indices = snt_utils.deduplicate_indexed_slices(update)
-    return tf.IndexedSlices(values, indices, update.dense_shape)
 
 
 class LossScaleGuard(tf.Module):

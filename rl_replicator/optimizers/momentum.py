@@ -5,9 +5,9 @@ from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
-from sonnet.src.optimizers import optimizer_utils as snt_utils
 
 from rl_replicator.optimizers import slots
+from rl_replicator.optimizers import updates as updates_lib
 from rl_replicator.optimizers.schedules import Schedule
 
 # Which of the variables decay.
@@ -59,15 +59,14 @@ class Momentum(snt.Optimizer):
         Raises:
           ValueError: lengths or dtypes differ, no parameter, or no update at all.
         """
-        snt_utils.check_updates_parameters(updates, parameters)
+        updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
+        updates_lib.check(updates, parameters)
         self._initialize(parameters)
         rate = self.learning_rate(self.step)
         decayed = self._decayed(parameters)
         for g, w, v, is_decayed in zip(updates, parameters, self.velocities, decayed, strict=True):
             if g is None:
                 continue
-            g = tf.convert_to_tensor(g)
-            snt_utils.check_same_dtype(g, w)
             self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
         self.step.assign_add(1)
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.layers import statistics
 
 
 class Registry:
@@ -32,8 +33,7 @@ class Registry:
             self._created.append(weakref.ref(variable))
             for component in getattr(variable, "values", None) or (variable,):
                 self._owners[id(component.handle)] = weakref.ref(component)
-            # Steps on TPUs take all components in one handle, which has no public name.
-            packed = getattr(variable, "_packed_var", None)
+            packed = statistics.packed(variable)
             if packed is not None:
                 self._owners[id(packed.packed_handle)] = weakref.ref(packed)
             return variable
