@@ -18,7 +18,6 @@ import rl_replicator as rr
 NAMES = (
     "single_device",
     "multi_device:1",
-    "multi_device:2",
     "multi_device:4",
     "mesh:data=2,model=2",
 )

@@ -181,9 +181,10 @@ def become(
     else:
         sys.argv = [kind, *rest]
         sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
-        with open(kind, "rb") as file:
-            code = compile(file.read(), kind, "exec")
-        exec(code, _new_main(__file__=kind))
+        path = os.path.abspath(kind)
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec")
+        exec(code, _new_main(__file__=path))
 
 
 def _new_main(**names: object) -> dict[str, object]:

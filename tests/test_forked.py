@@ -1,0 +1,127 @@
+"""Programs in forks are to their callers what new interpreters are."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.suite import forked
+
+
+def start(*arguments, **options):
+    return subprocess.Popen(
+        [*forked.python(), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_its_surroundings_are_those_of_a_new_interpreter(tmp_path):
+    text = """
+import os, sys
+print(__name__, __file__ if "__file__" in globals() else None, sys.argv, sys.path[:2])
+print(os.getcwd(), os.environ["WORD"], "HOME" in os.environ, sys.stdin.read())
+print("to the other stream", file=sys.stderr)
+sys.exit(7)
+"""
+    (tmp_path / "program.py").write_text(text)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(text)
+    environment = {"WORD": "hello", "PYTHONPATH": "/somewhere", "PATH": os.environ["PATH"]}
+    for command in (["-c", text], ["program.py", "a"], ["-m", "package", "a", "-b"]):
+        found = [
+            subprocess.run(
+                [*python, *command],
+                cwd=tmp_path,
+                env=environment,
+                input="typed",
+                capture_output=True,
+                text=True,
+            )
+            for python in (forked.python(), (sys.executable,))
+        ]
+        fork, new = ((done.returncode, done.stdout, done.stderr) for done in found)
+        assert fork == new and fork[0] == 7 and "hello" in fork[1]
+
+
+def test_an_error_has_its_traceback_and_status():
+    process = start("-c", "raise KeyError('of the program')")
+    assert "KeyError: 'of the program'" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+
+
+def test_tensorflow_is_there_and_unused():
+    """Its devices can still be configured."""
+    code = """
+import sys
+assert "tensorflow" in sys.modules
+import tensorflow as tf
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+print(len(tf.config.list_logical_devices()))
+"""
+    assert start("-c", code).communicate(timeout=60)[0] == "3\n"
+
+
+def test_nothing_of_this_project_is_loaded():
+    names = ("agents", "environments", "launchpad", "rl_replicator", "tests")
+    process = start("-c", f"import sys; print([n for n in {names} if n in sys.modules])")
+    assert process.communicate(timeout=60)[0] == "[]\n"
+
+
+def test_random_numbers_differ():
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    first, second = (start("-c", code).communicate(timeout=60)[0].split() for _ in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+WAITING = """
+import time
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_it(number):
+    process = start("-c", WAITING)
+    assert process.stdout.readline() == "begun\n"
+    program = psutil.Process(forked.program(process))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (process.returncode, out) == (0, "interrupted\n")
+    else:
+        assert process.returncode == -number
+    deadline = time.monotonic() + 30
+    while program.is_running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not program.is_running()
+
+
+def test_its_end_by_a_signal_is_told():
+    process = start("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_without_a_server_it_is_a_new_interpreter(monkeypatch):
+    monkeypatch.setenv("RL_REPLICATOR_TESTS_FORK", "0")
+    assert forked.python() == (sys.executable,)
+    monkeypatch.delenv("RL_REPLICATOR_TESTS_FORK")
+    *client, _ = forked.python()
+    done = subprocess.run(
+        [*client, "/nowhere", "-c", "import sys; print('tensorflow' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "False\n"
