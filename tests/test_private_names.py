@@ -31,15 +31,13 @@ def table():
 @pytest.mark.parametrize(("name", "file", "reason"), table(), ids=lambda value: value)
 def test_it_is_there(name, file, reason):
     owner, _, attribute = name.rpartition(".")
-    is_set_by_constructor = owner.endswith(".self")
-    owner = _find(owner.removesuffix(".self"))
-    found = is_set_by_constructor or hasattr(owner, attribute)
-    if is_set_by_constructor:
-        found = any(
-            re.search(rf"\b{attribute}\b", inspect.getsource(kind))
-            for kind in inspect.getmro(owner)[:-1]
-        )
-    assert found, f"{name} is gone; {file} needs it: {reason}"
+    found = _find(owner.removesuffix(".self"))
+    if owner.endswith(".self"):
+        sources = inspect.getmro(found)[:-1] if inspect.isclass(found) else (found,)
+        is_there = any(re.search(rf"\b{attribute}\b", inspect.getsource(s)) for s in sources)
+    else:
+        is_there = hasattr(found, attribute)
+    assert is_there, f"{name} is gone; {file} needs it: {reason}"
     assert attribute in (structure.ROOT / file).read_text(), f"{file} uses {name} no longer"
 
 
