@@ -206,13 +206,18 @@ def acme_actor(has_insertion: bool) -> Callable[[int], None]:
     return run
 
 
+def count(num_envs: int) -> str:
+    """Returns the number of environments in words."""
+    return "1 env" if num_envs == 1 else f"{num_envs} envs"
+
+
 def make_sides() -> dict[str, Callable[[int], None]]:
     """Returns everything that is measured, by name: a function that takes a number of steps."""
     sides = {
         "dm_control": bare_dm_control(),
         "environment": our_environment(),
-        **{f"actor, {n} envs, no insertion": our_actor(n, False) for n in (1, 8, 16)},
-        **{f"actor, {n} envs, insertion": our_actor(n, True) for n in (1, 8, 16)},
+        **{f"actor, {count(n)}, no insertion": our_actor(n, False) for n in (1, 8, 16)},
+        **{f"actor, {count(n)}, insertion": our_actor(n, True) for n in (1, 8, 16)},
     }
     peers: dict[str, Callable[[], Callable[[int], None]]] = {
         f"{ACME}, no insertion": lambda: acme_actor(False),
