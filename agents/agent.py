@@ -167,6 +167,11 @@ class Agent(Protocol):
         ...
 
     @property
+    def discount(self) -> float:
+        """gamma of the returns that the learner predicts."""
+        ...
+
+    @property
     def environment_spec(self) -> specs.EnvironmentSpec:
         """The specs of the environment that the agent was made for."""
         ...

@@ -3,8 +3,10 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import dm_env
+import numpy as np
 from acme import core
 
 from agents.agent import BatchActor
@@ -63,12 +65,29 @@ def explore(
             yield index, timesteps[index]
 
 
-def evaluation_return(
+class EvaluationEpisode(NamedTuple):
+    """The rewards of an episode.
+
+    Attributes:
+      rewards: [T] float64, one for each action.
+      is_terminated: whether it ended with a discount of 0, and not by a time limit.
+    """
+
+    rewards: np.ndarray
+    is_terminated: bool
+
+    @property
+    def episode_return(self) -> float:
+        """The undiscounted sum of rewards."""
+        return float(self.rewards.sum())
+
+
+def evaluation_episode(
     environment: dm_env.Environment,
     actor: core.Actor,
     max_actions: int,
     give_up: Callable[[], bool] = lambda: False,
-) -> float | None:
+) -> EvaluationEpisode | None:
     """Plays one episode.
 
     Args:
@@ -78,19 +97,19 @@ def evaluation_return(
       give_up: called after every step.
 
     Returns:
-      The undiscounted sum of rewards; None if given up.
+      Its rewards; None if given up.
     """
-    total = 0.0
+    rewards: list[float] = []
     for timestep in itertools.islice(interact(environment, actor), max_actions + 1):
         if give_up():
             return None
         if not timestep.first():
-            total += float(timestep.reward)
+            rewards.append(float(timestep.reward))
         if timestep.last():
-            return total
+            return EvaluationEpisode(np.array(rewards), timestep.discount == 0.0)
     _LOG.warning(
         "an evaluation episode did not end within %s actions and was cut off; its return counts up "
         "to there (--evaluation.max-episode-steps)",
         f"{max_actions:,}",
     )
-    return total
+    return EvaluationEpisode(np.array(rewards), is_terminated=False)

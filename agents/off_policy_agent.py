@@ -65,6 +65,11 @@ class OffPolicyAgent(abc.ABC):
         """Priority of a transition that the learner has not seen."""
         return 1.0
 
+    @property
+    def discount(self) -> float:
+        """See `agents.agent.Agent`."""
+        return self.config.discount
+
     def check_config(self) -> None:
         """Raises ConfigError if the config does not fit the environment or names no part of ours.
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
+from agents.learning import diagnostics
 from agents.learning.importance import normalized_weights
 from agents.learning.randomness import step_seed
 from agents.learning.replay_learner import StepOutput
@@ -136,13 +137,22 @@ class D4PGLearner(tf.Module):
         )
 
         edge_low, edge_high = losses.edge_mass(probs)
+        priorities = losses.kl_priorities(td_losses, td_targets)
         return StepOutput(
             keys=sample.keys,
-            priorities=losses.kl_priorities(td_losses, td_targets),
+            priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
                 "q_mean": tf.reduce_mean(q),
                 "value_edge_mass_low": edge_low,
                 "value_edge_mass_high": edge_high,
+                **diagnostics.step_metrics(
+                    critic_gradients,
+                    online.critic_variables,
+                    policy_gradients,
+                    action,
+                    weights,
+                    priorities,
+                ),
             },
         )

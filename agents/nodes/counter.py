@@ -98,6 +98,7 @@ class Counter:
         self._leases: dict[int, int] = {}
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
+        self._q_mean: float | None = None
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
         self._best_return = _best_return(self._best)
@@ -175,6 +176,7 @@ class Counter:
             self._learner_steps = steps
             self._waiting["learner"] += 0.3 * (waiting - self._waiting["learner"])
             if metrics:
+                self._q_mean = metrics.get("q_mean", self._q_mean)
                 self._write("learner", {"learner_steps": steps, **metrics})
         return self.progress()
 
@@ -184,18 +186,14 @@ class Counter:
             self._learner_done = True
 
     def record_evaluation(
-        self,
-        environment_steps: int,
-        learner_steps: int,
-        returns: list[float],
-        picture: np.ndarray | None,
+        self, environment_steps: int, figures: Mapping[str, float], picture: np.ndarray | None
     ) -> bool:
         """Takes an evaluation.
 
         Args:
           environment_steps: steps of the run at the start of the evaluation.
-          learner_steps: learner steps that made the evaluated weights.
-          returns: returns of its episodes.
+          figures: by name: those of `agents.nodes.evaluation_figures`, and `learner_steps`, the
+            learner steps that made the evaluated weights.
           picture: an observation of the evaluation, [height, width, 3] uint8; None if observations
             are no images.
 
@@ -205,24 +203,16 @@ class Counter:
         with self._lock:
             if picture is not None:
                 self._writer.write_image("pictures", environment_steps, "observation", picture)
-            mean = sum(returns) / len(returns)
+            mean = figures["episode_return"]
             self._evaluation = {"return": mean, "step": environment_steps}
-            self._write(
-                "evaluator",
-                {
-                    "episode_return": mean,
-                    "episode_return_min": min(returns),
-                    "episode_return_median": float(np.median(returns)),
-                    "episode_return_max": max(returns),
-                    "episodes": len(returns),
-                    "learner_steps": learner_steps,
-                },
-                step=environment_steps,
-            )
+            row = dict(figures)
+            if "discounted_return" in figures and self._q_mean is not None:
+                row["q_bias"] = self._q_mean - figures["discounted_return"]
+            self._write("evaluator", row, step=environment_steps)
             self._evaluated = {
                 "environment_steps": environment_steps,
-                "learner_steps": learner_steps,
-                "evaluation": {"return": mean, "step": environment_steps, "returns": returns},
+                "learner_steps": int(figures["learner_steps"]),
+                "evaluation": {**self._evaluation, **figures},
             }
             return mean >= self._best_return
 

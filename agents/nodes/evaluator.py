@@ -6,8 +6,9 @@ import numpy as np
 
 import launchpad as lp
 from agents.agent import Agent, VariableSource
-from agents.environment_loop import evaluation_return
+from agents.environment_loop import evaluation_episode
 from agents.learning.weights import LEARNER_STEPS
+from agents.nodes import evaluation_figures
 from agents.nodes.counter import Counter
 from agents.nodes.observation_images import strip
 from agents.plan.evaluation import EvaluationSchedule, evaluation_seed
@@ -44,6 +45,7 @@ class EvaluatorNode:
         self._counter = counter
         self._source = _NewestWeights(source)
         self._actor = agent.make_evaluator(self._source)
+        self._discount = agent.discount
         self._max_actions = task.agent_steps(schedule.max_episode_steps)
 
     def run(self) -> None:
@@ -67,16 +69,18 @@ class EvaluatorNode:
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._seed, environment_steps)
         environment = self._task.make(seed=seed)
-        returns = []
+        played = []
         for _ in range(episodes):
-            total = evaluation_return(
+            episode = evaluation_episode(
                 environment, self._actor, self._max_actions, lp.stop_event().is_set
             )
-            if total is None:
+            if episode is None:
                 return
-            returns.append(total)
+            played.append(episode)
+        figures = evaluation_figures.figures(played, environment.reward_spec(), self._discount)
+        figures["learner_steps"] = learner_steps
         picture = strip(self._actor.last_observation)
-        if self._counter.record_evaluation(environment_steps, learner_steps, returns, picture):
+        if self._counter.record_evaluation(environment_steps, figures, picture):
             self._counter.keep_best(self._source.arrays)
 
 

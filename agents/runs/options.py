@@ -52,6 +52,9 @@ class AgentOptions:
     """When to evaluate."""
     video: bool = True
     """Record a video of an episode at the end, which takes some seconds."""
+    video_every: int | None = None
+    """Environment steps between films during the run, in `films/`. Each takes a process of its own
+    for some seconds. Default: none."""
     pixels: bool = False
     """Learn from pixels in place of the state. Adds `--frame.*`, and more of `--agent.*`."""
     agent: Any
@@ -65,6 +68,8 @@ class AgentOptions:
         seconds = self.checkpoint_seconds
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
         check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
+        every = self.video_every
+        check_option(every is None or every >= 1, "video_every", "at least 1", every)
         gpus, address = self.learner_gpus, self.address
         check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
         check_option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import imageio.v3 as iio
 import numpy as np
 
-from agents.environment_loop import evaluation_return, interact
+from agents.environment_loop import evaluation_episode, interact
 from agents.plan.evaluation import EvaluationSchedule
 from agents.policies.policy import restore
 from rl_replicator.errors import UsageError
@@ -50,8 +50,8 @@ def evaluate(
     policy = restore(RunDirectory(run_dir), command, best)
     environment = policy.make_environment(seed)
     max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
-    returns = [evaluation_return(environment, policy.actor, max_actions) for _ in range(episodes)]
-    return [total for total in returns if total is not None]
+    played = [evaluation_episode(environment, policy.actor, max_actions) for _ in range(episodes)]
+    return [episode.episode_return for episode in played if episode is not None]
 
 
 def film(

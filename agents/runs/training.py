@@ -17,6 +17,8 @@ from agents.plan.run_plan import RunPlan
 from agents.program import make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
+from agents.runs.advice import advise
+from agents.runs.films import Films, video_command
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.progress import AgentProgressLine
 from agents.task import Task
@@ -143,6 +145,7 @@ def _run(
     program, counter_handle = make_program(agent, plan)
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
     line = AgentProgressLine()
+    films = Films(run, options.video_every)
     try:
         counter: Counter = manager.resolve(counter_handle)
         while not manager.wait(timeout=1.0):
@@ -151,6 +154,7 @@ def _run(
             except (lp.CourierError, lp.ProgramStoppedError):
                 continue  # It is starting, or it is stopping.
             line.show(progress)
+            films.tick(progress.environment_steps)
             _tell(listener, evaluations)
     except BaseException:
         if not manager.is_done:  # The listener has raised: the run ends and saves.
@@ -159,6 +163,7 @@ def _run(
         raise
     finally:
         line.close()
+        films.close()
         shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
     _tell(listener, evaluations)
     if manager.signal_number is not None:
@@ -169,8 +174,9 @@ def _run(
     _report(run)
     # In processes of their own, independent of this one's TensorFlow and OpenGL state. On a machine
     # that cannot render, the run is complete all the same.
-    for subcommand in ("plot", "video") if options.video else ("plot",):
-        subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", subcommand, str(run.path)])
+    subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", "plot", str(run.path)])
+    if options.video:
+        subprocess.run(video_command(run.path))
     return 0
 
 
@@ -180,13 +186,17 @@ def _tell(listener: RunListener, evaluations: NewRows) -> None:
 
 
 def _report(run: RunDirectory) -> None:
-    """Prints the last evaluation of a complete run."""
+    """Prints the last evaluation of a complete run, and advice if its return stood still."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
+    failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
     print(
         f"evaluation return {last['episode_return']:.1f} over {last['episodes']:.0f} episodes "
-        f"(min {last['episode_return_min']:.1f}, max {last['episode_return_max']:.1f}) after "
+        f"(min {last['episode_return_min']:.1f}, median {last['episode_return_median']:.1f}, "
+        f"max {last['episode_return_max']:.1f}{failed}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
         f"steps, {clock(last['wall_time'])}",
+        *advise(run.path),
+        sep="\n",
         flush=True,
     )
 

@@ -8,7 +8,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import td_losses
+from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
 from agents.learning.randomness import normal, step_seed
 from agents.learning.replay_learner import StepOutput
@@ -146,14 +146,23 @@ class SACLearner(tf.Module):
         update_targets(
             self.target.trainable_variables, online.critic_variables, config.target_update_rate
         )
+        priorities = tf.reduce_max(tf.abs(td_errors), axis=-1)
         return StepOutput(
             keys=sample.keys,
-            priorities=tf.reduce_max(tf.abs(td_errors), axis=-1),
+            priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
                 "q_mean": tf.reduce_mean(q_tm1),
                 "entropy": -tf.reduce_mean(log_prob_tm1),
                 "temperature": temperature,
+                **diagnostics.step_metrics(
+                    critic_gradients,
+                    online.critic_variables,
+                    policy_gradients,
+                    action,
+                    weights,
+                    priorities,
+                ),
             },
         )
 

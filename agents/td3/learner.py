@@ -6,7 +6,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from agents.learning import td_losses
+from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
 from agents.learning.randomness import normal, step_seed
 from agents.learning.replay_learner import StepOutput
@@ -83,7 +83,8 @@ class TD3Learner(tf.Module):
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
         o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, step_seed(self.num_steps, 1))
-        target_t = losses.clipped_double_q_target(r_t, d_t, self._target_values(o_t))  # [B]
+        a_t, q_t = self._target_values(o_t)  # [B, A], [B, 2]
+        target_t = losses.clipped_double_q_target(r_t, d_t, q_t)  # [B]
 
         with tf.GradientTape() as tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
@@ -105,24 +106,37 @@ class TD3Learner(tf.Module):
             config.target_update_rate,
             is_due,
         )
+        priorities = tf.reduce_max(tf.abs(td_errors), axis=-1)
         return StepOutput(
             keys=sample.keys,
-            priorities=tf.reduce_max(tf.abs(td_errors), axis=-1),
-            metrics={"critic_loss": critic_loss, "q_mean": tf.reduce_mean(q_tm1)},
+            priorities=priorities,
+            metrics={
+                "critic_loss": critic_loss,
+                "q_mean": tf.reduce_mean(q_tm1),
+                # The policy's gradients are zero in the steps in which it is not due.
+                **diagnostics.step_metrics(
+                    critic_gradients,
+                    online.critic_variables,
+                    policy_gradients,
+                    a_t,
+                    weights,
+                    priorities,
+                ),
+            },
         )
 
-    def _target_values(self, o_t: tf.Tensor) -> tf.Tensor:
-        """Returns the target critics' values at the smoothed target action, [B, 2]."""
+    def _target_values(self, o_t: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the target action [B, A], and the critics' values at it, smoothed [B, 2]."""
         config, target = self._config, self.target
         s_t = target.encoder(o_t)  # [B, F]
         action = target.policy(s_t)  # [B, A]
         noise = normal(
             [tf.shape(action)[0], action.shape[1]], step_seed(self.num_steps, 2)
         )  # [B, A]
-        action = losses.smoothed_action(
+        smoothed = losses.smoothed_action(
             action, config.target_noise_sigma * noise, config.target_noise_clip
         )
-        return target.critic(s_t, action)
+        return action, target.critic(s_t, smoothed)
 
     def _policy_gradients(self, s_tm1: tf.Tensor, is_due: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the policy's gradients, averaged over the replicas; zeros if it is not due."""

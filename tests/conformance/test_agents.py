@@ -21,7 +21,7 @@ from acme import specs, types
 import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
-from agents.environment_loop import evaluation_return, explore
+from agents.environment_loop import evaluation_episode, explore
 from agents.replay.transitions import Sample
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -224,7 +224,7 @@ def test_it_learns_a_fake_environment(name):
     agent, learner, _ = trained(name)
     evaluator = agent.make_evaluator(learner)
     environment = TargetMatching(seed=7, length=LENGTH)
-    returns = [evaluation_return(environment, evaluator, LENGTH) for _ in range(10)]
+    returns = [evaluation_episode(environment, evaluator, LENGTH).episode_return for _ in range(10)]
     assert np.mean(returns) > 0.93 * LENGTH, returns
 
 

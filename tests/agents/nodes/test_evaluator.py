@@ -9,7 +9,7 @@ import pytest
 from acme import core
 
 import launchpad as lp
-from agents.environment_loop import evaluation_return
+from agents.environment_loop import evaluation_episode
 from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
@@ -40,6 +40,8 @@ class Policy(core.Actor):
 
 
 class Agent:
+    discount = 0.5
+
     def make_evaluator(self, source):
         return Policy(source)
 
@@ -54,7 +56,7 @@ class Learner:
     def get_variables(self, names):
         assert list(names) == ["policy", LEARNER_STEPS]
         self.steps += 16
-        self._counter.report_learner(self.steps + 1000, 0.0, {})
+        self._counter.report_learner(self.steps + 1000, 0.0, {"q_mean": 3.0})
         return {"policy/w": np.zeros(2), f"{LEARNER_STEPS}/count": np.array(self.steps)}
 
 
@@ -74,6 +76,10 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
     table = read_metrics(tmp_path, "evaluator")
     assert table["environment_steps"].tolist() == [300, 500] and stops == [True]
     assert table["learner_steps"].tolist() == [16, 32]
+    # A constant action follows a target that is uniform in [-1, 1]: rewards between 0.5 and 1.
+    assert (table["episode_return_median"] > 10).all() and (table["failed_share"] == 0).all()
+    np.testing.assert_allclose(table["q_bias"], 3.0 - table["discounted_return"])
+    assert (table["discounted_return"] > 1).all() and (table["discounted_return"] < 2).all()
 
 
 class Endless(dm_env.Environment):
@@ -95,6 +101,7 @@ class Endless(dm_env.Environment):
 @pytest.mark.timeout(60)
 def test_an_episode_that_does_not_end_is_cut_off(caplog):
     with caplog.at_level(logging.WARNING):
-        assert evaluation_return(Endless(), Policy(None), max_actions=7) == 7.0
+        episode = evaluation_episode(Endless(), Policy(None), max_actions=7)
+        assert episode.episode_return == 7.0 and not episode.is_terminated
     assert "did not end within 7 actions and was cut off" in caplog.text
-    assert evaluation_return(Endless(), Policy(None), 7, give_up=lambda: True) is None
+    assert evaluation_episode(Endless(), Policy(None), 7, give_up=lambda: True) is None

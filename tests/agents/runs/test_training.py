@@ -20,6 +20,7 @@ from agents.d4pg import D4PGConfig
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
+from agents.suites import results
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
@@ -74,6 +75,9 @@ def test_a_run_leaves_what_it_promises(finished):
     evaluator = read_metrics(finished, "evaluator")
     assert evaluator["environment_steps"][-1] == 1000 and evaluator["episodes"][-1] == 3
     assert evaluator["learner_steps"][-1] == latest_progress(finished)["learner_steps"]
+    assert evaluator["failed_share"][-1] == 0  # Even a constant action earns half of the reward.
+    row = results.read_run(finished)[-1]
+    assert row.return_min <= row.return_median <= row.return_max and row.agent == "d4pg"
     learner = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
         assert np.isfinite(learner[name]).all(), name

@@ -1,0 +1,106 @@
+"""Figures of a learner step that show why an agent does not learn.
+
+`agents.runs.advice` reads them at the end of a run. They are cheap: nothing but norms of what the
+step has computed anyway.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+# Actions span [-1, 1]; beyond this size, tanh passes less than 2 % of a gradient.
+_SATURATED = 0.99
+# A unit is dormant below this share of the mean of its layer (tau of Sokar et al. 2023).
+_DORMANT = 0.025
+_HEAD = "/head/"
+
+
+def step_metrics(
+    critic_gradients: Sequence[tf.Tensor],
+    critic_variables: Sequence[tf.Variable],
+    policy_gradients: Sequence[tf.Tensor],
+    action: tf.Tensor,
+    weights: tf.Tensor,
+    priorities: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+    """Computes all of these figures, on one replica and before any clipping.
+
+    Args:
+      critic_gradients: of the critic's loss.
+      critic_variables: one for each gradient.
+      policy_gradients: of the policy's loss.
+      action: [B, A] actions of the policy, in [-1, 1].
+      weights: [B] importance weights.
+      priorities: [B] new priorities.
+
+    Returns:
+      Scalars by name, for `StepOutput.metrics`.
+    """
+    return {
+        "critic_gradient_norm": tf.linalg.global_norm(critic_gradients),
+        "policy_gradient_norm": tf.linalg.global_norm(policy_gradients),
+        "dormant_share": dormant_share(critic_gradients, critic_variables),
+        "action_saturation": action_saturation(action),
+        "effective_batch_share": effective_share(weights),
+        "priority_variation": variation(priorities),
+    }
+
+
+def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """Computes the share of hidden units that the batch does not train.
+
+    The dormant neurons of Sokar et al. 2023 (arXiv:2302.12902), found by the gradient of a unit's
+    incoming weights in place of its activation: a unit is dormant if the norm of that gradient is
+    at most 2.5 % of the mean over its layer. Last layers, named "head", are left out: an atom
+    without mass is no dormant unit.
+
+    Args:
+      gradients: of the loss.
+      variables: one for each gradient; those of rank 2 are the weights of a layer, [inputs, units].
+
+    Returns:
+      float32 scalar: the mean over layers; 0 without any layer.
+    """
+    shares = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if len(variable.shape) == 2 and _HEAD not in variable.name:
+            norms = tf.norm(gradient, axis=0)  # [units]
+            is_dormant = norms <= _DORMANT * tf.reduce_mean(norms)
+            shares.append(tf.reduce_mean(tf.cast(is_dormant, tf.float32)))
+    return tf.add_n(shares) / len(shares) if shares else tf.constant(0.0)
+
+
+def action_saturation(action: tf.Tensor) -> tf.Tensor:
+    """Computes the share of action dimensions at their bounds, where tanh passes no gradient.
+
+    Args:
+      action: [B, A] float32 in [-1, 1].
+
+    Returns:
+      float32 scalar.
+    """
+    return tf.reduce_mean(tf.cast(tf.abs(action) > _SATURATED, tf.float32))
+
+
+def effective_share(weights: tf.Tensor) -> tf.Tensor:
+    """Computes Kish's effective sample size, as a share: (sum w)^2 / (B sum w^2).
+
+    Args:
+      weights: [B] float32, positive.
+
+    Returns:
+      float32 scalar in (0, 1]: 1 if all weights are equal.
+    """
+    return tf.square(tf.reduce_mean(weights)) / tf.reduce_mean(tf.square(weights))
+
+
+def variation(values: tf.Tensor) -> tf.Tensor:
+    """Computes the coefficient of variation: the standard deviation over the mean.
+
+    Args:
+      values: [B] float32, not negative.
+
+    Returns:
+      float32 scalar; 0 if all values are 0.
+    """
+    return tf.math.divide_no_nan(tf.math.reduce_std(values), tf.reduce_mean(values))

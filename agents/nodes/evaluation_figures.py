@@ -1,0 +1,75 @@
+"""The figures of an evaluation, from its episodes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from dm_env import specs
+
+from agents.environment_loop import EvaluationEpisode
+
+# An episode has failed if it earned less than this share of the range of its possible returns.
+_FAILED_BELOW = 0.1
+# A return-to-go is complete if what follows a cut-off counts for at most this share.
+_NEGLIGIBLE_DISCOUNT = 0.05
+
+
+def figures(
+    episodes: Sequence[EvaluationEpisode], reward_spec: specs.Array, discount: float
+) -> dict[str, float]:
+    """Computes the figures of an evaluation.
+
+    Args:
+      episodes: at least one.
+      reward_spec: of the environment.
+      discount: gamma of the learner.
+
+    Returns:
+      By name: mean, lowest, median and highest return, and the number of episodes. If the rewards
+      are bounded, the share of failed episodes: those with less than a tenth of the way from the
+      lowest to the highest return that the bounds allow in as many steps. If there are such states,
+      the mean discounted return after the states whose remaining rewards are known: all states if
+      the environment terminated, else those so early that what follows the cut-off is negligible.
+    """
+    returns = np.array([episode.rewards.sum() for episode in episodes])
+    found = {
+        "episode_return": float(returns.mean()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_median": float(np.median(returns)),
+        "episode_return_max": float(returns.max()),
+        "episodes": float(len(episodes)),
+    }
+    low, high = reward_bounds(reward_spec)
+    if np.isfinite([low, high]).all() and low < high:
+        lengths = np.array([len(episode.rewards) for episode in episodes])
+        share = (returns - low * lengths) / ((high - low) * lengths)
+        found["failed_share"] = float(np.mean(share < _FAILED_BELOW))
+    after = np.concatenate([returns_to_go(episode, discount) for episode in episodes])
+    if after.size:
+        found["discounted_return"] = float(after.mean())
+    return found
+
+
+def reward_bounds(reward_spec: specs.Array) -> tuple[float, float]:
+    """Returns the lowest and the highest reward; infinite if they are not known."""
+    if not isinstance(reward_spec, specs.BoundedArray):
+        return -np.inf, np.inf
+    return float(np.min(reward_spec.minimum)), float(np.max(reward_spec.maximum))
+
+
+def returns_to_go(episode: EvaluationEpisode, discount: float) -> np.ndarray:
+    """Computes the discounted return after each state whose remaining rewards are known.
+
+    Args:
+      episode: of T steps.
+      discount: gamma.
+
+    Returns:
+      [T] float64 after a termination; else for the first states only, from which the cut-off is so
+      far that what follows it is negligible.
+    """
+    after = np.zeros(len(episode.rewards) + 1)
+    for step in range(len(episode.rewards) - 1, -1, -1):
+        after[step] = episode.rewards[step] + discount * after[step + 1]
+    remaining = np.arange(len(episode.rewards), 0, -1)
+    is_known = episode.is_terminated | (discount**remaining <= _NEGLIGIBLE_DISCOUNT)
+    return after[:-1][is_known]

@@ -1,0 +1,84 @@
+"""Films during a run, each made by a process of its own from the newest checkpoint."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.runs.run_directory import RunDirectory
+
+_FOLDER = "films"
+_NICENESS = 10
+
+
+def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
+    """Returns the command that films an episode of the newest checkpoint.
+
+    Args:
+      run_dir: the run's directory.
+      output: the file. Default: that of the command.
+    """
+    command = [sys.executable, "-m", "rl_replicator.cli.main", "video", str(run_dir)]
+    return command if output is None else [*command, "--output", str(output)]
+
+
+class Films:
+    """Starts a film whenever a run has taken so many steps more, unless one is being made.
+
+    The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
+    the run when the film was started. They show the policy of the newest checkpoint. A film that
+    fails is not tried again, and the run goes on.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        every: int | None,
+        command: Callable[[Path, Path], Sequence[str]] = video_command,
+    ):
+        """Starts nothing yet.
+
+        Args:
+          run: the run to film.
+          every: environment steps from one film to the next; None for no films.
+          command: (directory of the run, file to write) -> command.
+        """
+        self._run = run
+        self._every = every
+        self._command = command
+        self._due = every or 0
+        self._process: subprocess.Popen | None = None
+
+    def tick(self, environment_steps: int) -> None:
+        """Starts the next film if it is due; called repeatedly.
+
+        Args:
+          environment_steps: of the run.
+        """
+        if self._every is None or environment_steps < self._due or self._is_filming():
+            return
+        if Checkpointer(self._run.checkpoints).latest() is None:
+            return
+        self._due = (environment_steps // self._every + 1) * self._every
+        output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
+        output.parent.mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            list(self._command(self._run.path, output)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # TensorFlow would take the memory of the learner's GPUs.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            process_group=0,  # Ctrl-C ends the run, which ends the film.
+        )
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
+
+    def close(self) -> None:
+        """Ends a film that is being made."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+    def _is_filming(self) -> bool:
+        return self._process is not None and self._process.poll() is None

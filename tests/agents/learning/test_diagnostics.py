@@ -1,0 +1,50 @@
+"""Figures that show why an agent does not learn, worked by hand."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+from agents.learning import diagnostics
+
+
+def test_units_without_gradient_are_dormant():
+    """Of four units behind a relu, one has a bias so low that no example passes it."""
+    hidden, head = snt.Linear(4, name="hidden"), snt.Linear(3, name="head")
+    x = tf.constant(np.random.default_rng(0).normal(size=[32, 5]), tf.float32)
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(head(tf.nn.relu(hidden(x))) ** 2)
+        variables = (*hidden.trainable_variables, *head.trainable_variables)
+        return tape.gradient(loss, variables), variables
+
+    with tf.name_scope("critic"):
+        gradients()  # Builds the layers.
+    assert diagnostics.dormant_share(*gradients()).numpy() == 0.0
+    hidden.b.assign([0.0, -100.0, 0.0, 0.0])
+    assert diagnostics.dormant_share(*gradients()).numpy() == 0.25
+    # A head's outputs may well have no gradient.
+    head.w.assign(tf.zeros_like(head.w))
+    found, variables = gradients()
+    heads = [i for i, v in enumerate(variables) if "/head/" in v.name]
+    assert len(heads) == 2
+    none = diagnostics.dormant_share([found[i] for i in heads], [variables[i] for i in heads])
+    assert none.numpy() == 0.0
+
+
+def test_saturation_counts_dimensions():
+    action = tf.constant([[1.0, -0.995], [0.5, -1.0]])
+    assert diagnostics.action_saturation(action).numpy() == 0.75
+
+
+def test_effective_share():
+    assert diagnostics.effective_share(tf.constant([0.3, 0.3])).numpy() == pytest.approx(1.0)
+    assert diagnostics.effective_share(tf.constant([1.0, 0.0, 0.0, 0.0])).numpy() == 0.25
+    # (1 + 3)^2 / (2 * (1 + 9))
+    assert diagnostics.effective_share(tf.constant([1.0, 3.0])).numpy() == pytest.approx(0.8)
+
+
+def test_variation():
+    assert diagnostics.variation(tf.constant([1.0, 3.0])).numpy() == pytest.approx(0.5)
+    assert diagnostics.variation(tf.zeros([4])).numpy() == 0.0

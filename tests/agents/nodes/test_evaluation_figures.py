@@ -1,0 +1,48 @@
+"""Figures of an evaluation, worked by hand."""
+
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents.environment_loop import EvaluationEpisode
+from agents.nodes.evaluation_figures import figures, returns_to_go
+
+BOUNDED = specs.BoundedArray((), np.float64, -1.0, 1.0)
+
+
+def episode(*rewards, is_terminated=False):
+    return EvaluationEpisode(np.array(rewards), is_terminated)
+
+
+def test_a_mean_hides_what_minimum_median_and_failures_show():
+    played = [episode(*[1.0] * 10), episode(*[-1.0] * 10), episode(*[-0.9] * 10)]
+    found = figures(played, BOUNDED, discount=0.99)
+    assert found["episode_return"] == pytest.approx(-3.0)
+    assert (found["episode_return_min"], found["episode_return_max"]) == (-10.0, 10.0)
+    assert found["episode_return_median"] == pytest.approx(-9.0)
+    # Possible returns: -10 to 10. Less than a tenth of the way: below -8.
+    assert found["failed_share"] == pytest.approx(2 / 3)
+    assert found["episodes"] == 3
+
+
+def test_the_length_of_an_episode_counts():
+    """Ten steps could have earned between -10 and 10, two between -2 and 2."""
+    found = figures([episode(*[-0.5] * 10), episode(-1.0, -0.9)], BOUNDED, discount=0.9)
+    assert found["failed_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "spec", [specs.Array((), np.float64), specs.BoundedArray((), np.float64, 0.0, np.inf)]
+)
+def test_without_bounds_there_are_no_failures(spec):
+    assert "failed_share" not in figures([episode(1.0)], spec, discount=0.9)
+
+
+def test_returns_to_go():
+    np.testing.assert_allclose(
+        returns_to_go(episode(1.0, 2.0, 4.0, is_terminated=True), 0.5), [3.0, 4.0, 4.0]
+    )
+    # 0.5**5 is less than 0.05, 0.5**4 is more: five steps to the cut-off are enough.
+    cut_off = returns_to_go(episode(*[1.0] * 6), 0.5)
+    np.testing.assert_allclose(cut_off, [2 * (1 - 0.5**6), 2 * (1 - 0.5**5)])
+    assert "discounted_return" not in figures([episode(1.0)], BOUNDED, discount=0.9)

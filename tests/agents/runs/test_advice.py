@@ -1,0 +1,89 @@
+"""Advice for runs whose return stood still."""
+
+import numpy as np
+import pytest
+
+from agents.runs import advice
+from rl_replicator.runs.metrics import MetricWriter
+
+RISING = [100.0 * step for step in range(9)]
+STILL = [0.0, 200, 300, 480, 470, 490, 480, 485, 475]
+
+
+def write(run_dir, returns, learner=None, **evaluator):
+    """A run whose evaluations have two kinds of episodes, unless said otherwise."""
+    writer = MetricWriter(run_dir, "environment_steps")
+    for index, value in enumerate(returns):
+        row = {"episode_return": value, "episode_return_min": 0.0, "episode_return_max": 970.0}
+        writer.write("evaluator", 1000 * (index + 1), {**row, **evaluator})
+        writer.write("learner", 1000 * (index + 1), learner or {"critic_loss": 1.0})
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [(RISING, False), (STILL, True), (STILL[3:5], False), ([5.0] * 9, True), (RISING[::-1], True)],
+)
+def test_stood_still(returns, expected):
+    assert advice.stood_still(np.array(returns)) == expected
+
+
+def test_a_run_that_learns_needs_no_advice(tmp_path):
+    write(tmp_path, RISING, {"value_edge_mass_high": 0.9}, failed_share=0.5)
+    assert advice.advise(tmp_path) == []
+
+
+def test_a_run_that_is_done_needs_none_either(tmp_path):
+    even = {"episode_return_min": 860.0, "episode_return_max": 880.0, "failed_share": 0.0}
+    write(tmp_path, STILL, {"value_edge_mass_high": 0.9}, **even)
+    assert advice.advise(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("learner", "evaluator", "words"),
+    [
+        (
+            {"value_edge_mass_high": 0.31},
+            {},
+            "value support too small: 31% of the mass on its upper edge; raise --agent.value-max",
+        ),
+        (
+            {"value_edge_mass_low": 0.2},
+            {},
+            "20% of the mass on its lower edge; lower --agent.value",
+        ),
+        (
+            {},
+            {"failed_share": 0.5},
+            "50% of the evaluation episodes failed while others reached 970",
+        ),
+        ({}, {"failed_share": 1.0}, "100% of the evaluation episodes found almost no reward"),
+        ({"action_saturation": 0.92}, {}, "92% of the policy's actions are at their bounds"),
+        ({}, {"q_bias": 60.0, "discounted_return": 50.0}, "Q overestimates: it exceeds the disc"),
+        ({"dormant_share": 0.7}, {}, "70% of the critic's units are dormant"),
+        ({"effective_batch_share": 0.1}, {}, "importance weights leave 10% of each batch"),
+        ({}, {}, "no figure points to a cause"),
+    ],
+)
+def test_causes(tmp_path, learner, evaluator, words):
+    write(tmp_path, STILL, learner or None, **evaluator)
+    (line,) = advice.advise(tmp_path)
+    assert line.startswith("the return did not rise over the last third of the evaluations (480): ")
+    assert words in line and "\n" not in line
+
+
+def test_several_causes_are_several_lines(tmp_path):
+    write(tmp_path, STILL, {"value_edge_mass_high": 0.31}, failed_share=0.5)
+    first, second = advice.advise(tmp_path)
+    assert "31%" in first and second.startswith("also: 50%")
+
+
+def test_the_end_of_a_run_counts_and_not_its_beginning(tmp_path):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    for index, value in enumerate(STILL):
+        row = {"episode_return": value, "episode_return_min": 0.0, "episode_return_max": 970.0}
+        writer.write("evaluator", index, row)
+        writer.write("learner", index, {"value_edge_mass_high": 0.9 if index < 6 else 0.01})
+    writer.close()
+    (line,) = advice.advise(tmp_path)
+    assert "no figure points to a cause" in line

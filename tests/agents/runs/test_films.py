@@ -1,0 +1,76 @@
+"""Films during a run."""
+
+import sys
+import time
+
+import pytest
+
+from agents.runs.films import Films, video_command
+from agents.runs.options import AgentOptions
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.errors import ConfigError
+from rl_replicator.runs.run_directory import RunDirectory
+
+TOUCH = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+WAIT = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    Checkpointer(tmp_path / "checkpoints").save(1, {"progress": JsonPart(dict, lambda _: None)})
+    return RunDirectory(tmp_path)
+
+
+def make(run, every, code=TOUCH):
+    return Films(run, every, lambda run_dir, output: [sys.executable, "-c", code, str(output)])
+
+
+def films(run, expected):
+    """The films, once they are those that are expected, or after a while."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = sorted(path.name for path in run.path.glob("films/*"))
+        if found == expected:
+            break
+        time.sleep(0.02)
+    return found
+
+
+def test_a_film_every_so_many_steps(run):
+    one = make(run, 1000)
+    one.tick(999)
+    assert one._process is None
+    one.tick(1040)
+    assert films(run, ["000001040.mp4"]) == ["000001040.mp4"]
+    one._process.wait()
+    one.tick(1900)  # The next one is due at 2,000, and not 1,000 after the last.
+    one.tick(2000)
+    expected = ["000001040.mp4", "000002000.mp4"]
+    assert films(run, expected) == expected
+    one.close()
+
+
+def test_one_film_at_a_time_and_none_outlives_the_run(run):
+    one = make(run, 1000, WAIT)
+    one.tick(1000)
+    process = one._process
+    one.tick(2000)
+    assert one._process is process
+    one.close()
+    assert process.returncode is not None
+
+
+def test_no_film_without_a_checkpoint_or_without_the_option(tmp_path, run):
+    none = make(run, None)
+    none.tick(10**9)
+    early = make(RunDirectory(tmp_path / "other"), 10)
+    early.tick(100)
+    assert none._process is None and early._process is None
+
+
+def test_the_option_and_the_command(tmp_path):
+    with pytest.raises(ConfigError, match="--video-every: expected at least 1, got 0"):
+        AgentOptions(env="a:b", agent=None, video_every=0)
+    words = video_command(tmp_path, tmp_path / "a.mp4")
+    assert words[3:] == ["video", str(tmp_path), "--output", str(tmp_path / "a.mp4")]
