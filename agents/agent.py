@@ -64,6 +64,11 @@ class AgentLearner(VariableSource, Protocol):
         """Names of the networks that `get_variables` serves."""
         ...
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far in parts of `step` other than its compiled call, by name."""
+        ...
+
     def step(self) -> None:
         """Runs one compiled call of some learner steps; blocks until the table has enough items."""
         ...

@@ -1,6 +1,7 @@
 """A learner that trains on a replay table: any module with a `step_fn`, replicated."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +55,10 @@ class ReplayLearner:
     After each call of some steps it writes the new priorities back to the table and copies the
     weights for the actors, so that no actor gets weights in the middle of an update. It implements
     `agents.agent.AgentLearner`.
+
+    Attributes:
+      network_names: networks that `get_variables` serves.
+      seconds: time spent on priorities and on publishing the weights, by name.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class ReplayLearner:
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
         self._metrics: Mapping[str, Any] = {}
+        self.seconds = {"priorities": 0.0, "publish": 0.0}
         self._lock = threading.Lock()
         self._weights = self._copy_weights()
 
@@ -92,11 +98,15 @@ class ReplayLearner:
           rl_replicator.StepCancelled: if `cancel` was called while it waited.
         """
         outputs = self._step()
+        started = time.perf_counter()
         if self._priorities is not None:
             local = self._replicator.local_results(outputs)
             self._priorities.write([(output.keys, output.priorities) for output in local])
         self._num_steps += self._steps_per_call
+        written = time.perf_counter()
         weights = self._copy_weights()
+        self.seconds["priorities"] += written - started
+        self.seconds["publish"] += time.perf_counter() - written
         with self._lock:
             self._metrics = outputs.metrics
             self._weights = weights

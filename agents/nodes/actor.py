@@ -10,8 +10,15 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
+from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
+
+# Methods whose time is measured -> what it counts as. Rendering is part of a step.
+_ENVIRONMENT_PARTS = {"reset": "environment", "step": "environment", "frame": "render"}
+_ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "insert"}
+# One lease in so many is timed; a prime, so that what is done every 250 steps is not missed.
+_LEASES_PER_TIMING = 7
 
 
 class ActorNode:
@@ -54,6 +61,10 @@ class ActorNode:
         self._actor = agent.make_actor(
             source, self._adders, [stream.context for stream in self._streams]
         )
+        self._stopwatch = Stopwatch()
+        for stream in self._streams:
+            self._stopwatch.attach(stream.environment, _ENVIRONMENT_PARTS)
+        self._stopwatch.attach(self._actor, _ACTOR_PARTS)
 
     def run(self) -> None:
         """Acts until all environment steps are taken or the program stops.
@@ -76,6 +87,7 @@ class ActorNode:
         granted, done = 0, 0
         episodes: list[Episode] = []
         started, waited = time.monotonic(), 0.0
+        leases = 0
         environments = [stream.environment for stream in self._streams]
         for index, timestep in explore(environments, self._actor):
             stream = self._streams[index]
@@ -86,13 +98,29 @@ class ActorNode:
             if timestep.last():
                 episodes.append(stream.end_episode())
             if done >= granted:
-                now, blocked = time.monotonic(), sum(a.seconds_waited for a in self._adders)
+                now, blocked = time.monotonic(), self._seconds_waited()
                 share = (blocked - waited) / max(now - started, 1e-6)
                 granted = self._counter.lease(self._index, done, min(share, 1.0), episodes)
                 if granted == 0 or lp.stop_event().is_set():
                     return
                 done, episodes, started, waited = 0, [], now, blocked
                 self._run_steps = self._counter.environment_steps()
+                leases += 1
+                if leases % _LEASES_PER_TIMING == 1:
+                    self._stopwatch.start(wait=blocked)
+                elif leases % _LEASES_PER_TIMING == 2:
+                    self._report_time()
+
+    def _seconds_waited(self) -> float:
+        return sum(adder.seconds_waited for adder in self._adders)
+
+    def _report_time(self) -> None:
+        """Tells the counter how the actor has spent its last lease."""
+        grown = self._stopwatch.take(wait=self._seconds_waited())
+        self._stopwatch.stop()
+        grown["insert"] -= grown["wait"]
+        grown["environment"] -= grown.get("render", 0.0)
+        self._counter.add_time("actor", grown)
 
 
 class _Stream:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agents.learning.weights import WeightsPart
+from agents.nodes.stopwatch import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
@@ -18,6 +19,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks for more.
 _LEASE = 100
+_SECONDS_BETWEEN_TIMES = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Counter:
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._q_mean: float | None = None
+        self._time = TimeSplit()
+        self._write_time_at = 0.0
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
         self._best_return = _best_return(self._best)
@@ -180,6 +184,18 @@ class Counter:
                 self._write("learner", {"learner_steps": steps, **metrics})
         return self.progress()
 
+    def add_time(self, kind: str, grown: Mapping[str, float]) -> None:
+        """Takes a report on how a node has spent its time.
+
+        Args:
+          kind: of the node, "actor" or "learner".
+          grown: from `agents.nodes.stopwatch.Stopwatch.take`.
+        """
+        with self._lock:
+            self._time.add(kind, grown)
+            if self._writer.seconds >= self._write_time_at:
+                self._write_time()
+
     def learner_done(self) -> None:
         """Notes that the learner has finished training and saved its last checkpoint."""
         with self._lock:
@@ -209,6 +225,7 @@ class Counter:
             if "discounted_return" in figures and self._q_mean is not None:
                 row["q_bias"] = self._q_mean - figures["discounted_return"]
             self._write("evaluator", row, step=environment_steps)
+            self._write_time()
             self._evaluated = {
                 "environment_steps": environment_steps,
                 "learner_steps": int(figures["learner_steps"]),
@@ -263,6 +280,12 @@ class Counter:
                 learner_waiting=self._waiting["learner"],
                 learner_done=self._learner_done,
             )
+
+    def _write_time(self) -> None:
+        shares = self._time.shares()
+        if shares:
+            self._write_time_at = self._writer.seconds + _SECONDS_BETWEEN_TIMES
+            self._write("time", shares)
 
     def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
         step = self._environment_steps if step is None else step

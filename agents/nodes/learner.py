@@ -21,6 +21,7 @@ import rl_replicator as rr
 from agents.agent import Agent, AgentLearner
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
+from agents.nodes.stopwatch import TOTAL, Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
@@ -90,6 +91,13 @@ class LearnerNode:
         # Seconds that the last save took; at first, estimated from a restored checkpoint.
         latest = self._checkpointer.latest()
         self._save_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
+        # The first call, which compiles the step, and the wait for the first rows are not counted.
+        self._is_building = True
+        self._steps_at_start = self._learner.num_steps
+        self._stopwatch = Stopwatch()
+        self._stopwatch.attach(self._learner, {"step": "step"})
+        self._stopwatch.attach(self, {"_save": "save"})
+        self._stopwatch.start(**self._learner.seconds)
         self._trained = threading.Event()
         self._no_more_rows = threading.Event()
         self._run_over = threading.Event()
@@ -192,6 +200,7 @@ class LearnerNode:
             if moved:
                 last_steps, last_change = steps, now
             if self._is_chief:
+                self._report_time(starved / _LOOKS_PER_REPORT)
                 metrics = self._learner.metrics() if moved else {}
                 progress = self._counter.report_learner(steps, starved / _POLLS_PER_REPORT, metrics)
             else:
@@ -207,6 +216,21 @@ class LearnerNode:
                     self._learner.cancel()
             elif is_waiting and steps > 0:
                 waiting.tick(now - last_change)
+
+    def _report_time(self, starved: float) -> None:
+        """Tells the counter how the learner has spent its time since the last report.
+
+        Args:
+          starved: share of that time in which its input was empty.
+        """
+        grown = self._stopwatch.take(**self._learner.seconds)
+        if self._is_building:
+            self._is_building = self._learner.num_steps == self._steps_at_start
+            return
+        others = sum(grown[part] for part in self._learner.seconds)
+        grown["wait"] = min(starved * grown[TOTAL], max(grown["step"] - others, 0.0))
+        grown["step"] -= others + grown["wait"]
+        self._counter.add_time("learner", grown)
 
     def _save(self) -> bool:
         """Saves a checkpoint of everything: replay, learner, counters, random generators.

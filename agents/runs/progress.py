@@ -4,10 +4,8 @@ import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
+from agents.runs.bottleneck import WAITING_THRESHOLD
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, progress_text
-
-# A smaller share of time spent waiting is negligible.
-_WAITING_THRESHOLD = 0.05
 
 
 class AgentProgressLine:
@@ -67,7 +65,7 @@ def verdict(progress: Progress) -> str:
     if progress.learner_steps == 0:
         return "filling the replay"
     actors, learner = progress.actor_waiting, progress.learner_waiting
-    actors_wait, learner_waits = actors > _WAITING_THRESHOLD, learner > _WAITING_THRESHOLD
+    actors_wait, learner_waits = actors > WAITING_THRESHOLD, learner > WAITING_THRESHOLD
     if actors_wait and learner_waits:
         return f"bottleneck: replay (actors wait {actors:.0%}, the learner {learner:.0%})"
     if actors_wait:

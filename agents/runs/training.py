@@ -18,6 +18,7 @@ from agents.program import make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
 from agents.runs.advice import advise
+from agents.runs.bottleneck import explain
 from agents.runs.films import Films, video_command
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.progress import AgentProgressLine
@@ -172,6 +173,7 @@ def _run(
         print(f"{done}; continue with: --run-dir {run.path}", flush=True)
         return 128 + manager.signal_number
     _report(run)
+    print(*explain(run.path, _plain(options)), sep="\n", flush=True)
     # In processes of their own, independent of this one's TensorFlow and OpenGL state. On a machine
     # that cannot render, the run is complete all the same.
     subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", "plot", str(run.path)])

@@ -78,6 +78,10 @@ def test_a_run_leaves_what_it_promises(finished):
     assert evaluator["failed_share"][-1] == 0  # Even a constant action earns half of the reward.
     row = results.read_run(finished)[-1]
     assert row.return_min <= row.return_median <= row.return_max and row.agent == "d4pg"
+    split = {name: column[-1] for name, column in read_metrics(finished, "time").items()}
+    for kind, parts in (("actor", 4), ("learner", 5)):
+        spent = [share for name, share in split.items() if name.startswith(f"{kind}_")]
+        assert len(spent) >= parts and 0 < sum(spent) <= 1.2
     learner = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
         assert np.isfinite(learner[name]).all(), name

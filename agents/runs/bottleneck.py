@@ -1,0 +1,93 @@
+"""What a run spent its time on, and which option would help most."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl_replicator.runs.metrics import read_metrics
+
+# A smaller share of time spent waiting is negligible.
+WAITING_THRESHOLD = 0.05
+_KINDS = ("actor", "learner")
+_PART_NAMES = {
+    "environment": "environment",
+    "render": "rendering",
+    "policy": "policy",
+    "insert": "insertion",
+    "wait": "waiting",
+    "step": "steps",
+    "priorities": "priorities",
+    "publish": "weights",
+    "save": "checkpoints",
+}
+_CHECKPOINTS = 0.1
+
+
+def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
+    """Returns where actors and learner spent their time, and the verdict.
+
+    Args:
+      run_dir: the run's directory.
+      options: of the run, by name, as in its `config.json`.
+
+    Returns:
+      Lines; none if the run did not record its time.
+    """
+    table = read_metrics(run_dir, "time")
+    if not table:
+        return []
+    last = {name: float(column[-1]) for name, column in table.items()}
+    shares = {name: share for name, share in last.items() if math.isfinite(share)}
+    lines = []
+    for kind in _KINDS:
+        parts = {
+            part: shares[f"{kind}_{part}"] for part in _PART_NAMES if f"{kind}_{part}" in shares
+        }
+        if parts:
+            parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
+            words = [f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts.items()]
+            lines.append(f"time of the {'actors' if kind == 'actor' else kind}: {', '.join(words)}")
+    return [*lines, verdict(shares, options)]
+
+
+def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
+    """Names the bottleneck, and the option that would help most.
+
+    Args:
+      shares: of time, such as `actor_wait`.
+      options: of the run.
+    """
+    actors_wait = shares.get("actor_wait", 0.0) > WAITING_THRESHOLD
+    learner_waits = shares.get("learner_wait", 0.0) > WAITING_THRESHOLD
+    if actors_wait and not learner_waits:
+        return f"bottleneck: the learner; {_for_learner(shares, options)}"
+    if learner_waits and not actors_wait:
+        return f"bottleneck: the actors; {_for_actors(shares, options)}"
+    if actors_wait:
+        return "bottleneck: the replay, for which both wait; try a smaller --agent.steps-per-call"
+    return "bottleneck: none, actors and learner are both busy"
+
+
+def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
+    if shares.get("learner_save", 0.0) > _CHECKPOINTS:
+        return "save less often (--checkpoint-seconds)"
+    agent = options.get("agent")
+    precision = agent.get("precision") if isinstance(agent, Mapping) else None
+    if precision == "float32":
+        return "--agent.precision bfloat16 helps if this machine computes it fast"
+    return (
+        "a GPU, or --replicas N on as many devices, makes its steps faster; "
+        "--agent.replay.samples-per-insert asks for fewer of them"
+    )
+
+
+def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
+    parts = {part: shares.get(f"actor_{part}", 0.0) for part in ("environment", "render", "policy")}
+    slowest = max(parts, key=lambda part: parts[part])
+    actors = options.get("actors", 1)
+    frame = options.get("frame")
+    if slowest == "render" and isinstance(frame, Mapping) and frame.get("render") != "fast":
+        return "--frame.render fast draws without shadows and reflections"
+    more = f"--actors {2 * actors}" if isinstance(actors, int) else "more --actors"
+    processes = "" if options.get("launch") != "threads" else " --launch processes"
+    return f"most of their time goes to the {_PART_NAMES[slowest]}; try {more}{processes}"

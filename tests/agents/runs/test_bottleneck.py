@@ -1,0 +1,55 @@
+"""What a run spent its time on, and which option would help most."""
+
+import pytest
+
+from agents.runs import bottleneck
+from rl_replicator.runs.metrics import MetricWriter
+
+STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
+PIXELS = {
+    **STATE,
+    "agent": {"precision": "float32"},
+    "frame": {"render": "exact"},
+    "launch": "processes",
+}
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "words"),
+    [
+        ({"actor_wait": 0.4}, STATE, "the learner; a GPU, or --replicas N"),
+        ({"actor_wait": 0.4}, PIXELS, "the learner; --agent.precision bfloat16"),
+        ({"actor_wait": 0.4, "learner_save": 0.2}, STATE, "save less often (--checkpoint-seconds)"),
+        (
+            {"learner_wait": 0.3, "actor_environment": 0.6, "actor_policy": 0.2},
+            STATE,
+            "the actors; most of their time goes to the environment; try --actors 2 --launch proc",
+        ),
+        (
+            {"learner_wait": 0.3, "actor_environment": 0.2, "actor_policy": 0.6},
+            PIXELS,
+            "most of their time goes to the policy; try --actors 2",
+        ),
+        ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
+        ({"learner_wait": 0.3, "actor_wait": 0.3}, STATE, "the replay, for which both wait"),
+        ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
+    ],
+)
+def test_verdicts(shares, options, words):
+    line = bottleneck.verdict(shares, options)
+    assert line.startswith("bottleneck: ") and words in line
+
+
+def test_the_last_row_counts(tmp_path):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    writer.write("time", 100, {"actor_policy": 0.9})
+    writer.write("time", 200, {"actor_policy": 0.25, "actor_wait": 0.5, "learner_step": 0.875})
+    writer.close()
+    assert bottleneck.explain(tmp_path, STATE)[:2] == [
+        "time of the actors: waiting 50%, policy 25%",
+        "time of the learner: steps 88%",
+    ]
+
+
+def test_a_run_without_times_has_no_verdict(tmp_path):
+    assert bottleneck.explain(tmp_path, STATE) == []
