@@ -161,6 +161,7 @@ def _text_lines(box: str) -> list[str]:
         " " if 0x2500 <= ord(char) <= 0x257F else char
         for char in re.sub(r"\x1b\[[0-9;]*m", "", unicodedata.normalize("NFC", box))
     )
+    # Where the terminal has no such characters, the frame is made of dashes.
     return [line.strip() for line in bare.splitlines() if line.strip(" -")]
 
 

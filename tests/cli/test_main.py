@@ -66,6 +66,13 @@ def test_unknown_command(command):
     )
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_one_line_in_any_encoding(command, encoding):
+    """The parser frames its messages with other characters where there is no UTF-8."""
+    line = _refused(command("plot", "run", "--output", "a.jpg", PYTHONIOENCODING=encoding))
+    assert line == "--output: expected a name that ends in .png, got a.jpg"
+
+
 FAKE = ("train", "fake")
 
 
