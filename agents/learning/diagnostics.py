@@ -12,7 +12,7 @@ import tensorflow as tf
 _SATURATED = 0.99
 # A unit is dormant below this share of the mean of its layer (tau of Sokar et al. 2023).
 _DORMANT = 0.025
-_HEAD = "/head/"
+_HEAD = "head"
 
 
 def step_metrics(
@@ -63,7 +63,7 @@ def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variabl
     """
     shares = []
     for gradient, variable in zip(gradients, variables, strict=True):
-        if len(variable.shape) == 2 and _HEAD not in variable.name:
+        if len(variable.shape) == 2 and _HEAD not in variable.name.split("/"):
             norms = tf.norm(gradient, axis=0)  # [units]
             is_dormant = norms <= _DORMANT * tf.reduce_mean(norms)
             shares.append(tf.reduce_mean(tf.cast(is_dormant, tf.float32)))
