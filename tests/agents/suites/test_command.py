@@ -50,7 +50,7 @@ def start(tmp_path):
 
 
 def finish(process):
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=250)
     return process.returncode, output, errors
 
 
@@ -65,6 +65,7 @@ def results(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)
 def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_path, start):
     status, output, errors = finish(start("@broken", "@quick", "--seeds", "2", "--steps", "100"))
     assert status == 1, errors
@@ -114,10 +115,11 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)
 def test_ctrl_c_ends_the_runs_cleanly_and_the_suite_continues(tmp_path, start):
     process = start("@endless", "@quick", "--steps", "100")
     directory = tmp_path / "suite" / f"{TASKS}-endless-seed1"
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 250
     while not (directory / "is_ready").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
