@@ -84,10 +84,13 @@ def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> 
 def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     parts = {part: shares.get(f"actor_{part}", 0.0) for part in ("environment", "render", "policy")}
     slowest = max(parts, key=lambda part: parts[part])
-    actors = options.get("actors", 1)
     frame = options.get("frame")
     if slowest == "render" and isinstance(frame, Mapping) and frame.get("render") != "fast":
         return "--frame.render fast draws without shadows and reflections"
-    more = f"--actors {2 * actors}" if isinstance(actors, int) else "more --actors"
-    processes = "" if options.get("launch") != "threads" else " --launch processes"
-    return f"most of their time goes to the {_PART_NAMES[slowest]}; try {more}{processes}"
+    # One call of the policy serves all environments of an actor.
+    option = "envs_per_actor" if slowest == "policy" else "actors"
+    number = options.get(option, 1)
+    more = f"--{option.replace('_', '-')} {2 * number if isinstance(number, int) else 2}"
+    if option == "actors" and options.get("launch") == "threads":
+        more += " --launch processes"
+    return f"most of their time goes to the {_PART_NAMES[slowest]}; try {more}"

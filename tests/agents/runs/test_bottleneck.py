@@ -28,7 +28,7 @@ PIXELS = {
         (
             {"learner_wait": 0.3, "actor_environment": 0.2, "actor_policy": 0.6},
             PIXELS,
-            "most of their time goes to the policy; try --actors 2",
+            "most of their time goes to the policy; try --envs-per-actor 2",
         ),
         ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
         ({"learner_wait": 0.3, "actor_wait": 0.3}, STATE, "the replay, for which both wait"),

@@ -32,7 +32,7 @@ def write_run(run_dir, env, seed, evaluations, agent=None):
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     identity = {"trainable": "fake", "env": env, "seed": seed, "agent": agent or {}}
     (run_dir / "config.json").write_text(
-        json.dumps({"trainable": "fake", "identity": identity, "options": {}})
+        json.dumps({"trainable": "fake", "identity": identity, "options": {"env": env}})
     )
     with (run_dir / "metrics" / "evaluator.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -56,6 +56,11 @@ class FakeAgent:
 
     def alternatives(self):
         return {}
+
+    def options_from(self, plain):
+        names = {field.name for field in dataclasses.fields(FakeOptions)}
+        known = {name: value for name, value in plain.items() if name in names}
+        return FakeOptions(**{**known, "run_dir": Path(plain["run_dir"])})
 
     def train(self, options):
         what = options.env.partition(":")[2]
