@@ -200,7 +200,7 @@ class LearnerNode:
             if moved:
                 last_steps, last_change = steps, now
             if self._is_chief:
-                self._report_time(starved / _LOOKS_PER_REPORT)
+                self._report_time(starved / _POLLS_PER_REPORT)
                 metrics = self._learner.metrics() if moved else {}
                 progress = self._counter.report_learner(steps, starved / _POLLS_PER_REPORT, metrics)
             else:
