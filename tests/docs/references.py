@@ -1,5 +1,6 @@
 """The commands, paths and names that the documentation mentions."""
 
+import ast
 import fnmatch
 import functools
 import re
@@ -51,6 +52,17 @@ def inline_code(document: Path) -> list[str]:
     text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
     return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", text)]
+
+
+def python_blocks(document: Path) -> list[str]:
+    """Returns the fenced blocks of Python."""
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def names_in(block: str) -> set[str]:
+    """Returns the dotted names of this project that a block of Python uses."""
+    dotted = {ast.unparse(n) for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Attribute)}
+    return {name for name in dotted if is_name(name)}
 
 
 def links(document: Path) -> list[str]:

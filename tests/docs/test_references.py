@@ -161,6 +161,9 @@ def test_files_and_names_are_there(document):
     assert [path for path in paths if not references.path_exists(document, path)] == []
     names = [text for text in code if references.is_name(text)]
     assert [name for name in names if not references.name_exists(name)] == []
+    for block in references.python_blocks(document):
+        used = references.names_in(block)
+        assert [name for name in used if not references.name_exists(name)] == [], block
     links = [link for link in references.links(document) if link]
     assert [link for link in links if not (document.parent / link).exists()] == []
 
