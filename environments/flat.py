@@ -119,6 +119,17 @@ class Environment(dm_env.Environment):
         return self._environment
 
     @property
+    def own_action_spec(self) -> specs.BoundedArray:
+        """The action range of the wrapped environment, to which [-1, 1] is mapped."""
+        return specs.BoundedArray(
+            self._real_shape,
+            self._real_dtype,
+            self._low.reshape(self._real_shape),
+            self._high.reshape(self._real_shape),
+            name="action",
+        )
+
+    @property
     def observation_fields(self) -> dict[str, slice]:
         """Slices of the flat observation, by the name of the wrapped environment's array."""
         return {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agents.agent import Agent
     from agents.task import Task
+    from rl_replicator.exports.model import Model
 
 _PRESET = "--preset"
 _DEFAULT = "default"
@@ -173,6 +174,24 @@ class AgentCommand:
             f"{episodes} episodes)"
         )
         return 0
+
+    def exported(self, run_dir: Path, best: bool, license_name: str) -> "Model":
+        """Returns the policy of a run as a model; see `rl_replicator.cli.export`.
+
+        Args:
+          run_dir: directory of the run.
+          best: whether to take the checkpoint with the best evaluation, not the newest.
+          license_name: licence that the model card names.
+
+        Raises:
+          UsageError: if there is no run or no checkpoint, or the agent cannot be exported.
+        """
+        from agents.policies.export import export_policy
+        from agents.policies.policy import restore
+        from rl_replicator.runs.run_directory import RunDirectory
+
+        run = RunDirectory(run_dir)
+        return export_policy(restore(run, self, best), run, license_name)
 
     def video(self, run_dir: Path, output: Path | None, seed: int) -> int:
         """Records an episode of the newest checkpoint's policy and prints the file's path.

@@ -24,6 +24,10 @@ from rl_replicator.cli import stderr_filter
 COMMANDS = {
     "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
     "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
+    "export": (
+        "rl_replicator.cli.export",
+        "write a run's model for other programs: export RUN_DIR",
+    ),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "compare": (
         "rl_replicator.cli.compare",
@@ -34,7 +38,7 @@ COMMANDS = {
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
-_NOISY = ("train", "eval")
+_NOISY = ("train", "eval", "export")
 _BAD_INPUT, _FAILURE, _INTERRUPTED = 2, 1, 130
 _ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,162 @@
+"""The policy of a run as a model for other programs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from agents.learning.variables import check_arrays, named_variables
+from agents.policies.policy import Policy
+from rl_replicator.errors import UsageError
+from rl_replicator.exports.model import Card, Model
+from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
+
+
+def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Model:
+    """Makes a model of a policy: from the environment's observation to an action in its own range.
+
+    From pixels, the model stacks the frames: it returns the stack for the next call.
+
+    Args:
+      policy: the policy.
+      run: the run that trained it.
+      license_name: licence that the card names.
+
+    Raises:
+      UsageError: if the agent does not say how it acts.
+    """
+    agent: Any = _in_float32(policy.agent)
+    if not hasattr(agent, "make_acting_policy"):
+        raise UsageError(
+            f"expected an agent with make_acting_policy, as OffPolicyAgent has it, got "
+            f"{type(agent).__name__}; subclass OffPolicyAgent to export its policy"
+        )
+    acting = agent.make_acting_policy(policy.weights, agent.greedy_action)
+    for name, network in acting.networks.items():
+        variables = named_variables(name, network)
+        arrays = policy.weights.get_variables([name]) if variables else {}
+        check_arrays(variables, arrays)
+        for path, variable in variables.items():
+            variable.assign(arrays[path])
+    environment = policy.make_environment(seed=0)
+    flat = environment if policy.task.pixels is None else environment.wrapped
+    to_range = _to_range(flat.own_action_spec)
+    spec, frame = acting.observation_spec, environment.observation_spec()
+    act, inputs = _single(acting.act, to_range), {"observation": tf.TensorSpec([None, *spec.shape])}
+    if policy.task.pixels is not None:
+        act = _stacked(acting.act, to_range)
+        inputs = {
+            "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
+            "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
+        }
+    card = _card(policy, run, flat, license_name)
+    environment.close()
+    return Model(act, inputs, dict(acting.networks), card)
+
+
+def _in_float32(agent: Any) -> Any:
+    """Returns the agent with convolutions in float32, which all programs have."""
+    config = agent.config
+    if getattr(config, "precision", "float32") == "float32":
+        return agent
+    return type(agent)(dataclasses.replace(config, precision="float32"), agent.environment_spec)
+
+
+def _to_range(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns what maps actions [B, A] in [-1, 1] to those of the environment's own spec."""
+    low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32).reshape(-1)
+    high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32).reshape(-1)
+
+    def to_range(action: tf.Tensor) -> tf.Tensor:
+        own = action * ((high - low) / 2) + (high + low) / 2
+        own = tf.minimum(tf.maximum(own, low), high)
+        return tf.reshape(own, [-1, *spec.shape])
+
+    return to_range
+
+
+def _single(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    def function(observation: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"action": to_range(act(observation))}
+
+    return function
+
+
+def _stacked(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    def function(observation: tf.Tensor, stack: tf.Tensor) -> dict[str, tf.Tensor]:
+        channels = observation.shape[-1]
+        stack = tf.concat([stack[..., channels:], observation], axis=-1)
+        return {"action": to_range(act(stack)), "next_stack": stack}
+
+    return function
+
+
+def _card(policy: Policy, run: RunDirectory, flat: Any, license_name: str) -> Card:
+    identity = run.config()["identity"]
+    name, task = identity["trainable"], policy.task.name
+    facts = {
+        "agent": name,
+        "task": task,
+        "environment steps": f"{policy.environment_steps:,}",
+        "learner steps": f"{policy.learner_steps:,}",
+        "return": _return(policy, run),
+        "observation": _observation(policy, flat),
+        "action": _action(flat.own_action_spec),
+        "licence": license_name,
+    }
+    return Card(f"{name} on {task}", facts, _USAGE[policy.task.pixels is not None], identity)
+
+
+def _return(policy: Policy, run: RunDirectory) -> str:
+    """Describes the evaluation of these weights, or else the last one before them."""
+    table = read_metrics(run.path, "evaluator")
+    steps = table.get("learner_steps", np.zeros(0))
+    if not len(steps):
+        return "not evaluated"
+    same = np.flatnonzero(steps == policy.learner_steps)
+    before = np.flatnonzero(steps <= policy.learner_steps)
+    index = same[-1] if len(same) else before[-1] if len(before) else 0
+    row = {column: values[index] for column, values in table.items()}
+    text = (
+        f"{row['episode_return']:.1f} (min {row['episode_return_min']:.1f}, max "
+        f"{row['episode_return_max']:.1f}, {row['episodes']:.0f} episodes)"
+    )
+    return text if len(same) else f"{text}, of the weights after {steps[index]:,.0f} learner steps"
+
+
+def _observation(policy: Policy, flat: Any) -> str:
+    if policy.task.pixels is not None:
+        pixels = policy.task.pixels
+        return (
+            f"frame, uint8 [{pixels.height}, {pixels.width}, 3], after every "
+            f"{policy.task.action_repeat} environment steps, in which the action is repeated"
+        )
+    fields = [
+        f"{name} {where.start}:{where.stop}" for name, where in flat.observation_fields.items()
+    ]
+    return f"float32 vector: {', '.join(fields)}"
+
+
+def _action(spec: Any) -> str:
+    low, high = np.min(spec.minimum), np.max(spec.maximum)
+    return f"float32 {list(spec.shape)}, within [{low:g}, {high:g}]"
+
+
+# By whether it is from pixels.
+_USAGE = {
+    False: (
+        "Input `observation`: [B, N] float32, the environment's arrays, flattened and concatenated "
+        "in the order above. Output `action`: [B, ...] float32 in the range of the environment's "
+        "own action spec. The statistics that normalise observations, if the agent has any, are "
+        "part of the model."
+    ),
+    True: (
+        "Inputs `observation`: [B, H, W, 3] uint8, the newest frame, and `stack`: [B, H, W, 3 S] "
+        "uint8, the output `next_stack` of the call before; at the start of an episode, the first "
+        "frame S times. Output `action`: [B, ...] float32 in the range of the environment's own "
+        "action spec. Convolutions compute in float32, whatever they did in training."
+    ),
+}

@@ -1,0 +1,58 @@
+"""`rl-replicator export RUN_DIR --format FORMAT --out PATH`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rl_replicator.cli import options, trainables
+from rl_replicator.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """Write the model of a run for programs that do without this project.
+
+    Of an agent it is the policy without exploration, from the environment's observations to actions
+    in the environment's own range.
+    """
+
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """Directory of the run."""
+    out: Path
+    """The folder to make."""
+    format: Literal["savedmodel", "onnx", "tflite", "numpy"] = "savedmodel"
+    """For TensorFlow, ONNX Runtime, TFLite's interpreter, or NumPy alone."""
+    best: bool = False
+    """Take the checkpoint with the best evaluation during training, in place of the newest."""
+    license: str = "Apache-2.0"
+    """Licence that the model card names."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Exports the model of a run and prints the folder.
+
+    Args:
+      args: the words after `export`.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if an option is wrong, the run has no checkpoint, or its model cannot be exported.
+    """
+    chosen = options.parse(ExportOptions, "rl-replicator export", args)
+    trainable: Any = trainables.of_run(chosen.run_dir)
+    if not hasattr(trainable, "exported"):
+        raise UsageError(
+            f"expected a run whose model can be exported, got {chosen.run_dir}; its command has no "
+            "method 'exported'"
+        )
+    model = trainable.exported(chosen.run_dir, chosen.best, chosen.license)
+    from rl_replicator.exports import formats
+
+    formats.write(model, chosen.format, chosen.out)
+    print(f"{chosen.format} {chosen.out} ({model.card.title})")
+    return 0

@@ -1,0 +1,137 @@
+"""Writes a model in one of several formats: a folder that other programs can read."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator.errors import UsageError
+from rl_replicator.exports import onnx_graph, program, standalone
+from rl_replicator.exports.model import Model
+
+CARD = "README.md"
+_SIGNATURE = "serving_default"
+
+
+def write(model: Model, kind: str, out: Path) -> None:
+    """Writes a model and its card.
+
+    Args:
+      model: the model.
+      kind: a key of `FORMATS`.
+      out: the folder, which is made. It is complete or absent.
+
+    Raises:
+      UsageError: if there is something at `out`, it cannot be written, or the model cannot be
+        expressed in the format.
+    """
+    if out.exists():
+        raise UsageError(f"--out: expected a new folder, got {out}, which is there; choose another")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
+            folder = Path(temporary) / "model"
+            folder.mkdir()
+            FORMATS[kind](model, folder)
+            (folder / CARD).write_text(model.card.markdown())
+            os.replace(folder, out)
+    except OSError as error:
+        raise UsageError(f"--out: cannot write to {out}: {error}; choose another folder") from None
+
+
+class _Saved(tf.Module):
+    """Holds what a SavedModel consists of."""
+
+    def __init__(self, model: Model):
+        super().__init__(name="model")
+        self.trackables = dict(model.trackables)
+        # Keyword arguments have the order of their names in TensorFlow's signatures.
+        self.call = tf.function(
+            lambda **inputs: dict(model.function(**inputs)), autograph=False
+        ).get_concrete_function(
+            **{
+                name: tf.TensorSpec(spec.shape, spec.dtype, name)
+                for name, spec in model.inputs.items()
+            }
+        )
+
+
+def _write_saved_model(model: Model, folder: Path) -> None:
+    saved = _Saved(model)
+    root = logging.getLogger()
+    level = root.level
+    try:
+        tf.saved_model.save(saved, str(folder), signatures={_SIGNATURE: saved.call})
+    finally:
+        root.setLevel(level)  # TensorFlow changes it.
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+    """Drops what C++ code prints: the converter prints statistics, and raises its errors."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _write_tflite(model: Model, folder: Path) -> None:
+    saved = folder / "saved_model"
+    _write_saved_model(model, saved)
+    try:
+        with _no_output():
+            converted = tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert()
+    except Exception as error:  # The converter raises classes of its own, with pages of text.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"--format tflite: expected operations that TFLite has, got: {lines[0]}; choose "
+            "--format savedmodel"
+        ) from error
+    (folder / "model.tflite").write_bytes(converted)
+    shutil.rmtree(saved)
+
+
+def _write_onnx(model: Model, folder: Path) -> None:
+    graph: Any = onnx_graph.build(program.translate(_Saved(model).call), model.card.json())
+    (folder / "model.onnx").write_bytes(graph.SerializeToString())
+
+
+def _write_numpy(model: Model, folder: Path) -> None:
+    translated = program.translate(_Saved(model).call)
+    # Names of operations may be no names of files.
+    keys = {name: f"constant_{i}" for i, name in enumerate(translated.constants)}
+    described = {
+        "inputs": translated.inputs,
+        "outputs": translated.outputs,
+        "operations": translated.operations,
+        "constants": keys,
+    }
+    np.savez(
+        folder / "model.npz",
+        program=np.array(json.dumps(described)),
+        card=np.array(model.card.json()),
+        **{keys[name]: array for name, array in translated.constants.items()},
+    )
+    shutil.copyfile(standalone.__file__, folder / "model.py")
+
+
+FORMATS: dict[str, Callable[[Model, Path], None]] = {
+    "savedmodel": _write_saved_model,
+    "tflite": _write_tflite,
+    "onnx": _write_onnx,
+    "numpy": _write_numpy,
+}

@@ -1,0 +1,85 @@
+"""What is exported: a function, its inputs, and a card that says what it is."""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_PACKAGES = ("rl-replicator", "tensorflow", "dm-sonnet", "numpy", "dm-control", "mujoco")
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A model card: what a model is, for people and for programs.
+
+    Attributes:
+      title: one line.
+      facts: what there is to know, by name: task, steps, return, licence and so on.
+      usage: how to use the model, as paragraphs.
+      config: the settings that it was trained with, as plain data.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    usage: str
+    config: Mapping[str, Any]
+
+    def markdown(self) -> str:
+        """Returns the card as Markdown."""
+        rows = [f"| {name} | {value} |" for name, value in {**self.facts, **versions()}.items()]
+        return "\n".join(
+            [
+                f"# {self.title}",
+                "",
+                "| | |",
+                "|---|---|",
+                *rows,
+                "",
+                self.usage,
+                "",
+                "Settings:",
+                "",
+                "```json",
+                json.dumps(self.config, indent=2),
+                "```",
+                "",
+            ]
+        )
+
+    def json(self) -> str:
+        """Returns the card as JSON."""
+        plain = {"title": self.title, **self.facts, "versions": versions(), "config": self.config}
+        return json.dumps(plain, indent=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A function to export.
+
+    Attributes:
+      function: takes tensors by keyword, in the order of `inputs`, and returns tensors by name.
+      inputs: specs by name; the first dimension of each, the batch, is None.
+      trackables: modules or variables that `function` uses, by name.
+      card: what it is.
+    """
+
+    function: "Callable[..., Mapping[str, tf.Tensor]]"
+    inputs: "Mapping[str, tf.TensorSpec]"
+    trackables: Mapping[str, Any]
+    card: Card
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this project, of Python and of the packages that matter."""
+    found = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

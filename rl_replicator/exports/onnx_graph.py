@@ -1,0 +1,193 @@
+"""A program of portable operations as an ONNX model. Needs the package `onnx`, no other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rl_replicator.errors import UsageError
+from rl_replicator.exports.program import Operation, Program
+
+# 13 has every operation in the form used here; newer runtimes read it.
+_OPSET = 13
+_IR_VERSION = 8
+# Where ONNX calls an operation otherwise.
+_NAMES = {"GreaterEqual": "GreaterOrEqual", "LessEqual": "LessOrEqual", "Select": "Where"}
+_TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
+_END = np.iinfo(np.int64).max
+
+
+def build(program: Program, card: str) -> Any:
+    """Makes the model.
+
+    Args:
+      program: the program.
+      card: the model card, which the model carries as metadata.
+
+    Returns:
+      An `onnx.ModelProto`, checked.
+
+    Raises:
+      UsageError: if the package is not installed.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise UsageError(
+            "--format onnx: expected the package onnx, found none; 'pip install "
+            "rl-replicator[onnx]' installs it"
+        ) from None
+    graph = _Graph(program)
+    for operation in program.operations:
+        graph.add(operation)
+    helper = onnx.helper
+    for name, (value, _, _) in program.outputs.items():
+        graph.node("Identity", [value], name)
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "model",
+            [_info(name, *spec) for name, spec in program.inputs.items()],
+            [_info(name, shape, dtype) for name, (_, shape, dtype) in program.outputs.items()],
+            graph.initializers,
+        ),
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="rl-replicator",
+    )
+    helper.set_model_props(model, {"card": card})
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+class _Graph:
+    """Collects the nodes.
+
+    Attributes:
+      nodes: so far.
+      initializers: constants.
+    """
+
+    def __init__(self, program: Program):
+        from onnx import numpy_helper
+
+        self._from_array = numpy_helper.from_array
+        self.nodes: list[Any] = []
+        self.initializers = [
+            self._from_array(array, name) for name, array in program.constants.items()
+        ]
+
+    def add(self, operation: Operation) -> None:
+        """Adds an operation."""
+        name, inputs, out = operation["op"], operation["in"], operation["out"]
+        special = _SPECIAL.get(str(name))
+        if special is not None:
+            special(self, operation, inputs, out)
+        else:
+            self.node(_NAMES.get(name, name), inputs, out)
+
+    def node(self, kind: str, inputs: list[str], out: str, **attributes: Any) -> str:
+        """Adds a node; returns the name of its output."""
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(kind, inputs, [out], name=out, **attributes))
+        return out
+
+    def numbers(self, values: list[int], name: str) -> str:
+        """Adds a constant of whole numbers; returns its name."""
+        self.initializers.append(self._from_array(np.asarray(values, np.int64), name))
+        return name
+
+
+def _info(name: str, shape: list[int], dtype: str) -> Any:
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, _type_of(dtype), ["batch", *shape])
+
+
+def _type_of(dtype: str) -> int:
+    from onnx import helper
+
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def _matmul(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    sides = [
+        graph.node("Transpose", [x], f"{out}/{flag}", perm=[1, 0]) if operation[flag] else x
+        for x, flag in zip(inputs, ("transpose_a", "transpose_b"), strict=True)
+    ]
+    graph.node("MatMul", sides, out)
+
+
+def _reduce(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    kind, axes, keep = operation["kind"], operation["axes"], int(operation["keep"])
+    if kind == "Sum":  # Its axes are an input.
+        graph.node("ReduceSum", [*inputs, graph.numbers(axes, f"{out}/axes")], out, keepdims=keep)
+    else:
+        graph.node(f"Reduce{kind}", inputs, out, axes=axes, keepdims=keep)
+
+
+def _cast(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Cast", inputs, out, to=_type_of(operation["dtype"]))
+
+
+def _concat(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Concat", inputs, out, axis=operation["axis"])
+
+
+def _reshape(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Reshape", [*inputs, graph.numbers(operation["shape"], f"{out}/shape")], out)
+
+
+def _slice(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    steps = operation["steps"]
+    starts = [
+        (_END if step < 0 else 0) if start is None else start
+        for start, step in zip(operation["starts"], steps, strict=True)
+    ]
+    stops = [
+        (-_END if step < 0 else _END) if stop is None else stop
+        for stop, step in zip(operation["stops"], steps, strict=True)
+    ]
+    numbers = {"starts": starts, "stops": stops, "axes": [*range(len(steps))], "steps": steps}
+    names = [graph.numbers(values, f"{out}/{name}") for name, values in numbers.items()]
+    graph.node("Slice", [*inputs, *names], out)
+
+
+def _softmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Softmax", inputs, out, axis=-1)
+
+
+def _conv(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    x = graph.node("Transpose", inputs[:1], f"{out}/x", perm=_TO_CHANNELS_FIRST)
+    filters = graph.node("Transpose", inputs[1:], f"{out}/filters", perm=[3, 2, 0, 1])
+    y = graph.node(
+        "Conv", [x, filters], f"{out}/y", strides=operation["strides"], pads=operation["pads"]
+    )
+    graph.node("Transpose", [y], out, perm=_TO_CHANNELS_LAST)
+
+
+def _max_pool(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    x = graph.node("Transpose", inputs, f"{out}/x", perm=_TO_CHANNELS_FIRST)
+    y = graph.node(
+        "MaxPool",
+        [x],
+        f"{out}/y",
+        kernel_shape=operation["size"],
+        strides=operation["strides"],
+        pads=operation["pads"],
+    )
+    graph.node("Transpose", [y], out, perm=_TO_CHANNELS_LAST)
+
+
+_SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
+    "Cast": _cast,
+    "Concat": _concat,
+    "Conv": _conv,
+    "MatMul": _matmul,
+    "MaxPool": _max_pool,
+    "Reduce": _reduce,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Softmax": _softmax,
+}

@@ -1,0 +1,295 @@
+"""A model as a short program of portable operations, from its frozen TensorFlow graph.
+
+An operation is a dictionary: "op" is its name, "in" the names of its inputs, "out" that of its
+output; the rest are its attributes. NumPy and ONNX have all of them:
+
+    Add Sub Mul Div Min Max Pow Less LessEqual Greater GreaterEqual   two inputs
+    Neg Abs Exp Log Sqrt Tanh Sigmoid Relu Elu Softplus Sign          one input
+    MatMul [transpose_a, transpose_b]   Softmax   Select   Cast [dtype]   Concat [axis]
+    Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
+    Slice [starts, stops, steps: one for each axis; None for all]
+    Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
+
+Images are [B, H, W, C], as TensorFlow has them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import convert_to_constants
+
+from rl_replicator.errors import UsageError
+
+Operation = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Program:
+    """Operations in the order in which they can be computed.
+
+    Attributes:
+      inputs: input -> (shape without the batch, dtype).
+      outputs: output -> (name of its value, shape without the batch, dtype).
+      constants: name -> array.
+      operations: see the module.
+    """
+
+    inputs: dict[str, tuple[list[int], str]]
+    outputs: dict[str, tuple[str, list[int], str]]
+    constants: dict[str, np.ndarray]
+    operations: list[Operation]
+
+
+def translate(function: Any) -> Program:
+    """Translates a concrete function.
+
+    Args:
+      function: a `tf.types.experimental.ConcreteFunction` of named inputs, which returns tensors by
+        name.
+
+    Returns:
+      The program, with the present values of the variables.
+
+    Raises:
+      UsageError: if the function has an operation that is not portable.
+    """
+    frozen = convert_to_constants.convert_variables_to_constants_v2(function)
+    inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
+    writer = _Writer()
+    for op in frozen.graph.get_operations():
+        writer.add(op)
+    outputs = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
+    return Program(
+        inputs={name: _spec(tensor) for name, tensor in inputs.items()},
+        outputs={name: (writer.value(x), *_spec(x)) for name, x in outputs.items()},
+        constants=writer.constants,
+        operations=writer.operations,
+    )
+
+
+def _spec(tensor: Any) -> tuple[list[int], str]:
+    return tensor.shape.as_list()[1:], tensor.dtype.name
+
+
+class _Writer:
+    """Translates operations one by one.
+
+    Attributes:
+      constants: name -> array.
+      operations: so far.
+    """
+
+    def __init__(self) -> None:
+        self.constants: dict[str, np.ndarray] = {}
+        self.operations: list[Operation] = []
+        self._names: dict[str, str] = {}
+
+    def value(self, tensor: Any) -> str:
+        """Returns the name of the value of a tensor."""
+        return self._names[tensor.name]
+
+    def add(self, op: Any) -> None:
+        """Translates an operation."""
+        if op.type == "NoOp":
+            return
+        if op.type == "Placeholder":
+            self._names[op.outputs[0].name] = op.name
+            return
+        static = [tf.get_static_value(output) for output in op.outputs]
+        if all(array is not None for array in static):
+            for output, array in zip(op.outputs, static, strict=True):
+                self._names[output.name] = self._constant(output.name, np.asarray(array))
+            return
+        if op.type in ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"):
+            for source, output in zip(op.inputs, op.outputs, strict=True):
+                self._names[output.name] = self.value(source)
+            return
+        if op.type not in _TRANSLATORS:
+            raise UsageError(
+                f"expected a model of portable operations, got {op.type} ({op.name}); export it "
+                "with --format savedmodel"
+            )
+        result = _TRANSLATORS[op.type](self, op, [self.value(tensor) for tensor in op.inputs])
+        self._names[op.outputs[0].name] = result
+
+    def emit(self, name: str, operation: str, inputs: list[str], **attributes: Any) -> str:
+        """Appends an operation; returns the name of its output."""
+        out = f"{name}/{len(self.operations)}"
+        self.operations.append({"op": operation, "in": inputs, "out": out, **attributes})
+        return out
+
+    def scalar(self, op: Any, value: float) -> str:
+        """Returns the name of a constant of the dtype of an operation's output."""
+        dtype = op.outputs[0].dtype.as_numpy_dtype
+        return self._constant(f"{op.name}/{value}", np.asarray(value, dtype))
+
+    def _constant(self, name: str, array: np.ndarray) -> str:
+        self.constants[name] = array
+        return name
+
+
+Translator = Callable[[_Writer, Any, list[str]], str]
+
+
+def _same(name: str) -> Translator:
+    return lambda writer, op, inputs: writer.emit(op.name, name, inputs)
+
+
+def _matmul(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    flags = {name: op.get_attr(name) for name in ("transpose_a", "transpose_b")}
+    return writer.emit(op.name, "MatMul", inputs, **flags)
+
+
+def _rsqrt(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    root = writer.emit(op.name, "Sqrt", inputs)
+    return writer.emit(op.name, "Div", [writer.scalar(op, 1.0), root])
+
+
+def _square(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Mul", [inputs[0], inputs[0]])
+
+
+def _squared_difference(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    difference = writer.emit(op.name, "Sub", inputs)
+    return writer.emit(op.name, "Mul", [difference, difference])
+
+
+def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    slope = writer.scalar(op, op.get_attr("alpha"))
+    scaled = writer.emit(op.name, "Mul", [inputs[0], slope])
+    return writer.emit(op.name, "Max", [inputs[0], scaled])
+
+
+def _reduce(kind: str) -> Translator:
+    def write(writer: _Writer, op: Any, inputs: list[str]) -> str:
+        axes = np.ravel(tf.get_static_value(op.inputs[1])).tolist()
+        keep = bool(op.get_attr("keep_dims"))
+        return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, axes=axes, keep=keep)
+
+    return write
+
+
+def _cast(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Cast", inputs, dtype=op.outputs[0].dtype.name)
+
+
+def _concat(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    axis = int(tf.get_static_value(op.inputs[-1])) % op.outputs[0].shape.rank
+    return writer.emit(op.name, "Concat", inputs[:-1], axis=axis)
+
+
+def _reshape(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    return writer.emit(op.name, "Reshape", inputs[:1], shape=_shape(op.outputs[0]))
+
+
+def _shape(tensor: Any) -> list[int]:
+    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else [None, None]
+    if sizes.count(None) > 1:
+        raise UsageError(
+            f"expected shapes that are known but for the batch, got {tensor.shape} ({tensor.name});"
+            " export it with --format savedmodel"
+        )
+    return [-1 if size is None else size for size in sizes]
+
+
+def _slice(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    begin, end, strides = (tf.get_static_value(tensor).tolist() for tensor in op.inputs[1:])
+    masks = {
+        name: op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    rank = op.inputs[0].shape.rank
+    starts: list[int | None] = []
+    stops: list[int | None] = []
+    steps: list[int] = []
+    for index, (first, last, stride) in enumerate(zip(begin, end, strides, strict=True)):
+        is_set = {name: bool(mask >> index & 1) for name, mask in masks.items()}
+        if is_set["ellipsis"]:
+            count = rank - (len(begin) - 1 - bin(masks["new_axis"]).count("1"))
+            starts, stops, steps = (
+                starts + [None] * count,
+                stops + [None] * count,
+                steps + [1] * count,
+            )
+        elif is_set["shrink_axis"]:
+            starts.append(first)
+            stops.append(first + 1 if first != -1 else None)
+            steps.append(1)
+        elif not is_set["new_axis"]:
+            starts.append(None if is_set["begin"] else first)
+            stops.append(None if is_set["end"] else last)
+            steps.append(stride)
+    rest = rank - len(starts)
+    starts, stops, steps = starts + [None] * rest, stops + [None] * rest, steps + [1] * rest
+    part = writer.emit(op.name, "Slice", inputs[:1], starts=starts, stops=stops, steps=steps)
+    if masks["shrink_axis"] or masks["new_axis"]:
+        return writer.emit(op.name, "Reshape", [part], shape=_shape(op.outputs[0]))
+    return part
+
+
+def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
+    """Returns the rows and columns of padding: top, left, bottom, right."""
+    if op.get_attr("data_format") != b"NHWC":
+        raise UsageError("expected images [B, H, W, C]; export the model with --format savedmodel")
+    if op.get_attr("padding") == b"VALID":
+        return [0, 0, 0, 0]
+    total = []
+    for length, kernel, stride in zip(
+        op.inputs[0].shape.as_list()[1:3], size, strides, strict=True
+    ):
+        total.append(max((-(-length // stride) - 1) * stride + kernel - length, 0))
+    before = [pad // 2 for pad in total]
+    return [*before, *(pad - first for pad, first in zip(total, before, strict=True))]
+
+
+def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    strides = op.get_attr("strides")[1:3]
+    if [*op.get_attr("dilations")] != [1, 1, 1, 1] or op.get_attr("padding") == b"EXPLICIT":
+        raise UsageError("expected plain convolutions; export the model with --format savedmodel")
+    pads = _pads(op, op.inputs[1].shape.as_list()[:2], strides)
+    return writer.emit(op.name, "Conv", inputs, strides=[*strides], pads=pads)
+
+
+def _max_pool(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    size, strides = op.get_attr("ksize")[1:3], op.get_attr("strides")[1:3]
+    pads = _pads(op, size, strides)
+    return writer.emit(op.name, "MaxPool", inputs, size=[*size], strides=[*strides], pads=pads)
+
+
+_TRANSLATORS: Mapping[str, Translator] = {
+    **{
+        name: _same(name)
+        for name in (
+            *("Sub", "Mul", "Pow", "Less", "LessEqual", "Greater", "GreaterEqual"),
+            *("Neg", "Abs", "Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Relu", "Elu", "Softplus"),
+            *("Sign", "Softmax"),
+        )
+    },
+    "Add": _same("Add"),
+    "AddV2": _same("Add"),
+    "BiasAdd": _same("Add"),
+    "RealDiv": _same("Div"),
+    "Minimum": _same("Min"),
+    "Maximum": _same("Max"),
+    "SelectV2": _same("Select"),
+    "Cast": _cast,
+    "ConcatV2": _concat,
+    "Conv2D": _conv,
+    "ExpandDims": _reshape,
+    "LeakyRelu": _leaky_relu,
+    "MatMul": _matmul,
+    "Max": _reduce("Max"),
+    "MaxPool": _max_pool,
+    "Mean": _reduce("Mean"),
+    "Min": _reduce("Min"),
+    "Reshape": _reshape,
+    "Rsqrt": _rsqrt,
+    "Square": _square,
+    "SquaredDifference": _squared_difference,
+    "Squeeze": _reshape,
+    "StridedSlice": _slice,
+    "Sum": _reduce("Sum"),
+}

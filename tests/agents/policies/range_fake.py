@@ -1,0 +1,44 @@
+"""An environment with named observations and an action range of its own."""
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+
+class Ranged(dm_env.Environment):
+    """Random observations, episodes of three steps; the frame shows noise."""
+
+    def __init__(self, seed):
+        self._random = np.random.RandomState(seed)
+        self._time = 3
+
+    def _observe(self):
+        return {
+            "arm": self._random.standard_normal((2, 2)),
+            "height": np.float64(self._random.uniform()),
+        }
+
+    def reset(self):
+        self._time = 0
+        return dm_env.restart(self._observe())
+
+    def step(self, action):
+        self._time += 1
+        make = dm_env.truncation if self._time == 3 else dm_env.transition
+        return make(0.5, self._observe())
+
+    def observation_spec(self):
+        return {"arm": specs.Array((2, 2), float), "height": specs.Array((), float)}
+
+    def action_spec(self):
+        return specs.BoundedArray((1, 2), np.float64, [[-3.0, 0.0]], [[5.0, 0.25]])
+
+    def reward_spec(self):
+        return specs.BoundedArray((), float, 0.0, 1.0)
+
+    def render(self, height, width, camera_id):
+        return self._random.randint(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def make(seed):
+    return Ranged(seed)

@@ -1,0 +1,250 @@
+"""Exported policies, run by programs that know nothing of this project."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from agents import d4pg, load_policy, sac, td3
+from agents.learning.variables import copy_variables
+from agents.learning.weights import WeightsPart
+from agents.runs.options import AgentOptions, PixelAgentOptions
+from environments import PixelConfig
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.cli import main
+from rl_replicator.exports import program
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.run_directory import RunDirectory
+
+ENV = "tests.agents.policies.range_fake:make"
+FORMATS = ("savedmodel", "tflite", "onnx", "numpy")
+OBSERVATIONS = 6
+
+# Given folders of models with inputs.npz and expected.npz, prints the largest differences.
+PROGRAM = """
+import importlib.util, json, pathlib, sys
+import numpy as np
+
+def savedmodel(folder):
+    import tensorflow as tf
+    call = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    return lambda **inputs: {k: v.numpy() for k, v in call(**{
+        name: tf.constant(x) for name, x in inputs.items()}).items()}
+
+def tflite(folder):
+    import tensorflow as tf
+    return tf.lite.Interpreter(str(folder / "model.tflite")).get_signature_runner()
+
+def onnx(folder):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    names = [output.name for output in session.get_outputs()]
+    return lambda **inputs: dict(zip(names, session.run(None, inputs)))
+
+def numpy(folder):
+    spec = importlib.util.spec_from_file_location("model", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Model(folder / "model.npz").run
+
+found = {}
+for case in map(pathlib.Path, sys.argv[2:]):
+    inputs, expected = (dict(np.load(case / name)) for name in ("inputs.npz", "expected.npz"))
+    for kind in sys.argv[1].split(","):
+        outputs = globals()[kind](case / kind)(**inputs)
+        assert set(outputs) == set(expected), outputs.keys()
+        for name, array in expected.items():
+            assert outputs[name].shape == array.shape and outputs[name].dtype == array.dtype
+            worst = np.abs(outputs[name].astype(float) - array.astype(float)).max()
+            found[f"{case.name} {kind} {name}"] = float(worst)
+ours = ("agents", "environments", "launchpad", "rl_replicator", "sonnet", "reverb")
+print(json.dumps({"differences": found, "foreign": sorted({*ours, "tensorflow"} & {*sys.modules})}))
+"""
+
+
+def _config(command, pixels):
+    kind = command.pixel_config if pixels else command.config
+    small = {"policy_layers": (7, 5), "critic_layers": (7,)}
+    if pixels:
+        small |= {"precision": "float32", "feature_size": 6, "encoder": pixels}
+    return kind(**small)
+
+
+def _make_run(path, command, pixels):
+    """Writes the directory of a run as training does, with weights that were not trained."""
+    common = {"env": ENV, "agent": _config(command, pixels)}
+    if pixels:
+        options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
+    else:
+        options = AgentOptions(**common)
+    run = RunDirectory(path)
+    path.mkdir()
+    # By import path, which needs no registration.
+    name = "agents.sac:command" if command is sac.command else command.name
+    run.describe(name, options.identity, dataclasses.asdict(options) | {"run_dir": None})
+    agent = command.make_agent(options.agent, options.task.spec())
+    networks = agent.make_acting_networks()
+    random = tf.random.Generator.from_seed(3)
+    for network in networks.values():
+        for variable in network.variables:  # As trained ones: neither zeros nor ones.
+            variable.assign_add(0.3 * random.normal(variable.shape))
+    arrays = copy_variables(networks, [n for n, network in networks.items() if network.variables])
+    state = {"environment_steps": 1000, "learner_steps": 400}
+    Checkpointer(run.checkpoints).save(
+        400, {"weights": WeightsPart(arrays), "progress": JsonPart(lambda: state, lambda _: None)}
+    )
+    writer = MetricWriter(path, "environment_steps")
+    row = {"episode_return": 8.25, "episode_return_min": 7.0, "episode_return_max": 9.0}
+    writer.write(
+        "evaluator", 900, {**row, "episode_return": 1.0, "episodes": 2, "learner_steps": 300}
+    )
+    writer.write("evaluator", 1000, {**row, "episodes": 5, "learner_steps": 400})
+    writer.close()
+    return path
+
+
+def _expected(run_dir):
+    """Returns the inputs of the exported model, and what the loaded policy answers to them."""
+    policy = load_policy(run_dir)
+    environment = policy.make_environment(seed=2)
+    flat = getattr(environment, "wrapped", environment) if policy.task.pixels else environment
+    observations, stacks, actions = [], [], []
+    timestep = environment.reset()
+    policy.reset()
+    stack = np.concatenate([timestep.observation] * 3, -1) if policy.task.pixels else None
+    for _ in range(OBSERVATIONS):
+        action = policy.act(timestep.observation)
+        observations.append(timestep.observation)
+        stacks.append(stack)
+        stack = policy.actor.seen
+        actions.append(flat._real_action(action).astype(np.float32))
+        timestep = environment.step(action)
+    if policy.task.pixels is None:
+        return {"observation": np.stack(observations)}, {"action": np.stack(actions)}
+    return (
+        {"observation": np.stack(observations), "stack": np.stack(stacks)},
+        {"action": np.stack(actions), "next_stack": np.stack([*stacks[1:], stack])},
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Folders, one for each case, with the run and its exports in all formats."""
+    root = tmp_path_factory.mktemp("exported")
+    cases = {
+        "td3": (td3.command, None),
+        "sac": (sac.command, None),
+        "pixels": (d4pg.command, "small"),
+        "residual": (d4pg.command, "impala"),
+    }
+    for name, (command, pixels) in cases.items():
+        (root / name).mkdir()
+        run_dir = _make_run(root / name / "run", command, pixels)
+        inputs, expected = _expected(run_dir)
+        np.savez(root / name / "inputs.npz", **inputs)
+        np.savez(root / name / "expected.npz", **expected)
+        for kind in FORMATS:
+            words = ["export", run_dir, "--format", kind, "--out", root / name / kind]
+            assert main.main([str(word) for word in words]) == 0
+    return root
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _keep_stderr():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main.stderr_filter, "silence", lambda: None)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kinds", "allowed"), [("numpy,onnx", []), ("savedmodel,tflite", ["tensorflow"])]
+)
+def test_other_programs_get_the_same_actions(exported, tmp_path, kinds, allowed):
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kinds, *sorted(map(str, exported.iterdir()))],
+        cwd=tmp_path,
+        env=clean | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["foreign"] == allowed
+    assert len(answer["differences"]) == 2 * (2 * 1 + 2 * 2)
+    wrong = {name: worst for name, worst in answer["differences"].items() if not worst <= 1e-6}
+    assert wrong == {}, answer["differences"]
+
+
+def test_actions_are_in_the_range_of_the_environment(exported):
+    actions = np.load(exported / "td3" / "expected.npz")["action"]  # [B, 1, 2]
+    assert actions.shape == (OBSERVATIONS, 1, 2)
+    assert (actions >= [-3.0, 0.0]).all() and (actions <= [5.0, 0.25]).all()
+    assert actions[..., 0].max() > 1 or actions[..., 0].min() < -1
+
+
+def test_the_card_says_what_it_is(exported):
+    card = (exported / "td3" / "numpy" / "README.md").read_text()
+    for line in (
+        "# td3 on " + ENV,
+        "| environment steps | 1,000 |",
+        "| return | 8.2 (min 7.0, max 9.0, 5 episodes) |",
+        "| observation | float32 vector: arm 0:4, height 4:5 |",
+        "| action | float32 [1, 2], within [-3, 5] |",
+        "| licence | Apache-2.0 |",
+        '"policy_layers"',
+    ):
+        assert line in card, card
+    pixels = (exported / "pixels" / "onnx" / "README.md").read_text()
+    assert "uint8 [24, 24, 3]" in pixels and "float32, whatever they did in training" in pixels
+
+
+def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
+    sys.path.insert(0, str(exported / "pixels" / "numpy"))
+    try:
+        import model as standalone
+    finally:
+        del sys.path[0]
+    model = standalone.Model(exported / "pixels" / "numpy" / "model.npz")
+    inputs = np.load(exported / "pixels" / "inputs.npz")["observation"]
+    expected = np.load(exported / "pixels" / "expected.npz")["action"]
+    for _ in range(2):  # The second episode knows nothing of the first.
+        model.reset()
+        for observation, action in zip(inputs[:3], expected, strict=False):
+            np.testing.assert_allclose(model.act(observation), action, atol=1e-6)
+    assert model.card["task"] == ENV
+    with pytest.raises(ValueError, match=r"expected observation of shape \[B, \*\[24, 24, 3\]\]"):
+        model.run(observation=np.zeros((1, 3)), stack=np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "there"), "--out: expected a new folder, got there"),
+        (("--out", "new", "--best"), "best, found none yet"),
+        (("--out", "new", "--format", "pickle"), "for --format, got"),
+        ((), "expected --out PATH, got nothing"),
+    ],
+)
+def test_bad_input_is_one_line(exported, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    assert main.main(["export", str(exported / "td3" / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_an_operation_that_is_not_portable_is_named():
+    function = tf.function(lambda x: {"y": tf.linalg.inv(x)}).get_concrete_function(
+        x=tf.TensorSpec([None, 2, 2])
+    )
+    with pytest.raises(program.UsageError, match="got MatrixInverse .*--format savedmodel"):
+        program.translate(function)
