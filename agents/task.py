@@ -14,21 +14,26 @@ class Task:
     Attributes:
       name: see `environments.make`.
       pixels: how frames are rendered; None to observe the state.
+      wrap: import paths of wrappers, the innermost first.
+      time_limit: environment steps after which an episode is truncated; None for no other limit
+        than the environment's own.
     """
 
     name: str
     pixels: environments.PixelConfig | None = None
+    wrap: tuple[str, ...] = ()
+    time_limit: int | None = None
 
     def make(self, seed: int) -> "environments.Environment | environments.PixelEnvironment":
         """Makes the environment.
 
         Args:
-          seed: of everything random in it.
+          seed: seed of everything random in it.
 
         Raises:
           EnvironmentUsageError: if there is no such environment, or it cannot be rendered so.
         """
-        return environments.make(self.name, seed=seed, pixels=self.pixels)
+        return environments.make(self.name, seed, self.pixels, self.wrap, self.time_limit)
 
     def spec(self) -> specs.EnvironmentSpec:
         """Returns the specs of the environment that `make` returns."""

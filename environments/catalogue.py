@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from environments.errors import EnvironmentNameError, EnvironmentSpecError
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from environments.pixels.config import PixelConfig
     from environments.pixels.environment import PixelEnvironment
 
-_EXPECTED = "expected a task 'domain:task' or a factory 'package.module:function'"
+_EXPECTED = (
+    "expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK' or a factory "
+    "'package.module:function'"
+)
+_LIBRARIES = ("gym", "dm")
 _SEE_LIST = "'rl-replicator envs' lists the tasks"
 
 
@@ -30,27 +35,55 @@ def names() -> tuple[str, ...]:
 
 
 @overload
-def make(name: str, seed: int, pixels: None = None) -> Environment: ...
+def make(
+    name: str,
+    seed: int,
+    pixels: None = None,
+    wrap: Sequence[str] = (),
+    time_limit: int | None = None,
+) -> Environment: ...
 
 
 @overload
-def make(name: str, seed: int, pixels: PixelConfig) -> PixelEnvironment: ...
+def make(
+    name: str,
+    seed: int,
+    pixels: PixelConfig,
+    wrap: Sequence[str] = (),
+    time_limit: int | None = None,
+) -> PixelEnvironment: ...
 
 
 @overload
-def make(name: str, seed: int, pixels: PixelConfig | None) -> Environment | PixelEnvironment: ...
+def make(
+    name: str,
+    seed: int,
+    pixels: PixelConfig | None,
+    wrap: Sequence[str] = (),
+    time_limit: int | None = None,
+) -> Environment | PixelEnvironment: ...
 
 
-def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment | PixelEnvironment:
+def make(
+    name: str,
+    seed: int,
+    pixels: PixelConfig | None = None,
+    wrap: Sequence[str] = (),
+    time_limit: int | None = None,
+) -> Environment | PixelEnvironment:
     """Makes an environment. The same seed gives the same episodes.
 
     Args:
-      name: a task of the dm_control suite, `cartpole:swingup`, or a factory,
-        `package.module:function`, which is called with `seed=seed` and returns a
+      name: a task of the dm_control suite, `cartpole:swingup`; an id of Gymnasium,
+        `gym:Pendulum-v1`; another task of dm_control, `dm:manipulation/reach_site_features`; or a
+        factory, `package.module:function`, which is called with `seed=seed` and returns a
         `dm_env.Environment` or a `gymnasium.Env`.
       seed: seed of the environment, from 0 to 2**32 - 1.
       pixels: configuration of frames, [height, width, 3] uint8, which are then the observations;
         None to observe the state.
+      wrap: import paths of wrappers, see `environments.wrappers.wrap`.
+      time_limit: environment steps after which an episode is truncated, if it has not ended; None
+        for no other limit than the environment's own.
 
     Returns:
       The environment.
@@ -62,6 +95,10 @@ def make(name: str, seed: int, pixels: PixelConfig | None = None) -> Environment
       RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
     """
     environment = _make(name, seed)
+    if wrap or time_limit is not None:
+        from environments import wrappers
+
+        environment = wrappers.wrap(environment, wrap, time_limit, name)
     if pixels is None:
         return environment
     from environments.pixels.environment import PixelEnvironment
@@ -73,6 +110,15 @@ def _make(name: str, seed: int) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
     left, colon, right = name.partition(":")
+    if left in _LIBRARIES and right:
+        from environments import libraries
+
+        made = (
+            libraries.make_gymnasium(right)
+            if left == "gym"
+            else libraries.make_dm_control(right, seed)
+        )
+        return adapt(made, seed=seed, name=name)
     if not (colon and left and right) or ":" in right:
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
     from environments import suite

@@ -54,7 +54,7 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Model
         }
     card = _card(policy, run, flat, license_name)
     environment.close()
-    return Model(act, inputs, dict(acting.networks), card)
+    return Model(act, inputs, card)
 
 
 def _in_float32(agent: Any) -> Any:

@@ -125,10 +125,11 @@ class AgentCommand:
         from agents.task import Task
 
         plain = identity.get("pixels")
+        around = tuple(identity.get("wrap", ())), identity.get("time_limit")
         if plain is None:
-            return Task(identity["env"]), restored(self.config, identity["agent"])
+            return Task(identity["env"], None, *around), restored(self.config, identity["agent"])
         config = restored(self._pixel_config(), identity["agent"])
-        return Task(identity["env"], from_plain(PixelConfig, plain)), config
+        return Task(identity["env"], from_plain(PixelConfig, plain), *around), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.

@@ -19,7 +19,12 @@ class AgentOptions:
     preset: str = "default"
     """Values that `--agent.*` start from: `default`, or `paper`, the agent as it was published."""
     env: str
-    """Task: `domain:task` of the dm_control suite, or `package.module:function`."""
+    """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`, or
+    `package.module:function`."""
+    wrap: tuple[str, ...] = ()
+    """Wrappers `package.module:function` around the environment, the innermost first."""
+    time_limit: int | None = None
+    """Environment steps after which an episode is truncated. Default: the environment's own."""
     steps: int = 120_000
     """Environment steps (frames of the simulator) in all, over all actors. With `--pixels` an
     action lasts `--frame.action-repeat` of them."""
@@ -70,6 +75,8 @@ class AgentOptions:
         check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
         every = self.video_every
         check_option(every is None or every >= 1, "video_every", "at least 1", every)
+        limit = self.time_limit
+        check_option(limit is None or limit >= 1, "time_limit", "at least 1", limit)
         gpus, address = self.learner_gpus, self.address
         check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
         check_option(
@@ -86,13 +93,16 @@ class AgentOptions:
         """The environment to learn."""
         from agents.task import Task
 
-        return Task(self.env)
+        return Task(self.env, wrap=self.wrap, time_limit=self.time_limit)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
         agent = dataclasses.asdict(self.agent)
-        return {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
+        identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
+        # Left out if not set, as runs of earlier versions have it.
+        around = {"wrap": [*self.wrap], "time_limit": self.time_limit}
+        return identity | {name: value for name, value in around.items() if value}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +134,7 @@ class PixelAgentOptions(AgentOptions):
         """The environment to learn."""
         from agents.task import Task
 
-        return Task(self.env, self.frame)
+        return Task(self.env, self.frame, self.wrap, self.time_limit)
 
     @property
     def identity(self) -> dict[str, Any]:

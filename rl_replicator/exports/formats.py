@@ -53,8 +53,6 @@ class _Saved(tf.Module):
 
     def __init__(self, model: Model):
         super().__init__(name="model")
-        self.trackables = dict(model.trackables)
-        # Keyword arguments have the order of their names in TensorFlow's signatures.
         self.call = tf.function(
             lambda **inputs: dict(model.function(**inputs)), autograph=False
         ).get_concrete_function(
@@ -63,6 +61,7 @@ class _Saved(tf.Module):
                 for name, spec in model.inputs.items()
             }
         )
+        self.weights = list(self.call.graph.variables)
 
 
 def _write_saved_model(model: Model, folder: Path) -> None:

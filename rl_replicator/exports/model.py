@@ -64,13 +64,11 @@ class Model:
     Attributes:
       function: takes tensors by keyword, in the order of `inputs`, and returns tensors by name.
       inputs: specs by name; the first dimension of each, the batch, is None.
-      trackables: modules or variables that `function` uses, by name.
       card: what it is.
     """
 
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
-    trackables: Mapping[str, Any]
     card: Card
 
 

@@ -7,6 +7,6 @@
 `docs/learners.md` develops one from a script to two replicas.
 """
 
-from rl_replicator.learners.contract import Evaluation, Learner, Phase
+from rl_replicator.learners.contract import Evaluation, Learner, Phase, Served
 
-__all__ = ["Evaluation", "Learner", "Phase"]
+__all__ = ["Evaluation", "Learner", "Phase", "Served"]

@@ -18,6 +18,7 @@ from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
 
 if TYPE_CHECKING:
+    from rl_replicator.exports.model import Model
     from rl_replicator.learners.contract import Learner
     from rl_replicator.learners.training import Training
     from rl_replicator.replicator import Replicator
@@ -185,6 +186,41 @@ class LearnerCommand:
         _print(training, training.measure())
         return 0
 
+    def exported(self, run_dir: Path, best: bool, license_name: str) -> "Model":
+        """Returns what a run has trained as a model; see `rl_replicator.cli.export`.
+
+        Args:
+          run_dir: directory of the run.
+          best: whether to take the checkpoint with the best evaluation, not the newest.
+          license_name: licence that the model card names.
+
+        Raises:
+          UsageError: if there is no run or no checkpoint, or the learner serves nothing.
+        """
+        from rl_replicator.exports.model import Card, Model
+        from rl_replicator.learners.training import LoopSettings, Training
+
+        run = RunDirectory(run_dir)
+        identity = run.config()["identity"]
+        run.checkpointer(best)  # Raises if there is none.
+        replicator = _make_replicator("1", deterministic=False)
+        config = from_plain(self.config_type, identity["config"])
+        learner = self._make_learner(replicator, config)
+        served = learner.served()
+        if served is None:
+            raise UsageError(
+                f"expected a learner with a method served(), got {self.name}; return from it the "
+                "function to export"
+            )
+        training = Training(replicator, learner, run, LoopSettings(steps_per_call=1), best=best)
+        figures = {name: f"{value:.4f}" for name, value in _figures_at(run, training.step).items()}
+        facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
+        facts["licence"] = license_name
+        inputs = [f"`{name}`: {s.dtype.name} {s.shape}" for name, s in served.inputs.items()]
+        usage = f"Inputs {', '.join(inputs)}."
+        card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
+        return Model(served.function, served.inputs, card)
+
     def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
         from rl_replicator.learners.contract import Learner
 
@@ -340,6 +376,17 @@ def _last_figures(run: RunDirectory) -> dict[str, float]:
 
     table = read_metrics(run.path, "evaluation")
     return {name: column[-1] for name, column in list(table.items())[2:]}
+
+
+def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
+    """Returns the figures of the evaluation after a step; empty if there was none."""
+    from rl_replicator.runs.metrics import read_metrics
+
+    table = read_metrics(run.path, "evaluation")
+    where = np.flatnonzero(next(iter(table.values()), np.zeros(0)) == step)
+    if not len(where):
+        return {}
+    return {name: float(column[where[-1]]) for name, column in list(table.items())[2:]}
 
 
 def _print(training: "Training", figures: dict[str, float]) -> None:

@@ -62,6 +62,19 @@ class Evaluation:
     best: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The function that a learner is trained for.
+
+    Attributes:
+      function: takes tensors by keyword, and returns tensors by name. No dataset, no augmentation.
+      inputs: specs by name; the first dimension, the batch, is None.
+    """
+
+    function: "Callable[..., Mapping[str, tf.Tensor]]"
+    inputs: "Mapping[str, tf.TensorSpec]"
+
+
 class Learner(abc.ABC):
     """Variables, and the functions that train and evaluate them. Subclass it.
 
@@ -113,6 +126,10 @@ class Learner(abc.ABC):
 
     def evaluation(self) -> Evaluation | None:
         """Returns the evaluation to run during training; None for no evaluation."""
+        return None
+
+    def served(self) -> Served | None:
+        """Returns what `rl-replicator export` writes; None for nothing."""
         return None
 
     def images(self, step: int) -> "Mapping[str, np.ndarray]":

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator.errors import check_option
-from rl_replicator.learners.contract import Evaluation, Learner
+from rl_replicator.learners.contract import Evaluation, Learner, Served
 from rl_replicator.learners.resnet import data, losses, networks
 from rl_replicator.learners.resnet.classifier import Classifier
 from rl_replicator.learners.resnet.config import ResNetConfig
@@ -89,6 +89,17 @@ class ResNetLearner(Learner):
             scaled = self._optimizer.scale_loss(loss)
         accuracy = tf.reduce_mean(losses.in_top(1, labels, logits))
         return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
+
+    def served(self) -> Served:
+        """Returns the classifier: images, [B, H, W, C] uint8, to features and logits."""
+
+        def function(images: tf.Tensor) -> dict[str, tf.Tensor]:
+            features, logits = self._classifier.classify(images)
+            return {"features": features, "logits": logits}
+
+        return Served(
+            function, {"images": tf.TensorSpec([None, *self._images.image_shape], tf.uint8)}
+        )
 
     def trackables(self) -> dict[str, Any]:
         return {"network": self._classifier.network, "optimizer": self._optimizer}

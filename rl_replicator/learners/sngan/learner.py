@@ -11,7 +11,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import values
 from rl_replicator.layers import precision
-from rl_replicator.learners.contract import Evaluation, Learner, Phase
+from rl_replicator.learners.contract import Evaluation, Learner, Phase, Served
 from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator
@@ -164,6 +164,22 @@ class SNGANLearner(Learner):
             global_batch_size=self.global_batch_size,
             every=self._recipe.evaluate_steps,
             best="score" if self._classify is None else f"-fid{self._suffix}",
+        )
+
+    def served(self) -> Served:
+        """Returns the averaged generator: noise, [B, Z], and labels, [B], to images, 0 to 255."""
+
+        def function(noise: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+            noise = tf.cast(noise, self._dtype)
+            images = self._average(noise, self._one_in_k(labels), is_training=False)
+            return {"images": self._pixels(images)}
+
+        return Served(
+            function,
+            {
+                "noise": tf.TensorSpec([None, self._recipe.noise_size]),
+                "labels": tf.TensorSpec([None], tf.int32),
+            },
         )
 
     def images(self, step: int) -> Mapping[str, np.ndarray]:

@@ -26,7 +26,8 @@ ENV = "tests.agents.policies.range_fake:make"
 FORMATS = ("savedmodel", "tflite", "onnx", "numpy")
 OBSERVATIONS = 6
 
-# Given folders of models with inputs.npz and expected.npz, prints the largest differences.
+# Given folders of models with inputs.npz and expected.npz, prints the largest differences, for
+# actions in units in which their range is [-1, 1].
 PROGRAM = """
 import importlib.util, json, pathlib, sys
 import numpy as np
@@ -53,7 +54,7 @@ def numpy(folder):
     spec.loader.exec_module(module)
     return module.Model(folder / "model.npz").run
 
-found = {}
+found, UNIT = {}, [4.0, 0.125]  # Half of the action range.
 for case in map(pathlib.Path, sys.argv[2:]):
     inputs, expected = (dict(np.load(case / name)) for name in ("inputs.npz", "expected.npz"))
     for kind in sys.argv[1].split(","):
@@ -61,7 +62,8 @@ for case in map(pathlib.Path, sys.argv[2:]):
         assert set(outputs) == set(expected), outputs.keys()
         for name, array in expected.items():
             assert outputs[name].shape == array.shape and outputs[name].dtype == array.dtype
-            worst = np.abs(outputs[name].astype(float) - array.astype(float)).max()
+            unit = UNIT if name == "action" else 1
+            worst = np.abs((outputs[name].astype(float) - array.astype(float)) / unit).max()
             found[f"{case.name} {kind} {name}"] = float(worst)
 ours = ("agents", "environments", "launchpad", "rl_replicator", "sonnet", "reverb")
 print(json.dumps({"differences": found, "foreign": sorted({*ours, "tensorflow"} & {*sys.modules})}))

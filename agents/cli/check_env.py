@@ -1,0 +1,70 @@
+"""`rl-replicator check-env ENV`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+SUMMARY = "play an environment and list what is wrong with it: check-env module:function"
+
+
+def run(args: Sequence[str]) -> int:
+    """Examines an environment and prints one line a finding.
+
+    Args:
+      args: the words after `check-env`.
+
+    Returns:
+      Exit status: 0 if agents can train in it, otherwise 1.
+
+    Raises:
+      UsageError: if an option is wrong.
+      EnvironmentNameError: if there is no such environment or wrapper.
+    """
+    # Imported here because `rl-replicator --help` imports this module for its summary.
+    import tyro
+
+    import environments
+    from environments import examination
+    from environments.errors import EnvironmentNameError
+    from rl_replicator.cli import options
+    from rl_replicator.errors import check_option
+
+    @dataclasses.dataclass(frozen=True)
+    class CheckEnvOptions:
+        """Play an environment with random actions and list what is wrong with it.
+
+        It looks at specs, bounds, dtypes, numbers that are not finite, seeding, ends of episodes
+        and rendering; each line says what to do.
+        """
+
+        env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+        """The environment, as for `train --env`."""
+        wrap: tuple[str, ...] = ()
+        """Wrappers, as for `train`."""
+        time_limit: int | None = None
+        """Steps after which an episode is truncated."""
+        max_steps: int = 10_000
+        """Steps within which an episode must end."""
+
+        def __post_init__(self) -> None:
+            check_option(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+
+    chosen = options.parse(CheckEnvOptions, "rl-replicator check-env", args)
+
+    def make(seed: int) -> environments.Environment:
+        return environments.make(chosen.env, seed, wrap=chosen.wrap, time_limit=chosen.time_limit)
+
+    try:
+        make(0).close()
+    except EnvironmentNameError:
+        raise  # Nothing to examine: one line, status 2.
+    except Exception:
+        pass  # The examination tells.
+    wrong = 0
+    for finding in examination.examine(make, chosen.max_steps):
+        wrong += finding.verdict == examination.WRONG
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        text = " ".join(finding.text.split())
+        print(f"{finding.verdict:<5} {finding.subject}: {text}{remedy}", flush=True)
+    print(f"\nWrong: {wrong}." if wrong else "\nAgents can train in it.")
+    return 1 if wrong else 0

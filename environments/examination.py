@@ -1,0 +1,244 @@
+"""Plays an environment and finds what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+
+from environments.errors import EnvironmentUsageError, RenderingUnavailableError
+
+OK, NOTE, WRONG = "ok", "note", "WRONG"
+
+# An observation beyond this makes training slow without observation normalisation.
+_LARGE = 100.0
+
+
+class Finding(NamedTuple):
+    """What was found.
+
+    Attributes:
+      verdict: OK, NOTE or WRONG.
+      subject: what was examined.
+      text: what was found.
+      remedy: what to do; empty if nothing.
+    """
+
+    verdict: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def examine(make: Callable[[int], Any], max_steps: int, episodes: int = 2) -> Iterator[Finding]:
+    """Makes an environment, plays it with random actions, and yields what it finds.
+
+    Args:
+      make: seed -> an environment in the agents' form (`environments.make`).
+      max_steps: steps within which an episode must end.
+      episodes: episodes to play.
+
+    Yields:
+      Findings, in the order of the examination. Nothing follows an error that makes it impossible.
+    """
+    try:
+        environment = make(0)
+    except EnvironmentUsageError as error:
+        yield Finding(WRONG, "specs", str(error), "see docs/environments.md")
+        return
+    actions, observations = environment.action_spec(), environment.observation_spec()
+    own = environment.own_action_spec
+    yield Finding(
+        OK,
+        "specs",
+        f"observes {observations.shape[0]} numbers, takes {actions.shape[0]} from "
+        f"{np.min(own.minimum):g} to {np.max(own.maximum):g}",
+    )
+    yield _reward_bounds(environment.reward_spec())
+    play = _Play(environment, max_steps)
+    try:
+        play.episodes(episodes)
+    except EnvironmentUsageError as error:  # It names environment, field, step and remedy.
+        yield Finding(WRONG, "data", str(error))
+        return
+    except Exception as error:
+        text = f"{type(error).__name__} at step {play.step}: {error}"
+        yield Finding(WRONG, "step", text, "raise nothing in reset() and step()")
+        return
+    yield from play.findings()
+    yield from _seeding(make, environment, max_steps)
+    yield _rendering(environment)
+    environment.close()
+
+
+class _Play:
+    """Plays episodes and remembers what matters."""
+
+    def __init__(self, environment: Any, max_steps: int):
+        self._environment = environment
+        self._max_steps = max_steps
+        self._random = np.random.RandomState(0)
+        self._lengths: list[int] = []
+        self._last_discounts: list[float] = []
+        self._rewards: list[float] = []
+        self._inner_discounts: set[float] = set()
+        self._observations: list[np.ndarray] = []
+        self._faults: list[Finding] = []
+        self.step = 0
+
+    def episodes(self, count: int) -> None:
+        """Plays episodes; one that does not end is the last."""
+        for _ in range(count):
+            if not self._episode():
+                return
+
+    def _episode(self) -> bool:
+        timestep = self._environment.reset()
+        if not timestep.first():
+            self._faults.append(
+                Finding(WRONG, "reset", "returned no first step", "return dm_env.restart(...)")
+            )
+        shape = self._environment.action_spec().shape
+        for step in range(1, self._max_steps + 1):
+            self.step = step
+            action = self._random.uniform(-1, 1, shape).astype(np.float32)
+            timestep = self._environment.step(action)
+            if timestep.step_type is dm_env.StepType.FIRST:
+                text = f"step {self.step} began a new episode without a last step"
+                self._faults.append(Finding(WRONG, "end", text, "return a last step before it"))
+                return False
+            self._rewards.append(float(timestep.reward))
+            self._observations.append(timestep.observation)
+            if timestep.last():
+                self._lengths.append(self.step)
+                self._last_discounts.append(float(timestep.discount))
+                return True
+            self._inner_discounts.add(float(timestep.discount))
+        return False
+
+    def findings(self) -> Iterator[Finding]:
+        """Yields what the episodes have shown."""
+        yield from self._faults
+        yield self._ends()
+        if self._inner_discounts - {1.0}:
+            yield Finding(
+                NOTE,
+                "discount",
+                f"{min(self._inner_discounts):g} before the last step",
+                "the agent's own discount comes on top of it; return 1 unless that is meant",
+            )
+        if min(self._rewards) == max(self._rewards):
+            text = f"{self._rewards[0]:g} at every step of random play"
+            remedy = "fine for a rare reward; otherwise check the reward function"
+            yield Finding(NOTE, "reward", text, remedy)
+        else:
+            yield Finding(OK, "reward", f"{min(self._rewards):.4g} to {max(self._rewards):.4g}")
+        yield from self._observed()
+
+    def _ends(self) -> Finding:
+        if not self._lengths:
+            return Finding(
+                WRONG,
+                "end",
+                f"no episode ended within {self._max_steps:,} steps",
+                "end it, or give --time-limit (training needs ends to report returns)",
+            )
+        kinds = ["termination" if d == 0 else "truncation" for d in self._last_discounts]
+        lengths = ", ".join(f"{n} ({kind})" for n, kind in zip(self._lengths, kinds, strict=True))
+        same = len(set(self._lengths)) == 1 and len(self._lengths) > 1
+        if same and set(kinds) == {"termination"}:
+            return Finding(
+                NOTE,
+                "end",
+                f"every episode terminated after {self._lengths[0]} steps",
+                "if that is a time limit, it should truncate: dm_env.truncation (discount 1), or "
+                "truncated=True in Gymnasium; else the agent learns that no reward follows",
+            )
+        return Finding(OK, "end", f"episodes of {lengths} steps")
+
+    def _observed(self) -> Iterator[Finding]:
+        values = np.stack(self._observations)
+        largest = float(np.abs(values).max())
+        constant = int((values == values[0]).all(axis=0).sum())
+        if largest > _LARGE:
+            yield Finding(
+                NOTE,
+                "observation",
+                f"values up to {largest:.4g}",
+                "scale them in a wrapper, or train with --agent.normalize-observations",
+            )
+        if constant:
+            text = f"{constant} of {values.shape[1]} numbers never changed"
+            yield Finding(NOTE, "observation", text, "leave them out if they say nothing")
+        if largest <= _LARGE and not constant:
+            yield Finding(OK, "observation", f"values up to {largest:.4g}")
+
+
+def _reward_bounds(spec: Any) -> Finding:
+    low = float(getattr(spec, "minimum", -math.inf))
+    high = float(getattr(spec, "maximum", math.inf))
+    if math.isfinite(low) and math.isfinite(high):
+        return Finding(OK, "reward bounds", f"{low:g} to {high:g}")
+    return Finding(
+        NOTE,
+        "reward bounds",
+        "none",
+        "D4PG needs them: bound reward_spec(), or give --agent.value-min and --agent.value-max",
+    )
+
+
+def _seeding(make: Callable[[int], Any], environment: Any, max_steps: int) -> Iterator[Finding]:
+    steps = min(max_steps, 50)
+    one, again, other = (_observations(make(seed), steps) for seed in (1, 1, 2))
+    if not np.array_equal(one, again):
+        yield Finding(
+            WRONG,
+            "seeding",
+            "two environments of one seed differ",
+            "draw everything from a generator that is made from the seed",
+        )
+    elif np.array_equal(one, other):
+        yield Finding(
+            NOTE,
+            "seeding",
+            "environments of different seeds are the same",
+            "fine for a deterministic environment; otherwise use the seed",
+        )
+    else:
+        yield Finding(OK, "seeding", "the seed decides")
+    if environment.random_state is None:
+        yield Finding(
+            NOTE,
+            "random state",
+            "not found, so a resumed run repeats the first episodes",
+            "keep one NumPy generator as an attribute 'random_state' or '_random'",
+        )
+
+
+def _observations(environment: Any, steps: int) -> np.ndarray:
+    random = np.random.RandomState(3)
+    shape = environment.action_spec().shape
+    found = [environment.reset().observation]
+    for _ in range(steps):
+        action = random.uniform(-1, 1, shape).astype(np.float32)
+        found.append(environment.step(action).observation)
+    environment.close()
+    return np.stack(found)
+
+
+def _rendering(environment: Any) -> Finding:
+    try:
+        environment.reset()
+        frame = np.asarray(environment.render(48, 64))
+    except (EnvironmentUsageError, RenderingUnavailableError) as error:
+        return Finding(NOTE, "rendering", f"none, so no films: {error}")
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return Finding(WRONG, "rendering", text, "correct render(), or leave it out")
+    if frame.shape != (48, 64, 3) or frame.dtype != np.uint8:
+        text = f"expected uint8 [48, 64, 3], got {frame.dtype} {list(frame.shape)}"
+        return Finding(WRONG, "rendering", text, "return the size that is asked for")
+    return Finding(OK, "rendering", "frames of the size that is asked for")

@@ -1,0 +1,182 @@
+"""What can be put around any environment: a user's own wrapper, and a limit of its time."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dm_env
+from dm_env import specs
+
+from environments import flat
+from environments.errors import EnvironmentNameError, EnvironmentSpecError
+
+Wrapper = Callable[[flat.Environment], dm_env.Environment]
+
+
+class Wrapped(flat.Environment):
+    """An environment with something around it; it renders and draws random numbers as before."""
+
+    def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
+        """Wraps `outer` as `flat.Environment` does.
+
+        Args:
+          outer: what is around `inner`.
+          inner: the environment.
+          name: of the environment, for error messages.
+
+        Raises:
+          EnvironmentSpecError: if the specs of `outer` do not fit.
+        """
+        super().__init__(outer, random=_RandomnessOf(inner), render=_render_of(inner), name=name)
+        self._inner = inner
+
+    @property
+    def wrapped(self) -> dm_env.Environment:
+        """The innermost environment, which has the physics, if there is any."""
+        return self._inner.wrapped
+
+    @property
+    def own_action_spec(self) -> specs.BoundedArray:
+        """The action range of the innermost environment, unless a wrapper has changed the range."""
+        same = self._environment.action_spec() == self._inner.action_spec()
+        return self._inner.own_action_spec if same else super().own_action_spec
+
+    @property
+    def observation_fields(self) -> dict[str, slice]:
+        """Where each named array of the innermost environment lies, unless it was changed."""
+        same = self._environment.observation_spec() == self._inner.observation_spec()
+        return self._inner.observation_fields if same else super().observation_fields
+
+
+class _RandomnessOf:
+    """The random state of an environment underneath."""
+
+    def __init__(self, inner: flat.Environment):
+        self._inner = inner
+
+    def get(self) -> Any:
+        return self._inner.random_state
+
+    def set(self, state: Any) -> None:
+        self._inner.random_state = state
+
+
+class TimeLimit(dm_env.Environment):
+    """Cuts off episodes after some steps: a truncation, after which reward would have followed.
+
+    An episode that ends by itself ends as before.
+    """
+
+    def __init__(self, environment: dm_env.Environment, limit: int):
+        """Wraps an environment.
+
+        Args:
+          environment: any.
+          limit: steps of an episode, at least 1.
+        """
+        self._environment = environment
+        self._limit = limit
+        self._over = True
+        self._time = 0
+
+    def reset(self) -> dm_env.TimeStep:
+        self._time, self._over = 0, False
+        return self._environment.reset()
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Takes a step; after a last one it starts a new episode."""
+        if self._over:
+            return self.reset()
+        timestep = self._environment.step(action)
+        self._time += 1
+        if self._time == self._limit and not timestep.last():
+            timestep = timestep._replace(step_type=dm_env.StepType.LAST)
+        self._over = timestep.last()
+        return timestep
+
+    def observation_spec(self) -> Any:
+        return self._environment.observation_spec()
+
+    def action_spec(self) -> Any:
+        return self._environment.action_spec()
+
+    def reward_spec(self) -> Any:
+        return self._environment.reward_spec()
+
+    def discount_spec(self) -> Any:
+        return self._environment.discount_spec()
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def wrap(
+    environment: flat.Environment, wrappers: Sequence[str], time_limit: int | None, name: str
+) -> flat.Environment:
+    """Puts wrappers around an environment, the first one innermost, and then the time limit.
+
+    Args:
+      environment: in the agents' form, which is what a wrapper gets.
+      wrappers: import paths `package.module:function`; each function takes a `dm_env.Environment`
+        and returns one.
+      time_limit: steps of an episode; None for no other limit than the environment's own.
+      name: of the environment, for error messages.
+
+    Raises:
+      EnvironmentNameError: if there is no such function.
+      EnvironmentSpecError: if a wrapper returns something else than an environment, or the limit is
+        less than 1.
+    """
+    for path in wrappers:
+        outer = find(path)(environment)
+        if not isinstance(outer, dm_env.Environment):
+            raise EnvironmentSpecError(
+                f"expected {path} to return a dm_env.Environment, got {type(outer).__name__}; "
+                "return the wrapped environment"
+            )
+        environment = Wrapped(outer, environment, f"{name} in {path}")
+    if time_limit is not None:
+        if time_limit < 1:
+            raise EnvironmentSpecError(f"expected a time limit of at least 1, got {time_limit}")
+        environment = Wrapped(TimeLimit(environment, time_limit), environment, name)
+    return environment
+
+
+def find(path: str) -> Wrapper:
+    """Imports a wrapper.
+
+    Args:
+      path: `package.module:function`.
+
+    Raises:
+      EnvironmentNameError: if there is none.
+    """
+    module_name, colon, attribute = path.partition(":")
+    expected = "expected a wrapper 'package.module:function'"
+    if not (colon and module_name and attribute):
+        raise EnvironmentNameError(f"{expected}, got {path!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # The module is there, but something that it imports is not.
+        raise EnvironmentNameError(
+            f"{expected}, got {path!r}; no module {error.name!r} was found in the working "
+            "directory or on PYTHONPATH"
+        ) from None
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise EnvironmentNameError(f"expected a function in {module_name}, got {attribute!r}{hint}")
+    return function
+
+
+def _render_of(inner: flat.Environment) -> flat.Render | str:
+    try:
+        return inner.renderer()
+    except EnvironmentSpecError as error:
+        return str(error)

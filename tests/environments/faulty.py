@@ -1,0 +1,89 @@
+"""Environments that are wrong in one way each, as factories."""
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+from environments.fakes import Chain, Target
+
+
+class _Changed(Target):
+    """`Target` with something changed."""
+
+    def __init__(self, seed, **changes):
+        super().__init__(seed, length=5)
+        self._changes = changes
+
+    def step(self, action):
+        timestep = super().step(action)
+        if timestep.first():
+            return timestep
+        return self._changes.get("step", lambda t: t)(timestep)
+
+    def action_spec(self):
+        return self._changes.get("action_spec", super().action_spec())
+
+
+def good(seed):
+    return _Changed(seed)
+
+
+def unbounded(seed):
+    return _Changed(seed, action_spec=specs.Array((1,), np.float32))
+
+
+def nan(seed):
+    return _Changed(seed, step=lambda t: t._replace(observation=t.observation * np.nan))
+
+
+def reward(seed):
+    return _Changed(seed, step=lambda t: t._replace(reward=2.0))
+
+
+def endless(seed):
+    return Chain((1.0,) * 100_000)
+
+
+def crash(seed):
+    return _Changed(seed, step=lambda t: t.no_such_attribute)
+
+
+def unseeded(seed):
+    return _Changed(np.random.randint(2**31))
+
+
+def time_is_up(seed):
+    """A time limit that says that the episode has terminated."""
+    return _Changed(seed, step=lambda t: t._replace(discount=0.0) if t.last() else t)
+
+
+def large(seed):
+    return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
+
+
+class _Halved(dm_env.Environment):
+    """A wrapper that halves rewards."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def reset(self):
+        return self._inner.reset()
+
+    def step(self, action):
+        timestep = self._inner.step(action)
+        return timestep if timestep.first() else timestep._replace(reward=timestep.reward / 2)
+
+    def observation_spec(self):
+        return self._inner.observation_spec()
+
+    def action_spec(self):
+        return self._inner.action_spec()
+
+
+def halved(inner):
+    return _Halved(inner)
+
+
+def nothing(inner):
+    del inner

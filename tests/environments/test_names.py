@@ -1,0 +1,160 @@
+"""Environments of other libraries by name, wrappers, time limits, and what check-env finds."""
+
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+
+import environments
+from agents.cli import check_env
+from environments import libraries
+from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from tests.environments import gymnasium_fake
+
+FAULTY = "tests.environments.faulty"
+
+
+def _play(environment, steps):
+    random = np.random.RandomState(0)
+    shape = environment.action_spec().shape
+    timesteps = [environment.reset()]
+    for _ in range(steps):
+        action = random.uniform(-1, 1, shape).astype(np.float32)
+        timesteps.append(environment.step(action))
+    return timesteps
+
+
+def test_pendulum_of_gymnasium():
+    environment = environments.make("gym:Pendulum-v1", seed=3)
+    own = gymnasium.make("Pendulum-v1")
+    first, _ = own.reset(seed=3)
+    timesteps = _play(environment, 200)
+    np.testing.assert_allclose(timesteps[0].observation, first, atol=1e-6)
+    observation, reward, *_ = own.step(np.float32([2 * (2 * 0.5488135 - 1)]))  # The first action.
+    np.testing.assert_allclose(timesteps[1].observation, observation, atol=1e-5)
+    np.testing.assert_allclose(timesteps[1].reward, reward, atol=1e-5)
+    # Its time limit of 200 steps truncates.
+    assert timesteps[-1].last() and timesteps[-1].discount == 1.0
+    assert not any(timestep.last() for timestep in timesteps[:-1])
+    assert environment.own_action_spec.maximum.tolist() == [2.0]
+
+
+def test_any_id_of_gymnasium():
+    gymnasium.register("tests/Seven-v0", gymnasium_fake.Seven, kwargs={"terminates": True})
+    try:
+        timesteps = _play(environments.make("gym:tests/Seven-v0", seed=0), 7)
+        assert timesteps[-1].last() and timesteps[-1].discount == 0.0
+    finally:
+        del gymnasium.registry["tests/Seven-v0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
+        ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
+        ("dm:manipulation/reach_site", "did you mean dm:manipulation/reach_site_features"),
+        ("dm:manipulation/reach_site_vision", "a task that observes no pictures"),
+        ("dm:walker", "expected 'dm:manipulation/TASK'"),
+    ],
+)
+def test_unknown_names_are_one_line(name, message):
+    with pytest.raises(EnvironmentNameError, match=message) as error:
+        environments.make(name, seed=0)
+    assert "\n" not in str(error.value)
+
+
+def test_discrete_actions_are_refused():
+    with pytest.raises(EnvironmentSpecError, match="expected continuous actions"):
+        environments.make("gym:CartPole-v1", seed=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["dm:manipulation/reach_site_features", "dm:locomotion/cmu_humanoid_go_to_target"]
+)
+def test_other_tasks_of_dm_control(name):
+    one, other = environments.make(name, seed=4), environments.make(name, seed=4)
+    for a, b in zip(_play(one, 3), _play(other, 3), strict=True):
+        np.testing.assert_array_equal(a.observation, b.observation)
+    assert name.partition(":")[2] in libraries.dm_control_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "length", "discount"),
+    [
+        ("environments.fakes:chain", 4, 4, 1.0),  # Truncated.
+        ("environments.fakes:chain", 10, 10, 0.0),  # It terminates at that step.
+        ("environments.fakes:chain", 99, 10, 0.0),
+        ("environments.fakes:truncated_chain", 99, 10, 1.0),
+        ("tests.environments.gymnasium_fake:make", 5, 5, 1.0),
+        ("cartpole:swingup", 6, 6, 1.0),
+    ],
+)
+def test_a_time_limit_truncates(name, limit, length, discount):
+    environment = environments.make(name, seed=0, time_limit=limit)
+    for _ in range(2):
+        timesteps = _play(environment, length)
+        assert [timestep.last() for timestep in timesteps] == [False] * length + [True]
+        assert timesteps[-1].discount == discount
+    assert environment.step(np.zeros(environment.action_spec().shape, np.float32)).first()
+
+
+def test_wrappers_change_what_they_change_and_nothing_else():
+    name = "tests.environments.gymnasium_fake:make"
+    plain = environments.make(name, seed=0)
+    wrapped = environments.make(name, seed=0, wrap=[f"{FAULTY}:halved"] * 2, time_limit=3)
+    for a, b in zip(_play(plain, 3), _play(wrapped, 3), strict=True):
+        np.testing.assert_array_equal(a.observation, b.observation)
+    assert b.reward == a.reward / 4 and b.last() and not a.last()
+    assert wrapped.random_state == plain.random_state is not None
+    assert wrapped.render(2, 4).shape == (2, 4, 3)
+    assert wrapped.own_action_spec == plain.own_action_spec
+    assert wrapped.observation_fields == plain.observation_fields
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (f"{FAULTY}:nothing", "to return a dm_env.Environment, got NoneType"),
+        (f"{FAULTY}:halvd", f"did you mean {FAULTY}:halved"),
+        ("no_such_module:f", "no module 'no_such_module' was found"),
+        ("halved", "expected a wrapper 'package.module:function', got 'halved'"),
+    ],
+)
+def test_wrappers_that_are_none(path, message):
+    with pytest.raises((EnvironmentNameError, EnvironmentSpecError), match=message):
+        environments.make("environments.fakes:target", seed=0, wrap=[path])
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "line"),
+    [
+        ("good", 0, "ok    end: episodes of 5 .truncation., 5 .truncation. steps"),
+        ("good", 0, "ok    seeding: the seed decides"),
+        ("good", 0, "ok    rendering: frames"),
+        ("unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got no"),
+        ("nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
+        ("reward", 1, "WRONG data: .*reward at step 1 .*got 2; widen the bounds"),
+        ("endless", 1, "WRONG end: no episode ended within 300 steps; end it, or give --time-l"),
+        ("endless", 1, "note  reward: 1 at every step"),
+        ("crash", 1, "WRONG step: AttributeError at step 1"),
+        ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
+        ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
+        ("large", 0, "note  observation: values up to"),
+    ],
+)
+def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line):
+    assert check_env.run([f"{FAULTY}:{name}", "--max-steps", "300"]) == status
+    lines = capsys.readouterr().out
+    assert re.search(f"^{line}", lines, re.MULTILINE), lines
+
+
+def test_check_env_takes_what_train_takes(capsys):
+    words = [f"{FAULTY}:endless", "--time-limit", "7", "--wrap", f"{FAULTY}:halved"]
+    assert check_env.run(words) == 0
+    out = capsys.readouterr().out
+    assert "ok    end: episodes of 7 (truncation), 7 (truncation) steps" in out
+    assert "note  reward: 0.5 at every step" in out
+    with pytest.raises(EnvironmentNameError):
+        check_env.run([f"{FAULTY}:no_such"])

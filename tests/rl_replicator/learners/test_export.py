@@ -1,0 +1,76 @@
+"""What a learner serves, exported from its run."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from rl_replicator import errors, learners
+from rl_replicator.cli import main
+from rl_replicator.learners import command
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.rl_replicator.learners import tiny_learners
+from tests.rl_replicator.learners.tiny_learners import X, Y
+
+
+class Serving(tiny_learners.Regression):
+    """A regression that can be exported."""
+
+    def served(self):
+        return learners.Served(
+            lambda x: {"y": tf.linalg.matvec(x, self.w)}, {"x": tf.TensorSpec([None, 3])}
+        )
+
+
+def make_serving(replicator, config: tiny_learners.Config):
+    return Serving(replicator, config)
+
+
+def make_silent(replicator, config: tiny_learners.Config):
+    return tiny_learners.Regression(replicator, config)
+
+
+NAME = f"{__name__}:make_serving"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("learner") / "run"
+    heard = []
+
+    class Listener(command.RunListener):
+        def evaluated(self, figures):
+            heard.append(dict(figures))
+
+    trainable = command.of_module(NAME)
+    options = trainable.options_from({"steps": 40, "every": 15, "run_dir": str(path)})
+    assert trainable.train(options, Listener()) == 0
+    assert [figures["steps"] for figures in heard] == [15, 30, 40]
+    return path, heard
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatch, capsys, best):
+    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
+    path, heard = run_dir
+    out = tmp_path / "model"
+    words = ["export", str(path), "--out", str(out), *(["--best"] if best else [])]
+    assert main.main(words) == 0
+    assert "after 40 steps" in capsys.readouterr().out
+    call = tf.saved_model.load(str(out)).signatures["serving_default"]
+    error = np.mean((call(x=tf.constant(X[:37]))["y"].numpy() - Y[:37]) ** 2)
+    np.testing.assert_allclose(error, heard[-1]["error"], rtol=1e-5)
+    card = (out / "README.md").read_text()
+    assert f"| error | {heard[-1]['error']:.4f} |" in card and "`x`: float32 (None, 3)" in card
+
+
+def test_settings_are_stored_for_a_run_that_goes_on(run_dir):
+    path, _ = run_dir
+    options = command.of_module(NAME).options_from(RunDirectory(path).config()["options"])
+    assert (options.config.steps, options.config.every) == (40, 15)
+    assert options.run_dir == path and options.keep_checkpoints == 2
+
+
+def test_a_learner_that_serves_nothing_says_so(run_dir):
+    silent = command.of_module(f"{__name__}:make_silent")
+    with pytest.raises(errors.UsageError, match=r"expected a learner with a method served\(\)"):
+        silent.exported(run_dir[0], False, "MIT")
