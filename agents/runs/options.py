@@ -51,6 +51,8 @@ class AgentOptions:
     """Continue the newest run of the same task, seed and agent under `runs/`."""
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
+    track: tuple[str, ...] = ()
+    """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep; the policy with the best evaluation is kept beside them."""
     evaluation: EvaluationSchedule = EvaluationSchedule()

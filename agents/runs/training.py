@@ -27,6 +27,7 @@ from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option
+from rl_replicator.runs import trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
@@ -41,6 +42,7 @@ _RUNS = Path("runs")
 
 def train(command: "AgentCommand", options: "AgentOptions", listener: RunListener) -> int:
     """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
+    trackers.check(options.track)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     share_processors()
     run, options = _choose_run(command.name, options)

@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.runs import trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
@@ -43,6 +44,8 @@ class RunOptions:
     """Steps in one compiled call, for a learner with a single step function."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of them."""
+    track: tuple[str, ...] = ()
+    """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep; the one with the best evaluation is kept beside them."""
     evaluation_seconds: float = 3600.0
@@ -137,6 +140,7 @@ class LearnerCommand:
         Raises:
           UsageError: after bad input; no existing run was touched.
         """
+        trackers.check(options.track)
         replicator = _make_replicator(options.replicas, options.deterministic)
         run = self._directory(replicator, options)
         stored = run.config()["identity"].get("config", {}) if run.exists else {}

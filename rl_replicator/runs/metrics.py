@@ -1,4 +1,4 @@
-"""Curves and images of a run: CSV files for programs, TensorBoard for people.
+"""Curves and images of a run: CSV files for programs, TensorBoard for people, and trackers.
 
 Imports no TensorFlow.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator import errors
+from rl_replicator.runs.trackers import Trackers
 
 WALL_TIME = "wall_time"
 
@@ -22,6 +23,7 @@ WALL_TIME = "wall_time"
 class MetricWriter:
     """Writes `run_dir/metrics/<group>.csv` and `run_dir/tensorboard/<group>/`.
 
+    The trackers that the run's settings name (`rl_replicator.runs.trackers`) get every row as well.
     A group has one writer at a time; several processes may write different groups of a run. Every
     row is passed to the operating system at once, so a killed process loses at most one row.
     """
@@ -48,6 +50,7 @@ class MetricWriter:
         self._start = time.monotonic() - seconds
         self._tables: dict[str, _Table] = {}
         self._boards: dict[str, Any] = {}
+        self._trackers: Trackers | None = None
         self._lock = threading.Lock()
 
     @property
@@ -72,6 +75,9 @@ class MetricWriter:
                 self._tables[group] = _Table(path, self._x_axis, self._resume_step)
             numbers = {name: float(value) for name, value in values.items()}
             self._tables[group].write(int(step), self.seconds, numbers)
+            if self._trackers is None:
+                self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
+            self._trackers.write(group, int(step), self.seconds, numbers)
             for name, value in numbers.items():
                 self._board(group).add_scalar(name, value, step)
 
@@ -94,6 +100,9 @@ class MetricWriter:
                 opened.close()
             self._tables.clear()
             self._boards.clear()
+            if self._trackers is not None:
+                self._trackers.close()
+                self._trackers = None
             self._resume_step = None
 
     def _board(self, group: str) -> Any:

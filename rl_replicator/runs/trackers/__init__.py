@@ -1,0 +1,9 @@
+"""Other places for a run's metrics, beside its CSV files and TensorBoard: `--track NAME`.
+
+A tracker is a class, called with (run directory, name of the x-axis, resume step), that follows
+`Tracker`. Those of other packages are entry points of the group `rl_replicator.trackers`.
+"""
+
+from rl_replicator.runs.trackers.registry import Tracker, Trackers, check
+
+__all__ = ["Tracker", "Trackers", "check"]

@@ -1,0 +1,69 @@
+"""Metrics for MLflow. `MLFLOW_TRACKING_URI` is respected; by default they go into the run."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_replicator.runs.run_directory import RunDirectory
+
+_EXPERIMENT = "rl-replicator"
+_RUN_ID = "mlflow-run"
+# MLflow refuses longer values.
+_LONGEST = 500
+
+
+class MLflowTracker:
+    """A run of MLflow, with the settings as its parameters; see `Tracker`."""
+
+    def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
+        """Begins the run there, or continues it.
+
+        Args:
+          run_dir: the run's directory.
+          x_axis: unused: MLflow has one step for all.
+          resume_step: unused: MLflow keeps rows that are written again.
+        """
+        import mlflow
+
+        del x_axis, resume_step
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:  # A folder, which needs no database.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = (run_dir / "mlflow").resolve().as_uri()
+        self._client = mlflow.MlflowClient(uri)
+        stored = run_dir / _RUN_ID
+        if stored.exists():
+            self._run_id = stored.read_text()
+            return
+        found = self._client.get_experiment_by_name(_EXPERIMENT)
+        experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
+        run = self._client.create_run(experiment, run_name=run_dir.name)
+        self._run_id = run.info.run_id
+        for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
+            self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
+        stored.write_text(self._run_id)
+
+    def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Logs a row."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        row = {"wall_time": seconds, **values}
+        metrics = [Metric(f"{group}/{name}", value, now, step) for name, value in row.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Ends the run there."""
+        self._client.set_terminated(self._run_id)
+
+
+def _flat(prefix: str, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found += _flat(f"{prefix}{name}.", value)
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found

@@ -1,0 +1,119 @@
+"""From the names of trackers to what writes metrics to them."""
+
+import difflib
+import importlib
+import importlib.util
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_replicator.errors import UsageError
+
+GROUP = "rl_replicator.trackers"
+
+_LOG = logging.getLogger("rl_replicator")
+_CONFIG = "config.json"
+# Name -> (class, the package that it needs, or "").
+_OURS = {
+    "jsonl": ("rl_replicator.runs.trackers.json_lines:JsonLines", ""),
+    "mlflow": ("rl_replicator.runs.trackers.mlflow_tracker:MLflowTracker", "mlflow"),
+    "wandb": ("rl_replicator.runs.trackers.wandb_tracker:WandbTracker", "wandb"),
+}
+
+
+class Tracker(Protocol):
+    """Takes the metrics of a run."""
+
+    def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Takes a row.
+
+        Args:
+          group: name of the table.
+          step: position on the x-axis.
+          seconds: duration of the run so far.
+          values: by name.
+        """
+
+    def close(self) -> None:
+        """Ends the run there."""
+
+
+class Trackers:
+    """The trackers that the settings of a run name. One that fails is left out, with a warning."""
+
+    def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
+        """Makes the trackers.
+
+        Args:
+          run_dir: the run's directory; the option `track` in its config.json names them.
+          x_axis: name of the x-axis.
+          resume_step: as for `MetricWriter`.
+        """
+        self._trackers: dict[str, Tracker] = {}
+        for name in _names_of(run_dir):
+            try:
+                self._trackers[name] = _load(name)(run_dir, x_axis, resume_step)
+            except Exception as error:
+                self._leave_out(name, error)
+
+    def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.write(group, step, seconds, values)
+            except Exception as error:
+                self._leave_out(name, error)
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.close()
+            except Exception as error:
+                self._leave_out(name, error)
+        self._trackers.clear()
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        # A run of hours must not end because a server of others does not answer.
+        text = " ".join(str(error).split()) or type(error).__name__
+        _LOG.warning("--track %s: left out from now on: %s", name, text)
+        self._trackers.pop(name, None)
+
+
+def check(names: Sequence[str]) -> None:
+    """Checks that there are trackers of these names, and the packages that they need.
+
+    Raises:
+      UsageError: if not.
+    """
+    known = sorted({*_OURS, *metadata.entry_points(group=GROUP).names})
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"--track: expected one of {', '.join(known)}, got {name!r}{hint}")
+        package = _OURS.get(name, ("", ""))[1]
+        if package and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"--track {name}: expected the package {package}, found none; 'pip install "
+                f"rl-replicator[{name}]' installs it"
+            )
+
+
+def _load(name: str) -> Any:
+    if name in _OURS:
+        module, _, attribute = _OURS[name][0].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    (entry,) = metadata.entry_points(group=GROUP, name=name)
+    return entry.load()
+
+
+def _names_of(run_dir: Path) -> list[str]:
+    try:
+        config = json.loads((run_dir / _CONFIG).read_text())
+    except FileNotFoundError:
+        return []
+    return list(config.get("options", {}).get("track", ()))

@@ -1,0 +1,49 @@
+"""Metrics for Weights & Biases. `WANDB_MODE=offline` and its other variables are respected."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl_replicator.runs.run_directory import RunDirectory
+
+_PROJECT = "rl-replicator"
+
+
+class WandbTracker:
+    """A run of Weights & Biases, with the settings and the state of git; see `Tracker`."""
+
+    def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
+        """Begins the run there, or continues it.
+
+        Args:
+          run_dir: the run's directory, where the files of an offline run go.
+          x_axis: name of the x-axis.
+          resume_step: unused: rows have their step, and later ones replace them in plots.
+        """
+        import wandb
+
+        del resume_step
+        self._x_axis = x_axis
+        self._known: set[str] = set()
+        self._run = wandb.init(
+            project=None if wandb.setup().settings.project else _PROJECT,
+            dir=str(run_dir),
+            name=run_dir.name,
+            id=hashlib.sha1(str(run_dir.resolve()).encode()).hexdigest()[:16],
+            resume="allow",
+            reinit="create_new",
+            config=RunDirectory(run_dir).config(),
+        )
+
+    def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Logs a row; every group has an x-axis of its own."""
+        axis = f"{group}/{self._x_axis}"
+        if group not in self._known:
+            self._known.add(group)
+            self._run.define_metric(f"{group}/*", step_metric=axis)
+        row = {f"{group}/{name}": value for name, value in values.items()}
+        self._run.log({axis: step, f"{group}/wall_time": seconds, **row})
+
+    def close(self) -> None:
+        """Ends the run there."""
+        self._run.finish()
