@@ -81,7 +81,7 @@ def make(
       seed: seed of the environment, from 0 to 2**32 - 1.
       pixels: configuration of frames, [height, width, 3] uint8, which are then the observations;
         None to observe the state.
-      wrap: import paths of wrappers, see `environments.wrappers.wrap`.
+      wrap: import paths of wrappers, see `environments.wrappers.wrapping`.
       time_limit: environment steps after which an episode is truncated, if it has not ended; None
         for no other limit than the environment's own.
 
@@ -96,9 +96,9 @@ def make(
     """
     environment = _make(name, seed)
     if wrap or time_limit is not None:
-        from environments import wrappers
+        from environments.wrappers import wrapping
 
-        environment = wrappers.wrap(environment, wrap, time_limit, name)
+        environment = wrapping.wrap(environment, wrap, time_limit, name)
     if pixels is None:
         return environment
     from environments.pixels.environment import PixelEnvironment
@@ -111,13 +111,10 @@ def _make(name: str, seed: int) -> Environment:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
     left, colon, right = name.partition(":")
     if left in _LIBRARIES and right:
-        from environments import libraries
+        from environments.libraries import dm_control_tasks, gymnasium_ids
 
-        made = (
-            libraries.make_gymnasium(right)
-            if left == "gym"
-            else libraries.make_dm_control(right, seed)
-        )
+        is_gymnasium = left == "gym"
+        made = gymnasium_ids.make(right) if is_gymnasium else dm_control_tasks.make(right, seed)
         return adapt(made, seed=seed, name=name)
     if not (colon and left and right) or ":" in right:
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")

@@ -24,8 +24,8 @@ def run(args: Sequence[str]) -> int:
     import tyro
 
     import environments
-    from environments import examination
     from environments.errors import EnvironmentNameError
+    from environments.examination import findings
     from rl_replicator.cli import options
     from rl_replicator.errors import check_option
 
@@ -61,8 +61,8 @@ def run(args: Sequence[str]) -> int:
     except Exception:
         pass  # The examination tells.
     wrong = 0
-    for finding in examination.examine(make, chosen.max_steps):
-        wrong += finding.verdict == examination.WRONG
+    for finding in findings.examine(make, chosen.max_steps):
+        wrong += finding.verdict == findings.WRONG
         remedy = f"; {finding.remedy}" if finding.remedy else ""
         text = " ".join(finding.text.split())
         print(f"{finding.verdict:<5} {finding.subject}: {text}{remedy}", flush=True)

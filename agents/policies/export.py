@@ -10,12 +10,12 @@ import tensorflow as tf
 from agents.learning.variables import check_arrays, named_variables
 from agents.policies.policy import Policy
 from rl_replicator.errors import UsageError
-from rl_replicator.exports.model import Card, Model
+from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 
-def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Model:
+def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> ExportedModel:
     """Makes a model of a policy: from the environment's observation to an action in its own range.
 
     From pixels, the model stacks the frames: it returns the stack for the next call.
@@ -54,7 +54,7 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Model
         }
     card = _card(policy, run, flat, license_name)
     environment.close()
-    return Model(act, inputs, card)
+    return ExportedModel(act, inputs, card)
 
 
 def _in_float32(agent: Any) -> Any:

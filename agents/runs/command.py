@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agents.agent import Agent
     from agents.task import Task
-    from rl_replicator.exports.model import Model
+    from rl_replicator.exports.model import ExportedModel
 
 _PRESET = "--preset"
 _DEFAULT = "default"
@@ -176,7 +176,7 @@ class AgentCommand:
         )
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str) -> "Model":
+    def exported(self, run_dir: Path, best: bool, license_name: str) -> "ExportedModel":
         """Returns the policy of a run as a model; see `rl_replicator.cli.export`.
 
         Args:

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from rl_replicator.errors import UsageError
 from rl_replicator.exports import onnx_graph, program, standalone
-from rl_replicator.exports.model import Model
+from rl_replicator.exports.model import ExportedModel
 
 CARD = "README.md"
 _SIGNATURE = "serving_default"
 
 
-def write(model: Model, kind: str, out: Path) -> None:
+def write(model: ExportedModel, kind: str, out: Path) -> None:
     """Writes a model and its card.
 
     Args:
@@ -51,7 +51,7 @@ def write(model: Model, kind: str, out: Path) -> None:
 class _Saved(tf.Module):
     """Holds what a SavedModel consists of."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: ExportedModel):
         super().__init__(name="model")
         self.call = tf.function(
             lambda **inputs: dict(model.function(**inputs)), autograph=False
@@ -64,7 +64,7 @@ class _Saved(tf.Module):
         self.weights = list(self.call.graph.variables)
 
 
-def _write_saved_model(model: Model, folder: Path) -> None:
+def _write_saved_model(model: ExportedModel, folder: Path) -> None:
     saved = _Saved(model)
     root = logging.getLogger()
     level = root.level
@@ -88,7 +88,7 @@ def _no_output() -> Iterator[None]:
         os.close(kept)
 
 
-def _write_tflite(model: Model, folder: Path) -> None:
+def _write_tflite(model: ExportedModel, folder: Path) -> None:
     saved = folder / "saved_model"
     _write_saved_model(model, saved)
     try:
@@ -104,12 +104,12 @@ def _write_tflite(model: Model, folder: Path) -> None:
     shutil.rmtree(saved)
 
 
-def _write_onnx(model: Model, folder: Path) -> None:
+def _write_onnx(model: ExportedModel, folder: Path) -> None:
     graph: Any = onnx_graph.build(program.translate(_Saved(model).call), model.card.json())
     (folder / "model.onnx").write_bytes(graph.SerializeToString())
 
 
-def _write_numpy(model: Model, folder: Path) -> None:
+def _write_numpy(model: ExportedModel, folder: Path) -> None:
     translated = program.translate(_Saved(model).call)
     # Names of operations may be no names of files.
     keys = {name: f"constant_{i}" for i, name in enumerate(translated.constants)}
@@ -128,7 +128,7 @@ def _write_numpy(model: Model, folder: Path) -> None:
     shutil.copyfile(standalone.__file__, folder / "model.py")
 
 
-FORMATS: dict[str, Callable[[Model, Path], None]] = {
+FORMATS: dict[str, Callable[[ExportedModel, Path], None]] = {
     "savedmodel": _write_saved_model,
     "tflite": _write_tflite,
     "onnx": _write_onnx,

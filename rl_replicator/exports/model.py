@@ -58,7 +58,7 @@ class Card:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """A function to export.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.exports.program import Operation, Program
+from rl_replicator.exports.program import Operation, PortableProgram
 
 # 13 has every operation in the form used here; newer runtimes read it.
 _OPSET = 13
@@ -17,7 +17,7 @@ _TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _END = np.iinfo(np.int64).max
 
 
-def build(program: Program, card: str) -> Any:
+def build(program: PortableProgram, card: str) -> Any:
     """Makes the model.
 
     Args:
@@ -68,7 +68,7 @@ class _Graph:
       initializers: constants.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: PortableProgram):
         from onnx import numpy_helper
 
         self._from_array = numpy_helper.from_array
@@ -79,12 +79,13 @@ class _Graph:
 
     def add(self, operation: Operation) -> None:
         """Adds an operation."""
-        name, inputs, out = operation["op"], operation["in"], operation["out"]
-        special = _SPECIAL.get(str(name))
+        name: str = operation["op"]
+        inputs, out = operation["in"], operation["out"]
+        special = _SPECIAL.get(name)
         if special is not None:
             special(self, operation, inputs, out)
         else:
-            self.node(_NAMES.get(name, name), inputs, out)
+            self.node(_NAMES.get(name) or name, inputs, out)
 
     def node(self, kind: str, inputs: list[str], out: str, **attributes: Any) -> str:
         """Adds a node; returns the name of its output."""

@@ -27,7 +27,7 @@ Operation = dict[str, Any]
 
 
 @dataclasses.dataclass
-class Program:
+class PortableProgram:
     """Operations in the order in which they can be computed.
 
     Attributes:
@@ -43,7 +43,7 @@ class Program:
     operations: list[Operation]
 
 
-def translate(function: Any) -> Program:
+def translate(function: Any) -> PortableProgram:
     """Translates a concrete function.
 
     Args:
@@ -62,7 +62,7 @@ def translate(function: Any) -> Program:
     for op in frozen.graph.get_operations():
         writer.add(op)
     outputs = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
-    return Program(
+    return PortableProgram(
         inputs={name: _spec(tensor) for name, tensor in inputs.items()},
         outputs={name: (writer.value(x), *_spec(x)) for name, x in outputs.items()},
         constants=writer.constants,

@@ -12,6 +12,7 @@
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ import numpy as np
 class Model:
     """A model that was exported by RL-Replicator."""
 
-    def __init__(self, path="model.npz"):
+    def __init__(self, path: Any = "model.npz"):
         """Reads the model.
 
         Args:
@@ -33,13 +34,13 @@ class Model:
         self.outputs = program["outputs"]
         self._operations = program["operations"]
         self._constants = {name: arrays[key] for name, key in program["constants"].items()}
-        self._stack = None
+        self._stack: Any = None
 
-    def reset(self):
+    def reset(self) -> None:
         """Starts an episode."""
         self._stack = None
 
-    def act(self, observation):
+    def act(self, observation: Any) -> Any:
         """Returns the action of a policy, in the range of its environment.
 
         Args:
@@ -56,7 +57,7 @@ class Model:
         self._stack = outputs.get("next_stack")
         return outputs["action"][0]
 
-    def run(self, **inputs):
+    def run(self, **inputs: Any) -> dict[str, Any]:
         """Computes the outputs, by name, for a batch.
 
         Args:
@@ -78,55 +79,55 @@ class Model:
         return {name: values[value] for name, (value, _, _) in self.outputs.items()}
 
 
-def _matmul(attributes, a, b):
+def _matmul(attributes: Any, a: Any, b: Any) -> Any:
     a = a.T if attributes["transpose_a"] else a
     return np.matmul(a, b.T if attributes["transpose_b"] else b)
 
 
-def _reduce(attributes, x):
+def _reduce(attributes: Any, x: Any) -> Any:
     function = getattr(np, attributes["kind"].lower())
     return function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keep"])
 
 
-def _slice(attributes, x):
+def _slice(attributes: Any, x: Any) -> Any:
     axes = zip(attributes["starts"], attributes["stops"], attributes["steps"], strict=True)
     return x[tuple(slice(*axis) for axis in axes)]
 
 
-def _softmax(attributes, x):
+def _softmax(attributes: Any, x: Any) -> Any:
     x = np.exp(x - x.max(-1, keepdims=True))
     return x / x.sum(-1, keepdims=True)
 
 
-def _windows(x, size, attributes, fill):
+def _windows(x: Any, size: Any, attributes: Any, fill: float) -> Any:
     """Returns the patches that a convolution sees: [B, H, W, C, *size]."""
     top, left, bottom, right = attributes["pads"]
     if any(attributes["pads"]):
         pads = ((0, 0), (top, bottom), (left, right), (0, 0))
         x = np.pad(x, pads, constant_values=fill)
     down, across = attributes["strides"]
-    view = np.lib.stride_tricks.sliding_window_view
-    return view(x, tuple(size), axis=(1, 2))[:, ::down, ::across]
+    windows = np.lib.stride_tricks.sliding_window_view(x, tuple(size), axis=(1, 2))  # type: ignore
+    return windows[:, ::down, ::across]
 
 
-def _conv(attributes, x, filters):
+def _conv(attributes: Any, x: Any, filters: Any) -> Any:
     patches = _windows(x, filters.shape[:2], attributes, 0)
     return np.tensordot(patches, filters, ((4, 5, 3), (0, 1, 2)))
 
 
-def _max_pool(attributes, x):
+def _max_pool(attributes: Any, x: Any) -> Any:
     return _windows(x, attributes["size"], attributes, -np.inf).max((4, 5))
 
 
-def _two(function):
+def _two(function: Any) -> Any:
     return lambda attributes, x, y: function(x, y)
 
 
-def _one(function):
+def _one(function: Any) -> Any:
     return lambda attributes, x: function(x)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Any] = {
     "Abs": _one(np.abs),
     "Add": _two(np.add),
     "Cast": lambda attributes, x: x.astype(attributes["dtype"]),

@@ -19,7 +19,7 @@ from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
 
 if TYPE_CHECKING:
-    from rl_replicator.exports.model import Model
+    from rl_replicator.exports.model import ExportedModel
     from rl_replicator.learners.contract import Learner
     from rl_replicator.learners.training import Training
     from rl_replicator.replicator import Replicator
@@ -190,7 +190,7 @@ class LearnerCommand:
         _print(training, training.measure())
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str) -> "Model":
+    def exported(self, run_dir: Path, best: bool, license_name: str) -> "ExportedModel":
         """Returns what a run has trained as a model; see `rl_replicator.cli.export`.
 
         Args:
@@ -201,7 +201,7 @@ class LearnerCommand:
         Raises:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
         """
-        from rl_replicator.exports.model import Card, Model
+        from rl_replicator.exports.model import Card, ExportedModel
         from rl_replicator.learners.training import LoopSettings, Training
 
         run = RunDirectory(run_dir)
@@ -223,7 +223,7 @@ class LearnerCommand:
         inputs = [f"`{name}`: {s.dtype.name} {s.shape}" for name, s in served.inputs.items()]
         usage = f"Inputs {', '.join(inputs)}."
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
-        return Model(served.function, served.inputs, card)
+        return ExportedModel(served.function, served.inputs, card)
 
     def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
         from rl_replicator.learners.contract import Learner

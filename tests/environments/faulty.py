@@ -4,11 +4,11 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
-from environments.fakes import Chain, Target
+from environments.fakes import Chain, TargetMatching
 
 
-class _Changed(Target):
-    """`Target` with something changed."""
+class _Changed(TargetMatching):
+    """`TargetMatching` with something changed."""
 
     def __init__(self, seed, **changes):
         super().__init__(seed, length=5)

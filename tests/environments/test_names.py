@@ -8,8 +8,8 @@ import pytest
 
 import environments
 from agents.cli import check_env
-from environments import libraries
 from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from environments.libraries import dm_control_tasks
 from tests.environments import gymnasium_fake
 
 FAULTY = "tests.environments.faulty"
@@ -77,7 +77,7 @@ def test_other_tasks_of_dm_control(name):
     one, other = environments.make(name, seed=4), environments.make(name, seed=4)
     for a, b in zip(_play(one, 3), _play(other, 3), strict=True):
         np.testing.assert_array_equal(a.observation, b.observation)
-    assert name.partition(":")[2] in libraries.dm_control_names()
+    assert name.partition(":")[2] in dm_control_tasks.names()
 
 
 @pytest.mark.parametrize(

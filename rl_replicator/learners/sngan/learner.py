@@ -171,7 +171,7 @@ class SNGANLearner(Learner):
 
         def function(noise: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
             noise = tf.cast(noise, self._dtype)
-            images = self._average(noise, self._one_in_k(labels), is_training=False)
+            images = self._average(noise, self._one_hot(labels), is_training=False)
             return {"images": self._pixels(images)}
 
         return Served(

@@ -12,11 +12,12 @@ from dm_env import specs
 
 from environments import flat
 from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from environments.wrappers.time_limit import TimeLimit
 
 Wrapper = Callable[[flat.Environment], dm_env.Environment]
 
 
-class Wrapped(flat.Environment):
+class WrappedEnvironment(flat.Environment):
     """An environment with something around it; it renders and draws random numbers as before."""
 
     def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
@@ -64,55 +65,6 @@ class _RandomnessOf:
         self._inner.random_state = state
 
 
-class TimeLimit(dm_env.Environment):
-    """Cuts off episodes after some steps: a truncation, after which reward would have followed.
-
-    An episode that ends by itself ends as before.
-    """
-
-    def __init__(self, environment: dm_env.Environment, limit: int):
-        """Wraps an environment.
-
-        Args:
-          environment: any.
-          limit: steps of an episode, at least 1.
-        """
-        self._environment = environment
-        self._limit = limit
-        self._over = True
-        self._time = 0
-
-    def reset(self) -> dm_env.TimeStep:
-        self._time, self._over = 0, False
-        return self._environment.reset()
-
-    def step(self, action: Any) -> dm_env.TimeStep:
-        """Takes a step; after a last one it starts a new episode."""
-        if self._over:
-            return self.reset()
-        timestep = self._environment.step(action)
-        self._time += 1
-        if self._time == self._limit and not timestep.last():
-            timestep = timestep._replace(step_type=dm_env.StepType.LAST)
-        self._over = timestep.last()
-        return timestep
-
-    def observation_spec(self) -> Any:
-        return self._environment.observation_spec()
-
-    def action_spec(self) -> Any:
-        return self._environment.action_spec()
-
-    def reward_spec(self) -> Any:
-        return self._environment.reward_spec()
-
-    def discount_spec(self) -> Any:
-        return self._environment.discount_spec()
-
-    def close(self) -> None:
-        self._environment.close()
-
-
 def wrap(
     environment: flat.Environment, wrappers: Sequence[str], time_limit: int | None, name: str
 ) -> flat.Environment:
@@ -137,11 +89,11 @@ def wrap(
                 f"expected {path} to return a dm_env.Environment, got {type(outer).__name__}; "
                 "return the wrapped environment"
             )
-        environment = Wrapped(outer, environment, f"{name} in {path}")
+        environment = WrappedEnvironment(outer, environment, f"{name} in {path}")
     if time_limit is not None:
         if time_limit < 1:
             raise EnvironmentSpecError(f"expected a time limit of at least 1, got {time_limit}")
-        environment = Wrapped(TimeLimit(environment, time_limit), environment, name)
+        environment = WrappedEnvironment(TimeLimit(environment, time_limit), environment, name)
     return environment
 
 

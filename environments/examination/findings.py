@@ -17,7 +17,7 @@ OK, NOTE, WRONG = "ok", "note", "WRONG"
 _LARGE = 100.0
 
 
-class Finding(NamedTuple):
+class EnvironmentFinding(NamedTuple):
     """What was found.
 
     Attributes:
@@ -33,7 +33,9 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def examine(make: Callable[[int], Any], max_steps: int, episodes: int = 2) -> Iterator[Finding]:
+def examine(
+    make: Callable[[int], Any], max_steps: int, episodes: int = 2
+) -> Iterator[EnvironmentFinding]:
     """Makes an environment, plays it with random actions, and yields what it finds.
 
     Args:
@@ -47,11 +49,11 @@ def examine(make: Callable[[int], Any], max_steps: int, episodes: int = 2) -> It
     try:
         environment = make(0)
     except EnvironmentUsageError as error:
-        yield Finding(WRONG, "specs", str(error), "see docs/environments.md")
+        yield EnvironmentFinding(WRONG, "specs", str(error), "see docs/environments.md")
         return
     actions, observations = environment.action_spec(), environment.observation_spec()
     own = environment.own_action_spec
-    yield Finding(
+    yield EnvironmentFinding(
         OK,
         "specs",
         f"observes {observations.shape[0]} numbers, takes {actions.shape[0]} from "
@@ -62,11 +64,11 @@ def examine(make: Callable[[int], Any], max_steps: int, episodes: int = 2) -> It
     try:
         play.episodes(episodes)
     except EnvironmentUsageError as error:  # It names environment, field, step and remedy.
-        yield Finding(WRONG, "data", str(error))
+        yield EnvironmentFinding(WRONG, "data", str(error))
         return
     except Exception as error:
         text = f"{type(error).__name__} at step {play.step}: {error}"
-        yield Finding(WRONG, "step", text, "raise nothing in reset() and step()")
+        yield EnvironmentFinding(WRONG, "step", text, "raise nothing in reset() and step()")
         return
     yield from play.findings()
     yield from _seeding(make, environment, max_steps)
@@ -86,7 +88,7 @@ class _Play:
         self._rewards: list[float] = []
         self._inner_discounts: set[float] = set()
         self._observations: list[np.ndarray] = []
-        self._faults: list[Finding] = []
+        self._faults: list[EnvironmentFinding] = []
         self.step = 0
 
     def episodes(self, count: int) -> None:
@@ -99,7 +101,9 @@ class _Play:
         timestep = self._environment.reset()
         if not timestep.first():
             self._faults.append(
-                Finding(WRONG, "reset", "returned no first step", "return dm_env.restart(...)")
+                EnvironmentFinding(
+                    WRONG, "reset", "returned no first step", "return dm_env.restart(...)"
+                )
             )
         shape = self._environment.action_spec().shape
         for step in range(1, self._max_steps + 1):
@@ -108,7 +112,9 @@ class _Play:
             timestep = self._environment.step(action)
             if timestep.step_type is dm_env.StepType.FIRST:
                 text = f"step {self.step} began a new episode without a last step"
-                self._faults.append(Finding(WRONG, "end", text, "return a last step before it"))
+                self._faults.append(
+                    EnvironmentFinding(WRONG, "end", text, "return a last step before it")
+                )
                 return False
             self._rewards.append(float(timestep.reward))
             self._observations.append(timestep.observation)
@@ -119,12 +125,12 @@ class _Play:
             self._inner_discounts.add(float(timestep.discount))
         return False
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[EnvironmentFinding]:
         """Yields what the episodes have shown."""
         yield from self._faults
         yield self._ends()
         if self._inner_discounts - {1.0}:
-            yield Finding(
+            yield EnvironmentFinding(
                 NOTE,
                 "discount",
                 f"{min(self._inner_discounts):g} before the last step",
@@ -133,14 +139,16 @@ class _Play:
         if min(self._rewards) == max(self._rewards):
             text = f"{self._rewards[0]:g} at every step of random play"
             remedy = "fine for a rare reward; otherwise check the reward function"
-            yield Finding(NOTE, "reward", text, remedy)
+            yield EnvironmentFinding(NOTE, "reward", text, remedy)
         else:
-            yield Finding(OK, "reward", f"{min(self._rewards):.4g} to {max(self._rewards):.4g}")
+            yield EnvironmentFinding(
+                OK, "reward", f"{min(self._rewards):.4g} to {max(self._rewards):.4g}"
+            )
         yield from self._observed()
 
-    def _ends(self) -> Finding:
+    def _ends(self) -> EnvironmentFinding:
         if not self._lengths:
-            return Finding(
+            return EnvironmentFinding(
                 WRONG,
                 "end",
                 f"no episode ended within {self._max_steps:,} steps",
@@ -150,21 +158,21 @@ class _Play:
         lengths = ", ".join(f"{n} ({kind})" for n, kind in zip(self._lengths, kinds, strict=True))
         same = len(set(self._lengths)) == 1 and len(self._lengths) > 1
         if same and set(kinds) == {"termination"}:
-            return Finding(
+            return EnvironmentFinding(
                 NOTE,
                 "end",
                 f"every episode terminated after {self._lengths[0]} steps",
                 "if that is a time limit, it should truncate: dm_env.truncation (discount 1), or "
                 "truncated=True in Gymnasium; else the agent learns that no reward follows",
             )
-        return Finding(OK, "end", f"episodes of {lengths} steps")
+        return EnvironmentFinding(OK, "end", f"episodes of {lengths} steps")
 
-    def _observed(self) -> Iterator[Finding]:
+    def _observed(self) -> Iterator[EnvironmentFinding]:
         values = np.stack(self._observations)
         largest = float(np.abs(values).max())
         constant = int((values == values[0]).all(axis=0).sum())
         if largest > _LARGE:
-            yield Finding(
+            yield EnvironmentFinding(
                 NOTE,
                 "observation",
                 f"values up to {largest:.4g}",
@@ -172,17 +180,19 @@ class _Play:
             )
         if constant:
             text = f"{constant} of {values.shape[1]} numbers never changed"
-            yield Finding(NOTE, "observation", text, "leave them out if they say nothing")
+            yield EnvironmentFinding(
+                NOTE, "observation", text, "leave them out if they say nothing"
+            )
         if largest <= _LARGE and not constant:
-            yield Finding(OK, "observation", f"values up to {largest:.4g}")
+            yield EnvironmentFinding(OK, "observation", f"values up to {largest:.4g}")
 
 
-def _reward_bounds(spec: Any) -> Finding:
+def _reward_bounds(spec: Any) -> EnvironmentFinding:
     low = float(getattr(spec, "minimum", -math.inf))
     high = float(getattr(spec, "maximum", math.inf))
     if math.isfinite(low) and math.isfinite(high):
-        return Finding(OK, "reward bounds", f"{low:g} to {high:g}")
-    return Finding(
+        return EnvironmentFinding(OK, "reward bounds", f"{low:g} to {high:g}")
+    return EnvironmentFinding(
         NOTE,
         "reward bounds",
         "none",
@@ -190,27 +200,29 @@ def _reward_bounds(spec: Any) -> Finding:
     )
 
 
-def _seeding(make: Callable[[int], Any], environment: Any, max_steps: int) -> Iterator[Finding]:
+def _seeding(
+    make: Callable[[int], Any], environment: Any, max_steps: int
+) -> Iterator[EnvironmentFinding]:
     steps = min(max_steps, 50)
     one, again, other = (_observations(make(seed), steps) for seed in (1, 1, 2))
     if not np.array_equal(one, again):
-        yield Finding(
+        yield EnvironmentFinding(
             WRONG,
             "seeding",
             "two environments of one seed differ",
             "draw everything from a generator that is made from the seed",
         )
     elif np.array_equal(one, other):
-        yield Finding(
+        yield EnvironmentFinding(
             NOTE,
             "seeding",
             "environments of different seeds are the same",
             "fine for a deterministic environment; otherwise use the seed",
         )
     else:
-        yield Finding(OK, "seeding", "the seed decides")
+        yield EnvironmentFinding(OK, "seeding", "the seed decides")
     if environment.random_state is None:
-        yield Finding(
+        yield EnvironmentFinding(
             NOTE,
             "random state",
             "not found, so a resumed run repeats the first episodes",
@@ -229,16 +241,16 @@ def _observations(environment: Any, steps: int) -> np.ndarray:
     return np.stack(found)
 
 
-def _rendering(environment: Any) -> Finding:
+def _rendering(environment: Any) -> EnvironmentFinding:
     try:
         environment.reset()
         frame = np.asarray(environment.render(48, 64))
     except (EnvironmentUsageError, RenderingUnavailableError) as error:
-        return Finding(NOTE, "rendering", f"none, so no films: {error}")
+        return EnvironmentFinding(NOTE, "rendering", f"none, so no films: {error}")
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        return Finding(WRONG, "rendering", text, "correct render(), or leave it out")
+        return EnvironmentFinding(WRONG, "rendering", text, "correct render(), or leave it out")
     if frame.shape != (48, 64, 3) or frame.dtype != np.uint8:
         text = f"expected uint8 [48, 64, 3], got {frame.dtype} {list(frame.shape)}"
-        return Finding(WRONG, "rendering", text, "return the size that is asked for")
-    return Finding(OK, "rendering", "frames of the size that is asked for")
+        return EnvironmentFinding(WRONG, "rendering", text, "return the size that is asked for")
+    return EnvironmentFinding(OK, "rendering", "frames of the size that is asked for")

@@ -1,0 +1,1 @@
+"""Finds what is wrong with an environment by playing it."""
