@@ -18,7 +18,7 @@ QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_en
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: run test quick stress check bench mutants clean lock
+.PHONY: run test quick stress check bench mutants clean lock wheel-check
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
@@ -48,6 +48,10 @@ bench: $(STAMP)
 # make mutants MUTANTS="--modules agents.d4pg.losses"
 mutants: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 nice $(BIN)/python -m tests.mutants.run $(MUTANTS)
+
+# Installs the wheel into a new environment and uses it there. Downloads all packages again.
+wheel-check:
+	.ci/wheel $(PYTHON)
 
 # Resolves pyproject.toml anew. Needs uv on the path.
 lock:
