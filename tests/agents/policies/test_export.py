@@ -126,7 +126,7 @@ def _expected(run_dir):
         action = policy.act(timestep.observation)
         observations.append(timestep.observation)
         stacks.append(stack)
-        stack = policy.actor.seen
+        stack = policy.actor.last_observation
         actions.append(flat._real_action(action).astype(np.float32))
         timestep = environment.step(action)
     if policy.task.pixels is None:
