@@ -216,7 +216,7 @@ def test_gather_reduce_and_local_results(replicator):
     results = replicator.local_results(outputs)
     assert len(results) == n
     assert [int(result["i"]) for result in results] == numbers.tolist()
-    with pytest.raises(rr.ConfigError, match="expected one of sum, mean"):
+    with pytest.raises(rr.ConfigError, match="expected one of mean, sum"):
         replicator.reduce("median", outputs)
 
 
