@@ -15,6 +15,9 @@ _LEARNER = "learner"
 # Low estimates of the memory of an environment, and of an actor: in a process TensorFlow too.
 _ENVIRONMENT_BYTES = 20e6
 _ACTOR_BYTES = {"threads": 0.0, "processes": 280e6, "ray": 280e6}
+# Before the first restart of a node; it doubles with each one in a row. Nodes are forked, so that a
+# restart costs little.
+_FIRST_PAUSE_SECS = 0.05
 # Set by `share_processors` in the launcher; machines of a named cluster do not inherit it.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
@@ -102,6 +105,10 @@ def _restart_policies(program: lp.Program) -> dict[str, lp.RestartPolicy]:
     would occur again. Several learners form one replicator, so they restart together.
     """
     return {
-        label: lp.RestartPolicy(on_exception=False, together=label == _LEARNER and len(nodes) > 1)
+        label: lp.RestartPolicy(
+            on_exception=False,
+            together=label == _LEARNER and len(nodes) > 1,
+            initial_backoff_secs=_FIRST_PAUSE_SECS,
+        )
         for label, nodes in program.groups.items()
     }

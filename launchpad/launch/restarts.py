@@ -34,7 +34,7 @@ def count_restart(
     member.num_restarts += 1
     pause = policy.backoff_secs(member.num_restarts)
     logger.warning(
-        "%s failed: %s: %s; restart %d of %d in %.1f s",
+        "%s failed: %s: %s; restart %d of %d in %.3g s",
         member.name,
         record.type_name,
         record.message,
