@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import launchpad as lp
 from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
@@ -145,11 +144,15 @@ class AgentCommand:
           UsageError: bad input; no existing run was touched.
         """
         if options.launch == "processes":
+            import launchpad as lp
+
             # Beside the imports of this process, which take as long.
             lp.preload("agents.runs.imports", self.factory.partition(":")[0])
+        # An unknown environment is noticed before TensorFlow is imported.
+        environment_spec = options.task.spec()
         from agents.runs.training import train
 
-        return train(self, options, listener)
+        return train(self, options, environment_spec, listener)
 
     def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
         """Plays episodes with the policy of a run and prints their returns.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from acme import specs
 
 import launchpad as lp
 from agents.agent import Agent
@@ -40,14 +41,19 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 
 
-def train(command: "AgentCommand", options: "AgentOptions", listener: RunListener) -> int:
+def train(
+    command: "AgentCommand",
+    options: "AgentOptions",
+    environment_spec: specs.EnvironmentSpec,
+    listener: RunListener,
+) -> int:
     """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
     trackers.check(options.track)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     share_processors()
     run, options = _choose_run(command.name, options)
     task = options.task
-    agent = command.make_agent(options.agent, task.spec())
+    agent = command.make_agent(options.agent, environment_spec)
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
     if options.address is None:
         replicas.check_gpus()

@@ -1,6 +1,8 @@
 """What cannot work is refused with one line, before anything starts."""
 
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -108,3 +110,19 @@ def test_auto_is_what_the_run_began_with():
     asked = PixelD4PGConfig(precision="float32")
     assert settled(asked, {"precision": "bfloat16"}).precision == "float32"  # Then refused.
     assert settled(D4PGConfig(), {}) == D4PGConfig()
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--env", "cartpole:nothing")])
+def test_neither_help_nor_an_unknown_environment_import_tensorflow(words):
+    code = f"""
+import sys
+from rl_replicator.cli import main
+try:
+    status = main.main(["train", "d4pg", *{words}])
+except SystemExit as end:
+    status = end.code
+assert "tensorflow" not in sys.modules
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (0 if words == ("--help",) else 2), done.stderr
