@@ -17,6 +17,10 @@ from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
 from agents.replay.transitions import Sample
 
+# No Python control flow in the step depends on tensors, so it needs no AutoGraph, which takes three
+# seconds.
+_as_written = tf.autograph.experimental.do_not_convert
+
 
 class D4PGLearner(tf.Module):
     """Owns the variables of D4PG and the step that trains them.
@@ -73,6 +77,7 @@ class D4PGLearner(tf.Module):
         """The online networks act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
+    @_as_written
     def step_fn(self, sample: Sample) -> StepOutput:
         """One update of the critic and of the policy from one batch.
 

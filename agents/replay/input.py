@@ -23,6 +23,7 @@ def make_input_fn(
       A function from an `InputContext` to a dataset of `Sample`s.
     """
 
+    @tf.autograph.experimental.do_not_convert  # It takes a second to find nothing to convert.
     def unpack(sample: reverb.ReplaySample) -> Sample:
         return Sample(
             keys=sample.info.key,
