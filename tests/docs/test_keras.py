@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rl_replicator as rr
+from tests.suite import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -58,7 +59,7 @@ def test_a_model_resumed_elsewhere(run, tmp_path):
     run("keras_fit.py", "single_device", tmp_path / "run")
     run("keras_fit.py", "multi_device:2", tmp_path / "run")
     jobs = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
-    program = [sys.executable, str(EXAMPLES / "keras_fit.py"), "multi_worker"]
+    program = [*forked.python(), str(EXAMPLES / "keras_fit.py"), "multi_worker"]
     done = subprocess.run(
         [*jobs, *program, str(tmp_path / "run")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
