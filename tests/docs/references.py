@@ -82,7 +82,9 @@ def commands(document: Path, program: str) -> Iterator[list[str]]:
     for text in [*lines_of_code(document), *inline_code(document)]:
         if program not in text:
             continue
-        words = shlex.split(re.sub(r"\{(\w+),[\w,]+\}", r"\1", text), comments=True)
+        # Of alternatives, {1,2,3} or a|b|c, the first.
+        text = re.sub(r"\{(\w+),[\w,]+\}|\b(\w+)(\|\w+)+", r"\1\2", text)
+        words = shlex.split(text, comments=True)
         for start in range(len(words)):
             if words[start : start + len(own)] == own:
                 yield words[start + len(own) :]
@@ -129,13 +131,24 @@ def name_exists(text: str) -> bool:
     name = re.split(r"\(", text.replace(":", "."))[0].rstrip(".")
     first, _, rest = name.partition(".")
     name = f"{_ALIASES.get(first, first)}.{rest}"
-    if name in _entry_points():
-        return True
+    if name in _entry_points() or name in _names():
+        return True  # A group of entry points.
     module = name
     while module not in structure.modules():
         module = module.rpartition(".")[0]
     attribute = name[len(module) + 1 :].partition(".")[0]
     return not attribute or attribute in structure.bound(structure.modules()[module].tree)
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    modules = structure.modules().values()
+    return frozenset().union(*(structure.bound(m.tree) for m in modules))
+
+
+def registered_commands() -> Mapping[str, str]:
+    """Returns the modules of the commands that are registered as entry points, by name."""
+    return _entry_points()["rl_replicator.commands"]
 
 
 def entry_points() -> str:

@@ -10,6 +10,7 @@ import pytest
 from agents.runs.command import AgentCommand
 from rl_replicator.cli import main, options, trainables
 from rl_replicator.cli.compare import CompareOptions
+from rl_replicator.cli.export import ExportOptions
 from rl_replicator.cli.plot import PlotOptions
 from rl_replicator.jobs import supervisor
 from rl_replicator.learners.command import LearnerCommand
@@ -70,10 +71,17 @@ def run(words, parsed):
     """Runs the command line until its options are read."""
     if words[0] == "plot":
         return options.parse(PlotOptions, "rl-replicator plot", words[1:])
+    if words[0] == "export":
+        return options.parse(ExportOptions, "rl-replicator export", words[1:])
     if words[0] == "compare":
         return options.parse(CompareOptions, "rl-replicator compare", words[1:])
-    if words[0] in ("envs", "doctor"):
-        assert words[1:] == []
+    if words[0] not in ("train", "eval", "video", "suite"):
+        # What it would do is not known here; its options must be in its module.
+        registered = references.registered_commands()
+        module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]
+        text = structure.modules()[module].path.read_text()
+        flags = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
+        assert [flag for flag in flags if f"{flag}:" not in text] == []
         return None
     if "--help" in words:
         with pytest.raises(SystemExit) as ended:
