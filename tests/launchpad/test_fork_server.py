@@ -211,8 +211,13 @@ def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, i
     rows = _described(tmp_path / "rows", 2)
     manager.stop_and_wait()
     assert [row["is_forked"] for row in rows] == [is_forked] * 2
-    lines = [line for line in caplog.messages if line.startswith("nodes are not forked")]
-    assert len(lines) == (0 if is_forked else 1)
+
+    def lines():
+        return [line for line in caplog.messages if line.startswith("nodes are not forked")]
+
+    if not is_forked:
+        _wait_until(lines)  # A server that dies is given up at its third end.
+    assert len(lines()) == (0 if is_forked else 1)
 
 
 def test_the_fork_server_ends_with_its_launcher():
@@ -230,7 +235,7 @@ print(fork_client.current().pid)
     )
     line, pid = done.stdout.split("\n")[:2]
     assert (line, done.stderr) == ("[node/0] done", "")
-    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie"
+    assert not psutil.pid_exists(int(pid))
 
 
 def test_the_imports_of_a_program():

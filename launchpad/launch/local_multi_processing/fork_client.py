@@ -34,6 +34,8 @@ RUN_TIME_VARIABLES = frozenset(
 )
 # The server gets this long to import everything, or to fork, in seconds; then it is killed.
 _ANSWER_SECS = 180.0
+# A killed server is gone within this many seconds.
+_END_SECS = 10.0
 # A server that has ended this often without forking a node is not started again.
 _MOST_UNPROVEN = 3
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -116,8 +118,12 @@ class ForkServer:
             return int(answer)
 
     def close(self) -> None:
-        """Ends the server; the nodes stay."""
+        """Ends the server, and waits until it is gone; the nodes stay."""
+        process = self._process
         self._end("the fork server was closed")
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECS)
 
     def _run(self) -> None:
         while not self._trouble:
