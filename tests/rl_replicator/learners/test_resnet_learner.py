@@ -114,3 +114,14 @@ def test_replicas_do_not_meet_between_micro_batches():
 def test_a_batch_that_cannot_be_shared(folder):
     with pytest.raises(rr.ConfigError, match="multiple of 2 replicas x 3 micro-batches, got 16"):
         make(folder, "multi_device:2", micro_batches=3)
+
+
+def test_it_serves_the_classifier(folder):
+    _, learner = make(folder)
+    served = learner.served()
+    (spec,) = served.inputs.values()
+    images = np.arange(2 * np.prod(spec.shape[1:])).reshape(2, *spec.shape[1:]).astype(np.uint8)
+    outputs = served.function(images=images)
+    features, logits = learner._classifier.classify(images)
+    np.testing.assert_array_equal(outputs["logits"], logits)
+    np.testing.assert_array_equal(outputs["features"], features)

@@ -191,3 +191,17 @@ def test_options():
         SNGANConfig(discriminator_steps=0)
     with pytest.raises(rr.ConfigError, match="--beta-2: expected a number from 0 to below 1"):
         SNGANConfig(beta_2=1.0)
+
+
+def test_it_serves_the_averaged_generator(folder):
+    learner = make(folder)
+    served = learner.served()
+    noise, labels = np.ones((3, *served.inputs["noise"].shape[1:]), np.float32), np.int32([0, 1, 9])
+    images = served.function(noise=noise, labels=labels)["images"]
+    assert images.shape == (3, 8, 8, 1) and images.dtype == tf.float32
+    assert np.array_equal(images, np.rint(images))
+    assert np.min(images) >= 0 and np.max(images) <= 255
+    learner._average.trainable_variables[0].assign_add(
+        tf.ones_like(learner._average.trainable_variables[0])
+    )
+    assert not np.array_equal(images, served.function(noise=noise, labels=labels)["images"])
