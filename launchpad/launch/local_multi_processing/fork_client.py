@@ -146,8 +146,9 @@ class ForkServer:
             status = process.wait()
             with self._changed:
                 self._process = None
+                # Not closed here: a request that waits for its answer sees the connection end, but
+                # would wait on another file if the number of the descriptor were free.
                 self._disconnect(ours)
-            ours.close()
             if not self._trouble:
                 self._count_end(output.describe(status))
 
