@@ -187,7 +187,7 @@ class CompiledStep(ReplicatedStep):
 
         @tf.function(autograph=False)
         def call(*arguments: Any) -> list[tf.Tensor]:
-            return self._steps(one_step, *arguments)
+            return self._steps(one_step, arguments)
 
         return call.get_concrete_function(*self._inputs.argument_specs)
 
@@ -221,8 +221,16 @@ class CompiledStep(ReplicatedStep):
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 
-    def _steps(self, one_step: _Function, *arguments: Any) -> list[tf.Tensor]:
+    def _steps(
+        self, one_step: _Function, arguments: Sequence[Any], most: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """Traced: takes the steps of one call, until one finds no row.
+
+        Args:
+          one_step: from `_trace_step`.
+          arguments: those of the inputs.
+          most: int32 scalar, the number of steps to take, at most `steps_per_call`; None for all.
+            Without `steps_per_call`, one step is taken.
 
         Returns:
           [2] int32, the status of the last row and the number of steps taken; then the outputs.
@@ -231,7 +239,9 @@ class CompiledStep(ReplicatedStep):
             status, outputs = self._single(one_step, arguments)
             num_steps = tf.cast(tf.equal(status, inputs_lib.ELEMENT), tf.int32)
         else:
-            status, num_steps, outputs = self._loop(one_step, arguments, self.steps_per_call)
+            count = self.steps_per_call
+            most = tf.constant(count) if most is None else most
+            status, num_steps, outputs = self._loop(one_step, arguments, count, most)
         with tf.device("/cpu:0"):
             return [tf.stack([status, num_steps]), *outputs]
 
@@ -248,9 +258,19 @@ class CompiledStep(ReplicatedStep):
         return status, outputs or []
 
     def _loop(
-        self, one_step: _Function, arguments: Sequence[Any], count: int
+        self, one_step: _Function, arguments: Sequence[Any], count: int, most: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Traced: takes up to `count` steps; stacks each output to [number of steps taken, ...]."""
+        """Traced: takes up to `most` steps; stacks each output to [number of steps taken, ...].
+
+        Args:
+          one_step: from `_trace_step`.
+          arguments: those of the inputs.
+          count: greatest possible number of steps.
+          most: int32 scalar, at most `count`.
+
+        Returns:
+          The status of the last row, the number of steps taken, and the outputs.
+        """
         arrays = [
             tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in one_step.outputs
         ]
@@ -267,7 +287,7 @@ class CompiledStep(ReplicatedStep):
             return taken + tf.cast(has_row, tf.int32), status, arrays or []
 
         def goes_on(taken: tf.Tensor, status: tf.Tensor, _: Any) -> tf.Tensor:
-            return tf.logical_and(taken < count, tf.equal(status, inputs_lib.ELEMENT))
+            return tf.logical_and(taken < most, tf.equal(status, inputs_lib.ELEMENT))
 
         start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), arrays]
         taken, status, arrays = tf.while_loop(goes_on, body, start, parallel_iterations=1)

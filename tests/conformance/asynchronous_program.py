@@ -130,6 +130,25 @@ def one_call_after_the_other_equals_one_device(replicator):
     set_bound(replicator, None)
 
 
+def a_call_takes_no_more_steps_than_asked(replicator):
+    """Workers end their calls early if data comes late; other steps may want the next elements."""
+    set_bound(replicator, 0)
+
+    def late(x):
+        with tf.control_dependencies([spin(0.4)]):
+            return tf.identity(x)
+
+    def input_fn(context):  # Of unknown length.
+        return tf.data.Dataset.range(20).filter(lambda x: x >= 0).map(late)
+
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(lambda x: x, inputs, 3)
+    for calls in (1, 2, 3):
+        assert step().shape == (3,)
+        assert inputs.position == 3 * calls
+    set_bound(replicator, None)
+
+
 def an_mlp_learns(replicator):
     x = np.random.default_rng(2).normal(size=(1024, FEATURES)).astype(np.float32)
 
@@ -162,7 +181,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     def step_fn(worker):
         read = variable.read_value()
         with tf.control_dependencies([read]):
-            waited = spin(tf.where(tf.equal(worker, 0), 0.2, 0.01))
+            waited = spin(tf.where(tf.equal(worker, 0), 0.4, 0.01))
         with tf.control_dependencies([waited]):
             variable.assign_add(1.0)
         return worker
@@ -175,17 +194,17 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
         set_bound(replicator, bound)
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
         workers = []
-        deadline = time.monotonic() + 60  # Other processes may keep the fast worker waiting.
+        # How many steps one worker takes during one of the other, depends on the load.
+        deadline = time.monotonic() + 60
         while min(workers.count(0), workers.count(1)) < 4 or (
-            bound is None and workers.count(1) <= workers.count(0) and time.monotonic() < deadline
+            bound is None and step.staleness().max <= 6 and time.monotonic() < deadline
         ):
             workers.extend(np.atleast_1d(step().numpy()).tolist())
         found = step.staleness()
         assert found.steps == len(workers)
         DETAILS["bounds"].append([bound, steps_per_call, len(workers), found.mean, found.max])
         if bound is None:
-            # The other took so many steps meanwhile; how many, depends on the machine.
-            assert found.max > 6 and workers.count(1) > workers.count(0)
+            assert found.max > 6
         else:
             assert found.max <= bound and (found.max > 0 or bound < 2)
     set_bound(replicator, None)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 CONTRACT = (
     "elements_of_all_workers_are_used_once",
     "one_call_after_the_other_equals_one_device",
+    "a_call_takes_no_more_steps_than_asked",
     "an_mlp_learns",
     "staleness_is_bounded_with_a_slow_worker",
     "a_callable_for_every_worker",

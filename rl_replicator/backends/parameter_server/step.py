@@ -111,9 +111,14 @@ class AsynchronousStep(compiled.CompiledStep):
             and not self._inputs.is_over(self._schedule.given_up)
             and self._schedule.admits(updates)
         ):
+            # A worker that waits for data ends its call early. If no step may be stale, the next
+            # call takes the rest and no more: any others would come before the steps of other
+            # functions, which the caller takes in between.
+            most = updates - self._num_done if self._schedule.is_serial else updates
             self._num_begun += 1
             end = functools.partial(self._end, self._inputs.generation)
-            self._schedule.begin(self._compiled, self._inputs.arguments, updates, end)
+            arguments = (tf.constant(most), *self._inputs.arguments)
+            self._schedule.begin(self._compiled, arguments, most, end)
 
     def _end(self, generation: int, packed: Any, error: Exception | None) -> None:
         """Stores the results or the error of a call; the scheduler's callback."""
@@ -157,20 +162,22 @@ class AsynchronousStep(compiled.CompiledStep):
         """Compiles a call.
 
         Returns:
-          A function of `Inputs.arguments` that returns a tensor of strings: the serialised head
-          ([3] int64: status, number of steps, worker), staleness and outputs.
+          A function of the largest number of steps (int32 scalar) and `Inputs.arguments` that
+          returns a tensor of strings: the serialised head ([3] int64: status, number of steps,
+          worker), staleness and outputs.
         """
 
         @tf.function(autograph=False)
-        def call(*arguments: Any) -> tf.Tensor:
+        def call(most: tf.Tensor, *arguments: Any) -> tf.Tensor:
             with self._inputs.on_worker() as worker:
-                head, *outputs = self._steps(one_step, *arguments)
+                head, *outputs = self._steps(one_step, arguments, most)
             head = tf.concat([tf.cast(head, tf.int64), [worker]], axis=0)
             # In one tensor, because each tensor that is fetched costs a message.
             return tf.stack([tf.io.serialize_tensor(x) for x in (head, *outputs)])
 
         self._dtypes = [tf.int64, *(x.dtype for x in one_step.outputs)]
-        return call.get_concrete_function(*self._inputs.argument_specs)
+        most = tf.TensorSpec([], tf.int32)
+        return call.get_concrete_function(most, *self._inputs.argument_specs)
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         """Returns the step's staleness, and its outputs."""
