@@ -110,10 +110,8 @@ def elements_of_all_workers_are_used_once(replicator):
                     seen.extend(i.tolist())
             with pytest.raises(rr.EndOfData):
                 step()
+            # In no order that is promised: results arrive as the workers' calls finish.
             assert sorted(seen) == list(range(count))
-            for worker in range(2):
-                mine = [i for i in seen if i % 2 == worker]
-                assert mine == sorted(mine) or steps_per_call is None
             assert inputs.position == count
             inputs.restart()
 
