@@ -1,0 +1,162 @@
+"""Trains every learner of the project for a few steps, under any replicator.
+
+    python -m tests.conformance.learners_program --replicas multi_worker --data DIR --out DIR
+
+Writes a checkpoint for each learner to OUT/<learner>/end (and what it began with to .../start), and
+the figures of its evaluation, if it has one, to OUT/<learner>/figures.json.
+"""
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from acme import specs, types
+
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.replay.transitions import Sample
+from docs.examples import spirals_learner
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.learners.resnet import ResNetConfig, networks
+from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.sngan import SNGANConfig
+from rl_replicator.learners.sngan.learner import SNGANLearner
+from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.rl_replicator.learners import image_files
+
+# Two stages, because tracing takes most of the time here.
+_DEPTH = 6
+_BATCH = 16
+_STEPS = 4
+
+
+def resnet(replicator, data):
+    networks._STAGES[_DEPTH] = ((1, 1), False)
+    config = ResNetConfig(
+        data_dir=str(data),
+        depth=_DEPTH,
+        width=4,
+        precision="float32",
+        cross_replica_norm=True,
+        global_batch_size=_BATCH,
+        epochs=_STEPS * _BATCH / image_files.NUM_TRAIN,
+        warm_up_epochs=0.0,
+        evaluate_epochs=100.0,
+    )
+    return ResNetLearner(replicator, config)
+
+
+def sngan(replicator, data):
+    config = SNGANConfig(
+        data_dir=str(data),
+        width=2,
+        precision="float32",
+        steps=_STEPS,
+        global_batch_size=_BATCH,
+        discriminator_steps=2,
+        noise_size=8,
+        samples=37,
+    )
+    learner = SNGANLearner(replicator, config)
+    learner.evaluation = lambda: None  # It needs a trained classifier.
+    return learner
+
+
+def spirals(replicator, data):
+    del data
+    config = spirals_learner.Config(steps=5 * _STEPS, global_batch_size=_BATCH, layers=(8,))
+    return spirals_learner.make_learner(replicator, config)
+
+
+LEARNERS = {"spirals": spirals, "resnet": resnet, "sngan": sngan}
+
+
+def train_learner(replicator, name, data, out):
+    learner = LEARNERS[name](replicator, data)
+    training = Training(replicator, learner, RunDirectory(out / "run"), LoopSettings(1, 1000.0))
+    save(replicator, out / "start", learner.trackables())
+    assert training.run() is None
+    save(replicator, out / "end", learner.trackables())
+    if learner.evaluation() is not None:
+        figures = training.measure()
+        if replicator.is_chief:
+            (out / "figures.json").write_text(json.dumps(figures))
+
+
+def train_d4pg(replicator, out):
+    spec = specs.EnvironmentSpec(
+        observations=specs.Array((3,), np.float32),
+        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+    config = D4PGConfig(
+        policy_layers=(16, 16), critic_layers=(16, 16), target_update_period=3, num_atoms=21
+    )
+    tf.random.set_seed(5)
+    with replicator.scope():
+        module = D4PG(config, spec).make_module(replicator, total_steps=100)
+
+    def input_fn(context):
+        data = tf.data.Dataset.from_tensor_slices(samples()).repeat()
+        batches = data.batch(context.per_replica_batch_size(_BATCH), drop_remainder=True)
+        return context.shard(batches)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), _STEPS)
+    save(replicator, out / "start", {"module": module})
+    step()
+    save(replicator, out / "end", {"module": module})
+
+
+def samples():
+    random = np.random.default_rng(3)
+    count = _STEPS * _BATCH
+    return Sample(
+        keys=np.arange(count, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, count),
+        table_size=np.full(count, 1000, np.int64),
+        transition=types.Transition(
+            observation=random.normal(size=(count, 3)).astype(np.float32),
+            action=random.uniform(-1, 1, (count, 2)).astype(np.float32),
+            reward=random.uniform(0, 5, count).astype(np.float32),
+            discount=random.choice([0.0, 0.95], count).astype(np.float32),
+            next_observation=random.normal(size=(count, 3)).astype(np.float32),
+        ),
+    )
+
+
+def save(replicator, folder, trackables):
+    if replicator.is_chief:
+        Checkpointer(folder).save(0, {"learner": TrackablePart(**trackables)})
+
+
+def run(replicator, data, out):
+    """Trains all learners, one after the other; a refusal is written to OUT/<learner>/refusal."""
+    for name in ("d4pg", *LEARNERS):
+        folder = out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if name == "d4pg":
+                train_d4pg(replicator, folder)
+            else:
+                train_learner(replicator, name, data, folder)
+        except rr.ConfigError as error:
+            (folder / "refusal").write_text(str(error))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", required=True)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    run(rr.make(options.replicas), options.data, options.out)
+
+
+if __name__ == "__main__":
+    main()

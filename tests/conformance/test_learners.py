@@ -1,0 +1,109 @@
+"""Every learner of the project under every backend: a few steps do what one device does.
+
+Held against one device with the global batch: all variables of the checkpoint after the last step
+(weights, statistics, targets, optimizer slots, counters), and the figures of the evaluation.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+from tests.conformance import learners_program
+from tests.rl_replicator.learners import image_files
+from tests.suite import forked
+
+REFERENCE = "single_device"
+# Arguments of the supervisor, for those that take several processes.
+GROUPS = {
+    "multi_worker": ("--workers", "2"),
+    "multi_worker_async:max_staleness=0": ("--workers", "1", "--parameter-servers", "1"),
+}
+# Two replicas in one process are in the tests of each learner.
+BACKENDS = ("mesh:data=2", *GROUPS)
+LEARNERS = (*learners_program.LEARNERS, "d4pg")
+# Largest difference, as a share of the norm of the variable; 3e-6 was found on two replicas.
+TOLERANCE = 1e-4
+# What DTensor cannot spread over a mesh is refused by name.
+REFUSED = {("mesh:data=2", "resnet"): "StridedSlice", ("mesh:data=2", "sngan"): "AvgPoolGrad"}
+ROOT = pathlib.Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function that trains all learners under a backend, once; returns the folder."""
+    data = image_files.fashion_mnist(tmp_path_factory.mktemp("images"))
+
+    @functools.cache
+    def train(name):
+        out = tmp_path_factory.mktemp("run")
+        if name not in GROUPS:
+            learners_program.run(rr.make(name), data, out)
+            return out
+        program = [*forked.python(), "-m", learners_program.__name__, "--replicas", name]
+        supervisor = [sys.executable, "-m", "rl_replicator.jobs", "--max-restarts", "0"]
+        done = subprocess.run(
+            [*supervisor, *GROUPS[name], "--", *program, "--data", str(data), "--out", str(out)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return out
+
+    return train
+
+
+def variables(folder):
+    """All variables of the checkpoint in a folder, by name."""
+    (index,) = folder.glob("*/learner/variables.index")
+    reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def difference(got, want):
+    """The norm of the difference, relative to the variable's."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-3)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_reference_learns(trained, learner):
+    """Otherwise all that follows would hold of learners that do nothing."""
+    start, end = (variables(trained(REFERENCE) / learner / name) for name in ("start", "end"))
+    weights = [name for name in start if name.endswith("w/.ATTRIBUTES/VARIABLE_VALUE")]
+    moved = [name for name in weights if difference(end[name], start[name]) > 1e-5]
+    assert len(moved) > 0.9 * len(weights) > 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_learners_do_what_they_do_on_one_device(trained, backend, learner):
+    folder = trained(backend) / learner
+    refusal = folder / "refusal"
+    if (backend, learner) in REFUSED:
+        assert re.search(REFUSED[backend, learner] + ".*; ", refusal.read_text())
+        return
+    assert not refusal.exists(), refusal.read_text()
+    want, got = variables(trained(REFERENCE) / learner / "end"), variables(folder / "end")
+    assert got.keys() == want.keys()
+    worst = max(want, key=lambda name: difference(got[name], want[name]))
+    found = difference(got[worst], want[worst])
+    print(f"\n| {backend} | {learner} | {found:.1e} | {worst} |")
+    assert found < TOLERANCE, worst
+    figures = trained(REFERENCE) / learner / "figures.json"
+    if figures.exists():
+        mine = json.loads((folder / "figures.json").read_text())
+        assert mine == pytest.approx(json.loads(figures.read_text()), rel=1e-3)
