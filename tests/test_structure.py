@@ -17,17 +17,6 @@ BELOW = {
 MOST_LOOSE_MODULES = 8
 # Raise it when more is documented; `python -m tests.structure` lists what is missing.
 LEAST_DOCUMENTED = 0.98
-# Import circles that are still there, and must go: between rooms (the children of a root package)
-# and between modules. The test fails for a circle that is not part of one of these, and for one of
-# these that is there no longer.
-KNOWN_CIRCLES = {
-    "rooms": [
-        ["launchpad.launch", "launchpad.nodes", "launchpad.program"],
-    ],
-    "modules": [
-        ["agents.runs.command", "agents.runs.restored", "agents.runs.training"],
-    ],
-}
 
 
 @pytest.mark.parametrize("package", BELOW)
@@ -50,14 +39,10 @@ def test_imports_name_what_is_there(folder):
     assert {str(path): names for path in paths if (names := structure.dangling(path))} == {}
 
 
-@pytest.mark.parametrize("kind", KNOWN_CIRCLES)
-def test_no_import_circles(kind):
+@pytest.mark.parametrize("rooms", [True, False], ids=["rooms", "modules"])
+def test_no_import_circles(rooms):
     """Imports in functions and under TYPE_CHECKING count too."""
-    found = [{*c} for c in structure.circles(structure.arrows(rooms=kind == "rooms"))]
-    known = [{*c} for c in KNOWN_CIRCLES[kind]]
-    assert [sorted(c) for c in found if not any(c <= k for k in known)] == []
-    gone = [sorted(k) for k in known if not any(c <= k for c in found)]
-    assert gone == [], "delete these from KNOWN_CIRCLES"
+    assert structure.circles(structure.arrows(rooms=rooms)) == []
 
 
 @pytest.mark.parametrize("package", BELOW)

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from acme import specs
 
 
-class Source(Protocol):
-    """Knows the agents of a kind: `agents.runs.command.AgentCommand`."""
+class AgentSource(Protocol):
+    """Makes the agents of a kind, as `agents.runs.command.AgentCommand` does."""
+
+    @property
+    def name(self) -> str:
+        """The agent's name, as users type it."""
+        ...
 
     def restore(self, identity: "Mapping[str, Any]") -> tuple[Task, Any]:
         """Returns the task and the hyper-parameters of a run."""
@@ -110,7 +115,7 @@ def load_policy(run_dir: str | os.PathLike, best: bool = False) -> Policy:
     return restore(run, trainable, best)
 
 
-def restore(run: RunDirectory, source: Source, best: bool = False) -> Policy:
+def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Policy:
     """Restores the policy of a run.
 
     Args:

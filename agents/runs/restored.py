@@ -5,19 +5,15 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import imageio.v3 as iio
 import numpy as np
 
 from agents.environment_loop import evaluation_episode, interact
 from agents.plan.evaluation import EvaluationSchedule
-from agents.policies.policy import restore
+from agents.policies.policy import AgentSource, restore
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from agents.runs.command import AgentCommand
 
 _VIDEO = "evaluation.mp4"
 _HEIGHT, _WIDTH = 240, 320
@@ -28,12 +24,12 @@ _MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 
 
 def evaluate(
-    command: "AgentCommand", run_dir: Path, episodes: int, seed: int, best: bool = False
+    source: AgentSource, run_dir: Path, episodes: int, seed: int, best: bool = False
 ) -> list[float]:
     """Plays episodes with the policy of a run.
 
     Args:
-      command: the agent.
+      source: makes the agent.
       run_dir: the run's directory.
       episodes: number of episodes.
       seed: seed of the environment.
@@ -47,20 +43,18 @@ def evaluate(
     """
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
-    policy = restore(RunDirectory(run_dir), command, best)
+    policy = restore(RunDirectory(run_dir), source, best)
     environment = policy.make_environment(seed)
     max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
     played = [evaluation_episode(environment, policy.actor, max_actions) for _ in range(episodes)]
     return [episode.episode_return for episode in played if episode is not None]
 
 
-def film(
-    command: "AgentCommand", run_dir: Path, output: Path | None, seed: int
-) -> tuple[Path, float]:
+def film(source: AgentSource, run_dir: Path, output: Path | None, seed: int) -> tuple[Path, float]:
     """Films one episode of the newest checkpoint's policy.
 
     Args:
-      command: the agent.
+      source: makes the agent.
       run_dir: the run's directory.
       output: an .mp4 or .gif. Default: in the run's directory.
       seed: seed of the environment.
@@ -77,7 +71,7 @@ def film(
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
     run.config()  # Raises if there is no run, before a directory is made.
     with _replacement(path) as partial:
-        policy = restore(run, command)
+        policy = restore(run, source)
         task, environment = policy.task, policy.make_environment(seed)
         steps_per_frame = max(1, _STEPS_PER_FRAME // task.action_repeat)
         total, frames = 0.0, []

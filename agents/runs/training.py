@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from acme import specs
@@ -15,6 +15,7 @@ from agents.agent import Agent
 from agents.nodes.counter import Counter
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
+from agents.policies.policy import AgentSource
 from agents.program import make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
@@ -22,6 +23,7 @@ from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
 from agents.runs.films import Films, video_command
 from agents.runs.launching import check_actors, launch, share_processors
+from agents.runs.options import AgentOptions
 from agents.runs.progress import AgentProgressLine
 from agents.task import Task
 from environments import frame_rate
@@ -34,26 +36,35 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, settled
 
-if TYPE_CHECKING:
-    from agents.runs.command import AgentCommand
-    from agents.runs.options import AgentOptions
-
 _RUNS = Path("runs")
 
 
 def train(
-    command: "AgentCommand",
-    options: "AgentOptions",
+    source: AgentSource,
+    options: AgentOptions,
     environment_spec: specs.EnvironmentSpec,
     listener: RunListener,
 ) -> int:
-    """Trains an agent. See `agents.runs.command.AgentCommand.train`."""
+    """Trains an agent.
+
+    Args:
+      source: makes the agent.
+      options: options of the run.
+      environment_spec: of the environment that the options name.
+      listener: hears of the run and its evaluations.
+
+    Returns:
+      Exit status: 0 when the run is complete, 130 when Ctrl-C or SIGTERM ended it.
+
+    Raises:
+      UsageError: bad input; no existing run was touched.
+    """
     trackers.check(options.track)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     share_processors()
-    run, options = _choose_run(command.name, options)
+    run, options = _choose_run(source.name, options)
     task = options.task
-    agent = command.make_agent(options.agent, environment_spec)
+    agent = source.make_agent(options.agent, environment_spec)
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
     if options.address is None:
         replicas.check_gpus()
@@ -62,7 +73,7 @@ def train(
     about = _announce(agent, task)
 
     identity = options.identity
-    with run.opened(command.name, identity) as there:
+    with run.opened(source.name, identity) as there:
         listener.started(run)
         # Before any node starts: the nodes restore different parts of one checkpoint.
         continues = there and Checkpointer(run.checkpoints).set_aside_damaged() is not None
@@ -85,13 +96,13 @@ def train(
             keep_checkpoints=options.keep_checkpoints,
             run_dir=run.path.resolve(),
         )
-        run.describe(command.name, identity, _plain(options))
+        run.describe(source.name, identity, _plain(options))
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         return _run(agent, plan, options, run, listener)
 
 
-def _choose_run(name: str, options: "AgentOptions") -> tuple[RunDirectory, "AgentOptions"]:
+def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOptions]:
     """Returns the run's directory, and the options without settings that are "auto"."""
     base = f"{options.env.replace(':', '-')}-seed{options.seed}"
     run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
@@ -145,7 +156,7 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
 def _run(
     agent: Agent,
     plan: RunPlan,
-    options: "AgentOptions",
+    options: AgentOptions,
     run: RunDirectory,
     listener: RunListener,
 ) -> int:
@@ -211,7 +222,7 @@ def _report(run: RunDirectory) -> None:
     )
 
 
-def _plain(options: "AgentOptions") -> dict:
+def _plain(options: AgentOptions) -> dict:
     plain = dataclasses.asdict(options)
     plain["run_dir"] = None if options.run_dir is None else str(options.run_dir)
     return plain

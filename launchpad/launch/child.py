@@ -17,7 +17,8 @@ from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
-from launchpad.launch import node_thread, serialization
+from launchpad.launch import serialization
+from launchpad.nodes import node_thread
 from launchpad.nodes.python import local_multi_processing
 
 # A process whose launcher is gone ends within this many seconds.

@@ -35,8 +35,8 @@ def shares(num_workers: int) -> list[dict[str, str]]:
     return [{_VISIBLE: ",".join(gpus[i * each : (i + 1) * each])} for i in range(num_workers)]
 
 
-def none() -> dict[str, str]:
-    """Returns the environment variables to add for a process that must not use GPUs."""
+def hidden() -> dict[str, str]:
+    """Returns the environment variables that hide the GPUs from a process."""
     return {_VISIBLE: ""} if _visible() else {}
 
 

@@ -238,7 +238,7 @@ def make_tasks(
                     f"{kind} {index}",
                     # Only workers compute on GPUs.
                     {"TF_CONFIG": config}
-                    | (worker_gpus[index] if kind == "worker" else gpus.none()),
+                    | (worker_gpus[index] if kind == "worker" else gpus.hidden()),
                     ends_job=not num_parameter_servers or kind == "chief",
                     is_replaceable=bool(num_parameter_servers) and kind == "worker",
                 )

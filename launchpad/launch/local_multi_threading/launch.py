@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from launchpad import runtime as lp_runtime
-from launchpad.launch import engine, node_thread
+from launchpad.launch import engine
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
+from launchpad.nodes import node_thread
 
 
 class ThreadEngine:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launchpad import runtime as lp_runtime
-from launchpad.launch import node_thread
+from launchpad.nodes import node_thread
 from launchpad.nodes.python import node as python
 
 
