@@ -1,4 +1,4 @@
-# make run | test | quick | stress | check | bench | mutants | clean. The first one makes .venv from
+# make run | test | quick | stress | check | docs | bench | mutants | clean. The first one makes .venv from
 # requirements.lock; nothing else has to be done before. Python 3.11 under another name:
 # make PYTHON=/path/to/python3.11 run
 
@@ -18,7 +18,7 @@ QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_en
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: run test quick stress check bench mutants clean lock wheel-check
+.PHONY: run test quick stress check docs bench mutants clean lock wheel-check
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
@@ -40,6 +40,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/mkdocs --quiet build --strict
+
+# The documentation as a site: build/site/index.html. A broken link is an error.
+export NO_MKDOCS_2_WARNING := 1
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
@@ -55,7 +61,7 @@ wheel-check:
 
 # Resolves pyproject.toml anew. Needs uv on the path.
 lock:
-	uv pip compile --quiet --python-version 3.11 --extra dev --generate-hashes --no-header \
+	uv pip compile --quiet --python-version 3.11 --extra dev --extra docs --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --no-emit-find-links --upgrade \
 		--output-file requirements.lock pyproject.toml
 

@@ -26,6 +26,7 @@ class MeshReplicator(replicator.Replicator):
     variables as `layouts` says. DTensor distributes every operation and adds the communication.
 
     A step on a mesh cannot use the following; it raises an error that names the operation.
+
     - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
       works, with other numbers than on one device. So do a `tf.random.Generator` that was created
       in `scope()`, and noise from a callable input, which runs on the host.

@@ -1,0 +1,69 @@
+"""The site has every document and, in its reference, every public name.
+
+`make check` builds it strictly: a broken link or a name that is not there is an error.
+"""
+
+import ast
+import importlib
+import re
+
+import pytest
+import yaml
+
+from docs.site import pages, reference
+from tests import structure
+from tests.docs.references import DOCUMENTS, ROOT
+
+# Packages whose `__all__` is for other modules of this project.
+INTERNAL = {"rl_replicator.step.inputs"}  # Users have rr.InputContext and rr.Inputs.
+
+
+def exporting():
+    """Every package with an `__all__`."""
+    return sorted(
+        name
+        for name, module in structure.modules().items()
+        if module.path.name == "__init__.py"
+        and any(ast.unparse(node).startswith("__all__ = ") for node in module.tree.body)
+        and name not in INTERNAL
+    )
+
+
+@pytest.mark.parametrize("package", exporting())
+def test_every_public_name_is_in_the_reference(package):
+    (page,) = (page for page, modules in reference.PAGES.items() if package in modules)
+    text = reference.page(page)
+    if package not in ("agents", "rl_replicator"):  # The others have no lazy names.
+        (names,) = (
+            ast.literal_eval(node.value)
+            for node in structure.modules()[package].tree.body
+            if ast.unparse(node).startswith("__all__ = ")
+        )
+    else:
+        names = importlib.import_module(package).__all__
+    shown = set(re.findall(r'"heading": "(\w+)"|^##+ (\w+)$', text, re.MULTILINE))
+    assert {*names} <= {name for pair in shown for name in pair}
+
+
+def test_the_modules_of_rl_replicator_have_pages():
+    rr = importlib.import_module("rl_replicator")
+    text = reference.page("rl_replicator")
+    for name, module in rr._MODULES.items():
+        assert re.search(
+            rf"^## {name}\n\nThe module \[`rl_replicator.{module}`\]\(\w+\.md\)", text, re.MULTILINE
+        )
+
+
+def test_the_navigation_has_every_document():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = re.findall(r"[\w/]+\.md", str(nav))
+    assert len(listed) == len({*listed})
+    written = {pages.place(path) for path in (*DOCUMENTS, *(ROOT / "docs").glob("*.ipynb"))}
+    assert {*listed} == written | {f"reference/{page}.md" for page in reference.PAGES}
+
+
+def test_linked_files_have_pages():
+    linked = {pages.place(target) for path in pages.documents() for target in pages.targets(path)}
+    assert {"launchpad.md", "dataflow.svg", "source/agents/program.py.md"} <= linked
+    assert "def make_program" in pages.source_page(ROOT / "agents" / "program.py")
+    assert "- `anchors.csv`" in pages.source_page(ROOT / "docs" / "results")
