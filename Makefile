@@ -40,7 +40,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/mkdocs --quiet build --strict
+	$(BIN)/mkdocs build --strict
 
 # The documentation as a site: build/site/index.html. A broken link is an error.
 export NO_MKDOCS_2_WARNING := 1
