@@ -12,6 +12,7 @@ from acme import core, specs
 from acme.adders import base as adders
 
 import rl_replicator as rr
+from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 
 
@@ -38,6 +39,10 @@ class BatchActor(Protocol):
 
     def observe(self, index: int, action: npt.NDArray[Any], next_timestep: dm_env.TimeStep) -> None:
         """Records an action in environment `index` and the time step that it led to."""
+        ...
+
+    def update(self) -> None:
+        """Fetches the newest weights."""
         ...
 
 
@@ -168,6 +173,21 @@ class Agent(Protocol):
           replicator: runs its step.
           replay_address: "host:port" of the replay server.
           total_agent_steps: actions of the whole run, for schedules.
+        """
+        ...
+
+    def make_local_learner(
+        self, replicator: rr.Replicator, replay: LocalReplay, total_agent_steps: int
+    ) -> AgentLearner:
+        """Makes the learner of a deterministic run.
+
+        Args:
+          replicator: runs its step.
+          replay: in the same process; `make_adder` gets it in place of Reverb's client.
+          total_agent_steps: actions of the whole run, for schedules.
+
+        Raises:
+          ConfigError: if the agent cannot run so.
         """
         ...
 

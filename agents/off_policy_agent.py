@@ -29,10 +29,12 @@ from agents.networks.policies import DeterministicPolicy, inverting_tanh
 from agents.observations import PixelObservations, StateObservations, make_observations
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
+from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
-from agents.replay.priorities import PriorityWriter
+from agents.replay.priorities import Priorities, PriorityWriter
 from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
+from rl_replicator.errors import ConfigError
 
 
 class OffPolicyAgent(abc.ABC):
@@ -240,17 +242,44 @@ class OffPolicyAgent(abc.ABC):
         self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
     ) -> ReplayLearner:
         """Makes the replicated learner."""
+        demand = self._demand(replicator.num_replicas)
+        return self._make_learner(
+            replicator,
+            total_agent_steps,
+            make_input_fn(replay_address, self._layout, demand),
+            lambda: PriorityWriter(replay_address),
+        )
+
+    def make_local_learner(
+        self, replicator: rr.Replicator, replay: LocalReplay, total_agent_steps: int
+    ) -> ReplayLearner:
+        """See `agents.agent.Agent`."""
+        if self.extras_spec != ():
+            raise ConfigError(
+                f"--deterministic: expected an agent without extras, got {type(self).__name__} "
+                "with extras, which cannot be computed again; leave the option out"
+            )
+        demand = self._demand(replicator.num_replicas)
+        input_fn = replay.make_input_fn(self._layout, demand)
+        return self._make_learner(replicator, total_agent_steps, input_fn, lambda: replay)
+
+    def _make_learner(
+        self,
+        replicator: rr.Replicator,
+        total_agent_steps: int,
+        input_fn: Callable[[Any], tf.data.Dataset],
+        make_priorities: Callable[[], Priorities],
+    ) -> ReplayLearner:
         config = self.config
         samples = total_agent_steps * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
         is_prioritized = config.replay.priority_exponent > 0
-        demand = self._demand(replicator.num_replicas)
         return ReplayLearner(
             module,
             replicator,
-            input_fn=make_input_fn(replay_address, self._layout, demand),
-            priorities=PriorityWriter(replay_address) if is_prioritized else None,
+            input_fn=input_fn,
+            priorities=make_priorities() if is_prioritized else None,
             steps_per_call=config.steps_per_call,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent
+from agents.deterministic.node import DeterministicNode
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import restored_counter
 from agents.nodes.evaluator import EvaluatorNode
@@ -82,6 +83,26 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                 counter,
             )
         )
+    return program, counter
+
+
+def make_deterministic_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHandle]:
+    """Describes a run whose actor, learner and evaluator take turns in one node.
+
+    Args:
+      agent: the agent.
+      plan: the run; it has one actor of one environment.
+
+    Returns:
+      See `make_program`.
+    """
+    program = lp.Program("rl-replicator")
+    with program.group("counter"):
+        counter = program.add_node(
+            lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, **_PATIENT)
+        )
+    with program.group("training"):
+        program.add_node(lp.PyClassNode(DeterministicNode, agent, plan, counter))
     return program, counter
 
 

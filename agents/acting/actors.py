@@ -107,6 +107,10 @@ class ExploringActor:
             self._steps_to_update = _STEPS_PER_UPDATE
             self._policy.update()
 
+    def update(self) -> None:
+        """Fetches the newest weights."""
+        self._policy.update()
+
 
 def _row(outputs: Any, index: int) -> Any:
     if isinstance(outputs, np.ndarray):  # Nests take longer than some policies.

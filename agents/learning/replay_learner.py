@@ -13,7 +13,7 @@ import rl_replicator as rr
 from agents.learning.normalization import update_statistics
 from agents.learning.variables import copy_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
-from agents.replay.priorities import PriorityWriter
+from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
 
 
@@ -66,7 +66,7 @@ class ReplayLearner:
         module: StepModule,
         replicator: rr.Replicator,
         input_fn: Callable[[Any], tf.data.Dataset],
-        priorities: PriorityWriter | None,
+        priorities: Priorities | None,
         steps_per_call: int,
     ):
         """Connects module, input and table, and compiles the step.

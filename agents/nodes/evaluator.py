@@ -55,16 +55,22 @@ class EvaluatorNode:
         while not lp.wait_for_stop(_POLL_SECONDS):
             progress = self._counter.progress()
             if progress.learner_done:
-                self._evaluate(progress.total_steps, self._schedule.last_episodes)
+                self.evaluate(progress.total_steps, self._schedule.last_episodes)
                 lp.stop()
                 return
             if progress.environment_steps >= due and not progress.steps_done:
-                self._evaluate(progress.environment_steps, self._schedule.episodes)
+                self.evaluate(progress.environment_steps, self._schedule.episodes)
                 due = (
                     progress.environment_steps // self._schedule.every + 1
                 ) * self._schedule.every
 
-    def _evaluate(self, environment_steps: int, episodes: int) -> None:
+    def evaluate(self, environment_steps: int, episodes: int) -> None:
+        """Evaluates the newest weights; records nothing if the program stops meanwhile.
+
+        Args:
+          environment_steps: steps of the run so far.
+          episodes: number of episodes to play.
+        """
         self._actor.update(wait=True)
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._seed, environment_steps)

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 import reverb
 import tensorflow as tf
@@ -13,7 +14,30 @@ from agents.replay.transitions import TABLE
 _MAX_QUEUED_CALLS = 8
 
 # Reverb never samples an item of priority 0; an item that looks learned keeps a small chance.
-_MIN_PRIORITY = 1e-3
+MIN_PRIORITY = 1e-3
+
+
+class Priorities(Protocol):
+    """Writes the learner's priorities to the replay.
+
+    Attributes:
+      num_dropped_batches: batches that were not written.
+    """
+
+    num_dropped_batches: int
+
+    def write(self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> None:
+        """Writes the priorities of one call of the learner.
+
+        Args:
+          batches: from each replica, keys (uint64 of any shape) and priorities (float32 of the same
+            shape, not negative).
+        """
+        ...
+
+    def close(self) -> None:
+        """Writes what is left."""
+        ...
 
 
 class PriorityWriter:
@@ -69,7 +93,7 @@ class PriorityWriter:
                 keys = tf.concat([tf.reshape(k, [-1]) for k, _ in batches], 0)
                 priorities = tf.concat([tf.reshape(p, [-1]) for _, p in batches], 0)
                 self._client.update_priorities(
-                    TABLE, keys, tf.cast(tf.maximum(priorities, _MIN_PRIORITY), tf.float64)
+                    TABLE, keys, tf.cast(tf.maximum(priorities, MIN_PRIORITY), tf.float64)
                 )
             except Exception as error:  # Handed to the learner's thread.
                 self._error = error

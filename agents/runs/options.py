@@ -45,6 +45,9 @@ class AgentOptions:
     """Where the nodes run: threads of one process, processes of this machine, or Ray."""
     address: str | None = None
     """Ray cluster to run on, `host:port`. Default: start Ray on this machine."""
+    deterministic: bool = False
+    """Run actor and learner in turn, so that runs with the same settings end with the same weights,
+    interrupted or not. One actor, from the state, in threads; slower."""
     run_dir: Path | None = None
     """Run directory; an existing run is continued. Default: a new one under `runs/`."""
     resume: bool = False
@@ -84,11 +87,24 @@ class AgentOptions:
         check_option(
             address is None or self.launch == "ray", "address", "--launch ray", self.launch
         )
+        if self.deterministic:
+            self._check_deterministic()
         if self.pixels != isinstance(self, PixelAgentOptions):
             raise ConfigError(
                 "expected --pixels or --no-pixels, got both (in Python, options with pixels=True "
                 "are PixelAgentOptions)"
             )
+
+    def _check_deterministic(self) -> None:
+        values = {
+            "actors": (self.actors, 1),
+            "envs_per_actor": (self.envs_per_actor, 1),
+            "caches": (self.caches, 0),
+            "launch": (self.launch, "threads"),
+            "pixels": (self.pixels, False),
+        }
+        for name, (value, expected) in values.items():
+            check_option(value == expected, name, f"{expected} with --deterministic", value)
 
     @property
     def task(self) -> "Task":
@@ -103,7 +119,11 @@ class AgentOptions:
         agent = dataclasses.asdict(self.agent)
         identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
         # Left out if not set, as runs of earlier versions have it.
-        around = {"wrap": [*self.wrap], "time_limit": self.time_limit}
+        around = {
+            "wrap": [*self.wrap],
+            "time_limit": self.time_limit,
+            "deterministic": self.deterministic,
+        }
         return identity | {name: value for name, value in around.items() if value}
 
 

@@ -16,7 +16,7 @@ from agents.nodes.counter import Counter
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
-from agents.program import make_program
+from agents.program import make_deterministic_program, make_program
 from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
 from agents.runs.advice import advise
@@ -162,7 +162,8 @@ def _run(
 ) -> int:
     evaluations = NewRows(run, "evaluator")
     before = Checkpointer(run.checkpoints).latest()
-    program, counter_handle = make_program(agent, plan)
+    make = make_deterministic_program if options.deterministic else make_program
+    program, counter_handle = make(agent, plan)
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
     line = AgentProgressLine()
     films = Films(run, options.video_every)

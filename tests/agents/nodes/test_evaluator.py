@@ -70,7 +70,7 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
     schedule = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
     task = Task("environments.fakes:target")
     node = EvaluatorNode(Agent(), task, 1, schedule, learner, counter)
-    node._evaluate(300, 1)
+    node.evaluate(300, 1)
     counter.learner_done()
     node.run()
     table = read_metrics(tmp_path, "evaluator")

@@ -1,0 +1,107 @@
+"""An environment that can be saved in the middle of an episode."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dm_env
+import numpy as np
+
+from agents.agent import BatchActor
+from rl_replicator.errors import CheckpointError
+
+_STATE = "state.json"
+_ARRAYS = "arrays.npz"
+
+
+class SavedEpisode:
+    """Steps an environment with an actor; a part of a checkpoint.
+
+    No simulator state is saved: a restored environment takes the actions of its episode again, from
+    the random state at the episode's start. This also fills the adder's window of n steps.
+    """
+
+    def __init__(self, environment: Any, actor: BatchActor, noise: np.random.Generator):
+        """Starts with the next step.
+
+        Args:
+          environment: an `environments.Environment`.
+          actor: acts in this environment alone.
+          noise: generator of its exploration.
+        """
+        self._environment = environment
+        self._actor = actor
+        self._noise = noise
+        self._start: Any = None
+        self._actions: list[np.ndarray] = []
+        self._timestep: Any = None
+        self.episode_return = 0.0
+        """Sum of the rewards since the start of the episode."""
+
+    @property
+    def length(self) -> int:
+        """Actions since the start of the episode."""
+        return len(self._actions)
+
+    @property
+    def random_state(self) -> dict[str, Any]:
+        """The present state of the environment's and the noise's generators, as plain data."""
+        return {
+            "environment": self._environment.random_state,
+            "noise": self._noise.bit_generator.state,
+        }
+
+    def step(self) -> dm_env.TimeStep:
+        """Takes one action, in a new episode if the last one has ended."""
+        if self._timestep is None or self._timestep.last():
+            self._begin()
+        (action,) = self._actor.select_actions([self._timestep.observation])
+        return self._take(action)
+
+    def save(self, folder: Path) -> None:
+        """Writes the actions of the episode, and the random states."""
+        in_episode = self._timestep is not None and not self._timestep.last()
+        start = self._start if in_episode else self._environment.random_state
+        state = {"start": start, "noise": self._noise.bit_generator.state}
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        arrays = {}
+        if in_episode:
+            arrays["observation"] = self._timestep.observation
+            arrays["actions"] = np.array(self._actions, np.float32)
+        np.savez(folder / _ARRAYS, **arrays)
+
+    def restore(self, folder: Path) -> None:
+        """Takes the saved actions again.
+
+        Raises:
+          CheckpointError: if this leads to another observation.
+        """
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        if state["start"] is not None:
+            self._environment.random_state = state["start"]
+        with np.load(folder / _ARRAYS) as file:
+            arrays = dict(file)
+        if arrays:
+            self._begin()
+            for action in arrays["actions"]:
+                self._take(action)
+            if not np.array_equal(self._timestep.observation, arrays["observation"]):
+                raise CheckpointError(
+                    f"--deterministic: expected the environment to repeat an episode exactly, got "
+                    f"another observation after the same {self.length} actions; keep all of its "
+                    "randomness in one NumPy generator (rl-replicator check-env)"
+                )
+        self._noise.bit_generator.state = state["noise"]
+
+    def _begin(self) -> None:
+        self._start = self._environment.random_state
+        self._actions, self.episode_return = [], 0.0
+        self._timestep = self._environment.reset()
+        self._actor.begin(0, self._timestep)
+
+    def _take(self, action: np.ndarray) -> dm_env.TimeStep:
+        self._timestep = timestep = self._environment.step(action)
+        self._actor.observe(0, action, timestep)
+        self._actions.append(action)
+        self.episode_return += float(timestep.reward)
+        return timestep

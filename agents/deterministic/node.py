@@ -1,0 +1,159 @@
+"""The node of a deterministic run: actor, learner and evaluator in one loop."""
+
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import launchpad as lp
+import rl_replicator as rr
+from agents.agent import Agent, ExplorationContext
+from agents.deterministic.episode import SavedEpisode
+from agents.learning.weights import WeightsPart
+from agents.nodes.counter import Counter, Episode
+from agents.nodes.evaluator import EvaluatorNode
+from agents.plan.run_plan import RunPlan
+from agents.replay.local import LocalReplay
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.runs.run_directory import RunDirectory
+
+# Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
+# steps, and not of seconds, so that equal runs record the same.
+_STEPS_PER_REPORT = 100
+_STEPS_PER_METRICS = 500
+# Saving takes at most a twentieth of the time.
+_SAVE_SHARE = 20.0
+
+
+class DeterministicNode:
+    """Takes environment steps and learner steps in turn, at the exact ratio of the replay.
+
+    Nothing depends on time or threads: two runs of the same settings on the same machine end with
+    the same weights, bit by bit, and so does a run that was killed and continued. Actors always
+    have the learner's newest weights.
+    """
+
+    def __init__(self, agent: Agent, plan: RunPlan, counter: Counter):
+        """Builds everything, and restores it if there is a checkpoint.
+
+        Args:
+          agent: the agent.
+          plan: the run; it has one actor of one environment.
+          counter: writes the metrics.
+
+        Raises:
+          CheckpointError: if the environment does not repeat the saved episode.
+        """
+        run = RunDirectory(plan.run_dir)
+        run.check_visible()
+        tf.config.experimental.enable_op_determinism()
+        tf.random.set_seed(plan.seed)
+        self._plan, self._counter = plan, counter
+        replicator = rr.make(plan.replicas.name)
+        (table,) = agent.make_tables(replicator.num_replicas)
+        self._replay = LocalReplay(table.info, plan.seed)
+        self._learner = agent.make_local_learner(
+            replicator, self._replay, plan.task.agent_steps(plan.total_steps)
+        )
+        environment_seed, noise_seed = np.random.SeedSequence([plan.seed, 0]).generate_state(2)
+        noise = np.random.default_rng(int(noise_seed))
+        self._steps = counter.environment_steps()
+        self._actor = agent.make_actor(
+            self._learner,
+            [agent.make_adder(self._replay, lambda seconds: None)],
+            [ExplorationContext(noise, lambda: self._steps)],
+        )
+        environment = plan.task.make(seed=int(environment_seed))
+        self._episode = SavedEpisode(environment, self._actor, noise)
+        self._evaluator = EvaluatorNode(
+            agent, plan.task, plan.seed, plan.evaluation, self._learner, counter
+        )
+        self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
+        self._unreported = 0
+        self._saved_at_step = -1
+        self._save_at = time.monotonic() + plan.checkpoint_seconds
+        if self._checkpointer.latest() is not None:
+            self._restore()
+
+    def run(self) -> None:
+        """Trains until all environment steps are taken, or the program stops."""
+        try:
+            while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
+                self._step()
+                if time.monotonic() >= self._save_at:
+                    self._save()
+            self._save()
+            if not lp.stop_event().is_set():
+                self._counter.learner_done()
+                self._evaluator.evaluate(
+                    self._plan.total_steps, self._plan.evaluation.last_episodes
+                )
+                lp.stop()
+        finally:
+            self._replay.close()
+            self._learner.close()
+
+    def _step(self) -> None:
+        """Takes one environment step, and all learner steps that it makes due."""
+        timestep = self._episode.step()
+        self._steps += 1
+        self._unreported += 1
+        episodes = []
+        if timestep.last():
+            episode = self._episode
+            episodes.append(
+                Episode(0, episode.episode_return, episode.length, episode.random_state)
+            )
+        if self._replay.is_call_due():
+            while self._replay.is_call_due():
+                self._replay.feed()
+                self._learner.step()
+            self._actor.update()
+        if episodes or self._steps % _STEPS_PER_REPORT == 0:
+            self._report(episodes)
+        if self._steps % _STEPS_PER_METRICS == 0:
+            self._counter.report_learner(self._learner.num_steps, 0.0, self._learner.metrics())
+        every = self._plan.evaluation.every
+        if self._steps % every == 0 and self._steps < self._plan.total_steps:
+            self._report([])
+            self._evaluator.evaluate(self._steps, self._plan.evaluation.episodes)
+
+    def _report(self, episodes: list[Episode]) -> None:
+        self._counter.lease(0, self._unreported, 0.0, episodes)
+        self._unreported = 0
+
+    def _save(self) -> None:
+        """Saves everything that the run depends on."""
+        if self._saved_at_step == self._steps:
+            return
+        self._report([])
+        started = time.monotonic()
+        steps = self._learner.num_steps
+        progress = {**self._counter.snapshot(), "learner_steps": steps}
+        self._checkpointer.save(
+            steps,
+            {
+                **self._parts(),
+                "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
+                "progress": JsonPart(lambda: progress, lambda _: None),
+            },
+        )
+        self._saved_at_step = self._steps
+        now = time.monotonic()
+        pause = max(self._plan.checkpoint_seconds, _SAVE_SHARE * (now - started))
+        self._save_at = now + pause
+
+    def _restore(self) -> None:
+        with self._replay.muted():
+            self._checkpointer.restore(self._parts())
+        self._learner.refresh()
+        self._actor.update()
+        self._saved_at_step = self._steps
+
+    def _parts(self) -> dict:
+        return {
+            "learner": TrackablePart(**self._learner.trackables()),
+            "replay": self._replay,
+            "episode": self._episode,
+        }

@@ -1,0 +1,218 @@
+"""A replay table in the memory of one process, which always draws the same rows.
+
+Reverb seeds its selectors from the operating system, and inserts and samples in threads, so that no
+two runs draw the same rows.
+"""
+
+import contextlib
+import json
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from agents.replay.priorities import MIN_PRIORITY
+from agents.replay.priority_tree import PriorityTree
+from agents.replay.table import LearnerDemand
+from agents.replay.transitions import Layout, Sample
+
+_STATE = "state.json"
+_ROWS = "rows.npy"
+_WEIGHTS = "weights.npy"
+_STREAM = 0x5EED
+
+
+class LocalReplay:
+    """A table of rows, prioritized or uniform; the oldest rows leave first.
+
+    It behaves as a Reverb table does that was made for the same settings, but a learner step is due
+    exactly when the ratio of samples to inserts allows it, without a tolerance. It is also a part
+    of a checkpoint, and the writer of the learner's priorities.
+
+    Attributes:
+      num_dropped_batches: batches of priorities that were not written; none.
+    """
+
+    def __init__(self, info: Any, seed: int):
+        """Makes an empty table.
+
+        Args:
+          info: of the Reverb table that it replaces, `reverb.Table.info`.
+          seed: of the draws.
+        """
+        self._max_size = int(info.max_size)
+        sampler = info.sampler_options
+        self._exponent = (
+            sampler.prioritized.priority_exponent if sampler.HasField("prioritized") else None
+        )
+        self._min_size = int(info.rate_limiter_info.min_size_to_sample)
+        self._samples_per_insert = info.rate_limiter_info.samples_per_insert
+        self._random = np.random.default_rng([seed, _STREAM])
+        self._tree = PriorityTree(self._max_size)
+        self._rows = np.empty((self._max_size, 0), np.float32)
+        self._num_inserted = 0
+        self._num_sampled = 0
+        self._is_muted = False
+        self._demand = LearnerDemand(1, 1, 1)
+        self._pipelines: list[queue.SimpleQueue] = []
+        self.num_dropped_batches = 0
+
+    # For actors: the part of `reverb.Client` that writes rows.
+
+    def trajectory_writer(self, num_keep_alive_refs: int) -> "_Writer":
+        """Opens a writer of rows, with the methods of `reverb.TrajectoryWriter` that rows need."""
+        del num_keep_alive_refs
+        return _Writer(self)
+
+    def insert(self, row: np.ndarray, priority: float) -> None:
+        """Inserts a row [width] float32, in place of the oldest one if the table is full."""
+        if self._is_muted:
+            return
+        if not self._rows.shape[1]:
+            self._rows = np.empty((self._max_size, len(row)), np.float32)
+        slot = self._num_inserted % self._max_size
+        self._rows[slot] = row
+        self._tree.set(np.array([slot]), self._weights(np.array([priority])))
+        self._num_inserted += 1
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """Ignores inserts for a while: those of steps that are taken again after a restore."""
+        self._is_muted = True
+        try:
+            yield
+        finally:
+            self._is_muted = False
+
+    # For the learner.
+
+    def make_input_fn(self, layout: Layout, demand: LearnerDemand) -> Callable[[Any], Any]:
+        """Makes the learner's `input_fn`, whose batches are drawn by `feed`.
+
+        Args:
+          layout: of the rows.
+          demand: how much the learner takes at a time.
+
+        Returns:
+          A function from an `InputContext` to a dataset of `Sample`s, called once per replica.
+        """
+        self._demand = demand
+        size = demand.per_replica_batch_size
+        spec = (
+            tf.TensorSpec([size], tf.uint64),
+            tf.TensorSpec([size], tf.float64),
+            tf.TensorSpec([size], tf.int64),
+            tf.TensorSpec([size, *layout.signature.shape], tf.float32),
+        )
+
+        @tf.autograph.experimental.do_not_convert
+        def unpack(keys: Any, probabilities: Any, table_size: Any, rows: Any) -> Sample:
+            return Sample(keys, probabilities, table_size, layout.unpack(rows))
+
+        def input_fn(context: Any) -> tf.data.Dataset:
+            del context
+            batches: queue.SimpleQueue = queue.SimpleQueue()
+            self._pipelines.append(batches)
+            dataset = tf.data.Dataset.from_generator(
+                lambda: iter(batches.get, None), output_signature=spec
+            )
+            return dataset.map(unpack)
+
+        return input_fn
+
+    def is_call_due(self) -> bool:
+        """Whether the table has enough rows for the next call of the learner."""
+        allowed = (self._num_inserted - self._min_size) * self._samples_per_insert
+        return (
+            self._num_inserted >= self._min_size
+            and self._num_sampled + self._demand.transitions_per_call <= allowed
+        )
+
+    def feed(self) -> None:
+        """Draws the batches of one call of the learner and hands them to its input."""
+        for _ in range(self._demand.steps_per_call):
+            for pipeline in self._pipelines:
+                pipeline.put(self._draw(self._demand.per_replica_batch_size))
+        self._num_sampled += self._demand.transitions_per_call
+
+    def write(self, batches: Sequence[tuple[Any, Any]]) -> None:
+        """Writes priorities back, at once; see `agents.replay.priorities.PriorityWriter`."""
+        keys = np.concatenate([np.ravel(keys) for keys, _ in batches]).astype(np.int64)
+        priorities = np.concatenate([np.ravel(each) for _, each in batches])
+        weights = self._weights(np.maximum(priorities.astype(np.float64), MIN_PRIORITY))
+        self._tree.set(keys % self._max_size, weights)
+
+    def close(self) -> None:
+        """Ends the learner's input."""
+        for pipeline in self._pipelines:
+            pipeline.put(None)
+        self._pipelines.clear()
+
+    # As a part of a checkpoint.
+
+    def save(self, folder: Path) -> None:
+        """Writes the rows, their weights and the state of the draws."""
+        size = self._size
+        np.save(folder / _ROWS, self._rows[:size])
+        np.save(folder / _WEIGHTS, self._tree.get(np.arange(size)))
+        state = {
+            "inserted": self._num_inserted,
+            "sampled": self._num_sampled,
+            "random": self._random.bit_generator.state,
+        }
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Reads what `save` wrote."""
+        rows = np.load(folder / _ROWS)
+        self._rows = np.empty((self._max_size, rows.shape[1]), np.float32)
+        self._rows[: len(rows)] = rows
+        if len(rows):
+            self._tree.set(np.arange(len(rows)), np.load(folder / _WEIGHTS))
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        self._num_inserted, self._num_sampled = state["inserted"], state["sampled"]
+        self._random.bit_generator.state = state["random"]
+
+    @property
+    def _size(self) -> int:
+        return min(self._num_inserted, self._max_size)
+
+    def _weights(self, priorities: np.ndarray) -> np.ndarray:
+        """Returns what rows are drawn in proportion to."""
+        return np.ones_like(priorities) if self._exponent is None else priorities**self._exponent
+
+    def _draw(self, count: int) -> tuple[np.ndarray, ...]:
+        """Draws rows with replacement: keys, probabilities, sizes of the table, rows."""
+        total = self._tree.total
+        slots = self._tree.find(self._random.random(count) * total)
+        probabilities = self._tree.get(slots) / total
+        sizes = np.full(count, self._size, np.int64)
+        # A key is the slot: no row leaves between a draw and the priority that it leads to.
+        return slots.astype(np.uint64), probabilities, sizes, self._rows[slots]
+
+
+class _Writer:
+    """Writes each row at once."""
+
+    def __init__(self, replay: LocalReplay):
+        self._replay = replay
+        self.history: list[np.ndarray] = []
+
+    def configure(self, path: tuple, num_keep_alive_refs: int, max_chunk_length: int) -> None:
+        """Does nothing: there are no chunks."""
+
+    def append(self, row: np.ndarray) -> None:
+        self.history = [row]
+
+    def create_item(self, table: str, priority: float, trajectory: np.ndarray) -> None:
+        del table
+        self._replay.insert(trajectory, priority)
+
+    def flush(self, block_until_num_items: int, timeout_ms: int) -> None:
+        """Does nothing: every row is in the table already."""
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,48 @@
+"""A wrapper whose environment interrupts the run it belongs to: `--wrap`."""
+
+import os
+import signal
+from pathlib import Path
+
+import dm_env
+
+# "SIGNAL STEP RUN_DIR": from that step of this process on, the signal is sent as soon as the run
+# has a checkpoint of a learner that has trained.
+VARIABLE = "TEST_INTERRUPT"
+
+
+class Interrupting(dm_env.Environment):
+    """Behaves as the wrapped environment until it sends a signal to its process."""
+
+    def __init__(self, environment):
+        self._environment = environment
+        self._steps = 0
+        name, step, run_dir = os.environ.get(VARIABLE, "SIGINT -1 .").split()
+        self._signal, self._first, self._run = getattr(signal, name), int(step), Path(run_dir)
+
+    def step(self, action):
+        self._steps += 1
+        if 0 <= self._first <= self._steps and self._has_checkpoint():
+            self._first = -1
+            os.kill(os.getpid(), self._signal)
+        return self._environment.step(action)
+
+    def _has_checkpoint(self):
+        names = [path.name for path in self._run.glob("checkpoints/0*")]
+        return any(int(name.rpartition("_")[2]) > 0 for name in names)
+
+    def __getattr__(self, name):
+        return getattr(self._environment, name)
+
+    def reset(self):
+        return self._environment.reset()
+
+    def action_spec(self):
+        return self._environment.action_spec()
+
+    def observation_spec(self):
+        return self._environment.observation_spec()
+
+
+def wrap(environment):
+    return Interrupting(environment)

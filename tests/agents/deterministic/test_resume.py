@@ -1,0 +1,157 @@
+"""Deterministic runs: killed, stopped or left alone, they end with the same bits."""
+
+import hashlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import environments
+from agents.d4pg import D4PGConfig
+from agents.deterministic.episode import SavedEpisode
+from agents.runs.options import AgentOptions
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import CheckpointError, ConfigError
+from rl_replicator.runs.metrics import read_metrics
+from tests.agents.deterministic import interrupting
+from tests.suite import forked
+
+ROOT = Path(__file__).parents[3]
+COMMAND = [
+    *("-m", "rl_replicator.cli.main", "train", "d4pg", "--deterministic", "--steps", "1500"),
+    *("--env", "environments.fakes:target", "--wrap", f"{interrupting.__name__}:wrap"),
+    *("--agent.policy-layers", "16", "--agent.critic-layers", "16", "--agent.replay.min-size"),
+    *("200", "--agent.global-batch-size", "16", "--agent.steps-per-call", "4"),
+    *("--agent.value-min", "0", "--agent.value-max", "20", "--no-video"),
+    *("--agent.replay.samples-per-insert", "8", "--checkpoint-seconds", "0.05"),
+    *("--evaluation.every", "500", "--evaluation.episodes", "1", "--evaluation.last-episodes", "2"),
+]
+
+
+def start(run_dir, interrupt=None):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if interrupt is not None:
+        environment[interrupting.VARIABLE] = f"{interrupt} {run_dir}"
+    return subprocess.Popen(
+        [*forked.python(), *COMMAND, "--run-dir", str(run_dir)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=200)
+    return process.returncode, output
+
+
+def state(run_dir):
+    """Hashes of all that a run has learned and seen, by name."""
+    checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
+    reader = tf.train.load_checkpoint(str(checkpoint / "learner" / "variables"))
+    found = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    for path in ("replay/rows.npy", "replay/weights.npy", "replay/state.json"):
+        found[path] = np.frombuffer((checkpoint / path).read_bytes(), np.uint8)
+    found["episode"] = np.frombuffer((checkpoint / "episode/state.json").read_bytes(), np.uint8)
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}
+
+
+def curves(run_dir):
+    return {
+        (group, name): list(map(str, column))  # NaN equals itself.
+        for group in ("actor", "learner", "evaluator")
+        for name, column in read_metrics(run_dir, group).items()
+        if name != "wall_time"
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_killed_and_a_stopped_run_end_with_the_weights_of_an_undisturbed_one(tmp_path):
+    whole = start(tmp_path / "whole")
+    # Episodes have 20 steps: each interruption comes in the middle of one or between two.
+    status, output = finish(start(tmp_path / "cut", "SIGKILL 450"))
+    assert status in (-signal.SIGKILL, 128 + signal.SIGKILL), output
+    status, output = finish(start(tmp_path / "cut", "SIGINT 90"))
+    assert status == 128 + signal.SIGINT and "stopped and saved" in output, output
+    assert "continuing in" in output
+    step = Checkpointer(tmp_path / "cut" / "checkpoints").latest().step
+    assert 0 < step < (1500 - 200) * 8 / 16
+    status, output = finish(start(tmp_path / "cut"))
+    assert status == 0, output
+    status, output = finish(whole)
+    assert status == 0 and "after 1,500 environment steps, 648 learner steps" in output, output
+    assert state(tmp_path / "cut") == state(tmp_path / "whole")
+    assert curves(tmp_path / "cut") == curves(tmp_path / "whole")
+    assert len(curves(tmp_path / "cut")["actor", "episodes"]) == 1500 // 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actors": 2}, "--actors: expected 1 with --deterministic, got 2"),
+        ({"launch": "processes"}, "--launch: expected threads with --deterministic"),
+        ({"caches": 1}, "--caches: expected 0 with --deterministic"),
+    ],
+)
+def test_what_cannot_be_deterministic_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        AgentOptions(env="a:b", agent=D4PGConfig(), deterministic=True, **changes)
+
+
+class Recorder:
+    """An actor that steps towards zero, and remembers what it observed."""
+
+    def __init__(self):
+        self.observed = []
+
+    def begin(self, index, timestep):
+        self.observed = [timestep.observation]
+
+    def select_actions(self, observations):
+        return [-0.5 * observations[0][:1]]
+
+    def observe(self, index, action, next_timestep):
+        self.observed.append(next_timestep.observation)
+
+
+def played(steps, seed=3):
+    environment = environments.make("environments.fakes:target", seed=seed)
+    episode = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
+    for _ in range(steps):
+        episode.step()
+    return episode
+
+
+@pytest.mark.parametrize("steps", [0, 7, 20, 33])
+def test_a_restored_environment_goes_on_where_it_was(tmp_path, steps):
+    before = played(steps)
+    before.save(tmp_path)
+    after = played(0, seed=99)
+    after.restore(tmp_path)
+    assert after.random_state == before.random_state
+    for _ in range(25):
+        want, got = before.step(), after.step()
+        np.testing.assert_array_equal(want.observation, got.observation)
+        assert (want.reward, want.last()) == (got.reward, got.last())
+        assert after.length == before.length
+    assert after.episode_return == before.episode_return
+
+
+def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
+    played(7).save(tmp_path)
+    environment = environments.make("environments.fakes:target", seed=3)
+    draws = np.random.default_rng()
+    environment.reset = lambda: (
+        type(environment).reset(environment)._replace(observation=draws.random(2, np.float32))
+    )
+    step = environment.step
+    environment.step = lambda action: step(action)._replace(observation=draws.random(2, np.float32))
+    other = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
+    with pytest.raises(CheckpointError, match="after the same 7 actions; keep all of its"):
+        other.restore(tmp_path)
