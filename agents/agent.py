@@ -123,11 +123,15 @@ class Agent(Protocol):
         """
         ...
 
-    def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
-        """Makes the replay tables, in the replay node.
+    def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
+        """Makes the tables of one replay server, in its node.
 
         Args:
           num_replicas: of the learner.
+          num_shards: replay servers; each has an equal part of the items.
+
+        Raises:
+          ConfigError: if replicas and shards do not divide a batch.
         """
         ...
 
@@ -165,13 +169,13 @@ class Agent(Protocol):
         ...
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
+        self, replicator: rr.Replicator, replay_addresses: Sequence[str], total_agent_steps: int
     ) -> AgentLearner:
         """Makes the learner.
 
         Args:
           replicator: runs its step.
-          replay_address: "host:port" of the replay server.
+          replay_addresses: "host:port" of each replay server.
           total_agent_steps: actions of the whole run, for schedules.
         """
         ...

@@ -32,7 +32,7 @@ from agents.replay.input import make_input_fn
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
-from agents.replay.table import LearnerDemand, make_table
+from agents.replay.table import LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 
@@ -205,9 +205,11 @@ class OffPolicyAgent(abc.ABC):
         """See `agents.agent.Agent`."""
         return self.observations.estimate_memory(environment)
 
-    def make_tables(self, num_replicas: int) -> Sequence[reverb.Table]:
+    def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""
-        return [make_table(self.config.replay, self._demand(num_replicas), self._layout)]
+        config, demand = self.config.replay, self._demand(num_replicas)
+        error_buffer(config, demand)  # Raises with the numbers that users have set.
+        return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self._layout)]
 
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], None]
@@ -239,15 +241,15 @@ class OffPolicyAgent(abc.ABC):
         return PolicyActor(self.make_acting_policy(source, self.greedy_action), source)
 
     def make_learner(
-        self, replicator: rr.Replicator, replay_address: str, total_agent_steps: int
+        self, replicator: rr.Replicator, replay_addresses: Sequence[str], total_agent_steps: int
     ) -> ReplayLearner:
         """Makes the replicated learner."""
         demand = self._demand(replicator.num_replicas)
         return self._make_learner(
             replicator,
             total_agent_steps,
-            make_input_fn(replay_address, self._layout, demand),
-            lambda: PriorityWriter(replay_address),
+            make_input_fn(replay_addresses, self._layout, demand),
+            lambda: PriorityWriter(replay_addresses),
         )
 
     def make_local_learner(

@@ -44,13 +44,16 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
             lp.CourierNode(restored_counter, plan.run_dir, plan.total_steps, **_PATIENT)
         )
     with program.group("replay"):
-        replay = program.add_node(
-            lp.ReverbNode(
-                functools.partial(agent.make_tables, plan.replicas.num_replicas),
-                checkpoint_ctor=make_server_checkpointer(plan.run_dir),
-            )
+        tables = functools.partial(
+            agent.make_tables, plan.replicas.num_replicas, plan.num_replay_shards
         )
-    learner = _add_learner(program, agent, plan, replay, counter)
+        replays = [
+            program.add_node(
+                lp.ReverbNode(tables, checkpoint_ctor=make_server_checkpointer(plan.run_dir, shard))
+            )
+            for shard in range(plan.num_replay_shards)
+        ]
+    learner = _add_learner(program, agent, plan, replays, counter)
     sources = [learner]
     if plan.num_caches:
         with program.group("cache"):
@@ -66,7 +69,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                     index,
                     agent,
                     plan,
-                    replay,
+                    replays,
                     sources[index % len(sources)],
                     counter,
                 )
@@ -110,7 +113,7 @@ def _add_learner(
     program: lp.Program,
     agent: Agent,
     plan: RunPlan,
-    replay: lp.ReverbHandle,
+    replays: Sequence[lp.ReverbHandle],
     counter: lp.CourierHandle,
 ) -> lp.CourierHandle:
     """Adds the learner's nodes; returns the handle of the one that serves the weights."""
@@ -125,7 +128,7 @@ def _add_learner(
                 if len(addresses) > 1
                 else functools.partial(rr.make, plan.replicas.name),
                 plan,
-                replay,
+                replays,
                 counter,
                 **_PATIENT,
             )

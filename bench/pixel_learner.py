@@ -106,7 +106,7 @@ def learners(config, task):
             agent = D4PG(dataclasses.replace(config, steps_per_call=1), spec)
             server, address = serve(agent)
             fill(agent, task, address)
-            learner = agent.make_learner(rr.make(replicas), address, 100_000)
+            learner = agent.make_learner(rr.make(replicas), [address], 100_000)
             rate, processor, waited = measure_learner(learner, SECONDS, 1)
             print(
                 f"{replicas:>15}, batch {batch}: {rate:5.1f} steps/s, {processor:4.0f} ms of "
@@ -135,7 +135,7 @@ def actor(config, task):
     """Where an actor's time goes."""
     agent = D4PG(config, task.spec())
     server, address = serve(agent)
-    learner = agent.make_learner(rr.make("single_device"), address, 100_000)
+    learner = agent.make_learner(rr.make("single_device"), [address], 100_000)
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     policy = agent.make_evaluator(Weights(learner))
     environment = task.make(seed=3)

@@ -1,6 +1,7 @@
 """The actor node: some environments, one exploring policy, as many steps as the counter grants."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class ActorNode:
         index: int,
         agent: Agent,
         plan: RunPlan,
-        replay: reverb.Client,
+        replays: Sequence[reverb.Client],
         source: VariableSource,
         counter: Counter,
     ):
@@ -39,7 +40,7 @@ class ActorNode:
           index: number of this actor, from 0.
           agent: the agent.
           plan: its task and its seed, from which each environment derives its own seeds.
-          replay: client of the replay server.
+          replays: clients of the replay servers; each environment writes to one of them.
           source: serves the weights.
           counter: hands out environment steps.
         """
@@ -57,7 +58,10 @@ class ActorNode:
         ]
         for stream in self._streams:
             stream.set_random_state(counter.random_state(stream.number))
-        self._adders = [agent.make_adder(replay, waiting.tick) for _ in self._streams]
+        self._adders = [
+            agent.make_adder(replays[stream.number % len(replays)], waiting.tick)
+            for stream in self._streams
+        ]
         self._actor = agent.make_actor(
             source, self._adders, [stream.context for stream in self._streams]
         )

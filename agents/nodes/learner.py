@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from typing import Any
 
 import numpy as np
 import reverb
@@ -24,7 +25,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.stopwatch import TOTAL, Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
-from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart
+from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
 from agents.replay.table import TABLE
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
@@ -57,7 +58,7 @@ class LearnerNode:
         agent: Agent,
         make_replicator: Callable[[], rr.Replicator],
         plan: RunPlan,
-        replay: reverb.Client,
+        replays: Sequence[reverb.Client],
         counter: Counter,
     ):
         """Builds the learner, in the node, and restores it if there is a checkpoint.
@@ -66,7 +67,7 @@ class LearnerNode:
           agent: the agent.
           make_replicator: called in the node, before TensorFlow is used.
           plan: the run's seed, length, directory and checkpoint interval.
-          replay: client of the replay server.
+          replays: clients of the replay servers.
           counter: collects figures and knows how far the run is.
         """
         run = RunDirectory(plan.run_dir)
@@ -75,11 +76,13 @@ class LearnerNode:
         self._is_chief = replicator.is_chief
         self._has_partners = replicator.num_processes > 1
         tf.random.set_seed(plan.seed)
-        self._replay = replay
+        self._replays = replays
         self._counter = counter
         self._checkpoint_seconds = plan.checkpoint_seconds
         self._learner: AgentLearner = agent.make_learner(
-            replicator, replay.server_address, plan.task.agent_steps(plan.total_steps)
+            replicator,
+            [replay.server_address for replay in replays],
+            plan.task.agent_steps(plan.total_steps),
         )
         self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
         if self._checkpointer.latest() is not None:
@@ -150,26 +153,30 @@ class LearnerNode:
             report.result()
 
     def _wait_for_first_rows(self) -> None:
-        """Waits, interruptibly, until the table has enough items to be sampled."""
+        """Waits, interruptibly, until every table has enough items to be sampled."""
         started = time.monotonic()
         waiting = WaitLog("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
-            info = self._table_info()
-            if info and info.current_size >= info.rate_limiter_info.min_size_to_sample:
+            tables = self._table_infos()
+            if tables and not any(_lacks_rows(table) for table in tables):
                 return
             waiting.tick(time.monotonic() - started)
             time.sleep(0.05)
 
-    def _table_info(self):
+    def _table_infos(self) -> list[Any]:
+        """Returns Reverb's account of the tables; [] while a server does not answer."""
         try:
-            return self._replay.server_info(timeout=_SECONDS_FOR_INFO)[TABLE]
+            return [
+                replay.server_info(timeout=_SECONDS_FOR_INFO)[TABLE] for replay in self._replays
+            ]
         except reverb.errors.ReverbError:
-            return None
+            return []
 
     def _missing_rows(self) -> str:
-        info = self._table_info()
-        if info is None:
+        tables = self._table_infos()
+        if not tables:
             return "a replay that answers; it is starting"
+        info = min(tables, key=lambda table: table.rate_limiter_info.insert_stats.completed)
         limiter = info.rate_limiter_info
         return (
             f"rows: the table holds {info.current_size}, sampling starts at "
@@ -263,7 +270,7 @@ class LearnerNode:
             {
                 "learner": TrackablePart(**self._learner.trackables()),
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
-                "replay": self._replay_part(),
+                **self._replay_parts(),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },
         )
@@ -273,9 +280,17 @@ class LearnerNode:
         pause = max(self._checkpoint_seconds, 20.0 * self._save_seconds)
         self._save_at = time.monotonic() + pause
 
-    def _replay_part(self) -> ReplayPart | SameReplayPart:
+    def _replay_parts(self) -> dict[str, ReplayPart | SameReplayPart]:
         latest = self._checkpointer.latest()
         in_haste = lp.stop_event().is_set() and self._save_seconds > _SECONDS_TO_SAVE_IN_HASTE
-        if in_haste and latest is not None:
-            return SameReplayPart(latest.path / "replay")
-        return ReplayPart(self._replay)
+        return {
+            part_name(shard): SameReplayPart(latest.path / part_name(shard))
+            if in_haste and latest is not None
+            else ReplayPart(replay)
+            for shard, replay in enumerate(self._replays)
+        }
+
+
+def _lacks_rows(table: Any) -> bool:
+    """Whether a table, as Reverb describes it, has too few items to be sampled."""
+    return table.current_size < table.rate_limiter_info.min_size_to_sample

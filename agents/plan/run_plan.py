@@ -19,6 +19,7 @@ class RunPlan:
       num_actors: number of actors.
       envs_per_actor: environments of each actor.
       num_caches: nodes between the learner and the actors that serve its weights.
+      num_replay_shards: replay servers, each with an equal part of the items.
       replicas: the replicas of the learner.
       evaluation: when to evaluate.
       checkpoint_seconds: seconds between two checkpoints.
@@ -32,6 +33,7 @@ class RunPlan:
     num_actors: int
     envs_per_actor: int
     num_caches: int
+    num_replay_shards: int
     replicas: Replicas
     evaluation: EvaluationSchedule
     checkpoint_seconds: float

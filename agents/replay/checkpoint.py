@@ -79,13 +79,23 @@ class SameReplayPart:
         """Does nothing; see `ReplayPart`."""
 
 
-def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
-    """Makes the constructor of the replay server's checkpointer.
+def part_name(shard: int) -> str:
+    """Returns the name that a replay server's tables have in a checkpoint.
+
+    Args:
+      shard: number of the server, from 0.
+    """
+    return f"replay-{shard}" if shard else "replay"
+
+
+def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], CheckpointerBase]:
+    """Makes the constructor of a replay server's checkpointer.
 
     When the server starts, it loads the tables of the newest checkpoint, if there is one.
 
     Args:
       run_dir: directory of the run.
+      shard: number of the server, from 0.
 
     Returns:
       What `launchpad.ReverbNode` takes as `checkpoint_ctor`.
@@ -94,18 +104,18 @@ def make_server_checkpointer(run_dir: Path) -> Callable[[], CheckpointerBase]:
     def make() -> CheckpointerBase:
         run = RunDirectory(run_dir)
         run.check_visible()
-        scratch = replay_scratch(run_dir)
+        scratch = replay_scratch(run_dir) / str(shard)
         shutil.rmtree(scratch, ignore_errors=True)  # Left by a server that was killed.
         scratch.mkdir(parents=True)
         latest = Checkpointer(run.checkpoints).latest()
         return DefaultCheckpointer(
             path=str(scratch),
-            fallback_checkpoint_path=str(latest.path / "replay") if latest else None,
+            fallback_checkpoint_path=str(latest.path / part_name(shard)) if latest else None,
         )
 
     return make
 
 
 def replay_scratch(run_dir: Path) -> Path:
-    """Returns the folder where the replay server writes before its files move to a checkpoint."""
+    """Returns the folder where replay servers write before their files move to a checkpoint."""
     return RunDirectory(run_dir).checkpoints / ".replay"

@@ -1,6 +1,7 @@
 """Every setting of the replay table, once."""
 
 import dataclasses
+from typing import Self
 
 from rl_replicator.errors import check_option
 
@@ -26,6 +27,18 @@ class ReplayConfig:
     """beta at the end of training. It grows linearly in between."""
     max_in_flight_items: int = 32
     """Items that an actor may have sent and the table has not yet confirmed."""
+
+    def of_shard(self, num_shards: int) -> Self:
+        """Returns the settings of one of several tables that share the transitions evenly.
+
+        Args:
+          num_shards: number of tables.
+        """
+        return dataclasses.replace(
+            self,
+            max_size=-(-self.max_size // num_shards),
+            min_size=-(-self.min_size // num_shards),
+        )
 
     def __post_init__(self) -> None:
         def check(is_good: bool, name: str, expected: str) -> None:

@@ -47,13 +47,16 @@ class PriorityWriter:
     is full, the oldest batch is dropped and counted.
     """
 
-    def __init__(self, server_address: str):
+    def __init__(self, server_addresses: Sequence[str]):
         """Starts the thread.
 
         Args:
-          server_address: "host:port" of the replay server.
+          server_addresses: "host:port" of each replay server; batches hold equal parts of all of
+            them, as `agents.replay.input` makes them.
         """
-        self._client = reverb.TFClient(server_address, name="priorities")
+        self._clients = [
+            reverb.TFClient(address, name="priorities") for address in server_addresses
+        ]
         self._queue: queue.Queue = queue.Queue(maxsize=_MAX_QUEUED_CALLS)
         self.num_dropped_batches = 0
         """Batches dropped because the table could not keep up."""
@@ -65,7 +68,7 @@ class PriorityWriter:
         """Queues the priorities of one call of the learner; returns at once.
 
         Args:
-          batches: from each replica, keys (uint64 of any shape) and priorities (float32 of the same
+          batches: from each replica, keys ([..., B] uint64) and priorities (float32 of the same
             shape, not negative).
 
         Raises:
@@ -90,14 +93,23 @@ class PriorityWriter:
             if batches is None:
                 return
             try:
-                keys = tf.concat([tf.reshape(k, [-1]) for k, _ in batches], 0)
-                priorities = tf.concat([tf.reshape(p, [-1]) for _, p in batches], 0)
-                self._client.update_priorities(
-                    TABLE, keys, tf.cast(tf.maximum(priorities, MIN_PRIORITY), tf.float64)
-                )
+                keys = self._divide([k for k, _ in batches])
+                priorities = self._divide([p for _, p in batches])
+                for client, k, p in zip(self._clients, keys, priorities, strict=True):
+                    client.update_priorities(
+                        TABLE, k, tf.cast(tf.maximum(p, MIN_PRIORITY), tf.float64)
+                    )
             except Exception as error:  # Handed to the learner's thread.
                 self._error = error
                 return
+
+    def _divide(self, batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the elements that belong to each server: n x [..., B] -> one [N] a server."""
+        split = [tf.split(batch, len(self._clients), axis=-1) for batch in batches]
+        return [
+            tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+            for parts in zip(*split, strict=True)
+        ]
 
     def close(self, timeout: float = 5.0) -> None:
         """Writes what is queued and ends the thread, within `timeout` seconds."""

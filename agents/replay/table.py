@@ -42,6 +42,24 @@ class LearnerDemand:
         """Transitions of one replica's batch."""
         return self.global_batch_size // self.num_replicas
 
+    def of_shard(self, num_shards: int) -> "LearnerDemand":
+        """Returns what the learner takes from each of several tables: equal parts of every batch.
+
+        Args:
+          num_shards: number of tables.
+
+        Raises:
+          ConfigError: if the tables do not divide the batch of a replica.
+        """
+        check_option(
+            self.per_replica_batch_size % num_shards == 0,
+            "agent.global_batch_size",
+            f"a multiple of {self.num_replicas * num_shards} ({self.num_replicas} replicas x "
+            f"{num_shards} replay shards)",
+            self.global_batch_size,
+        )
+        return dataclasses.replace(self, global_batch_size=self.global_batch_size // num_shards)
+
     @property
     def transitions_per_call(self) -> int:
         """Transitions that one compiled call consumes."""

@@ -41,6 +41,9 @@ class AgentOptions:
     """GPUs of each learner process. Default: those of this machine, divided evenly."""
     caches: int = 0
     """Nodes that serve the learner's weights to the actors: for tens of actors."""
+    replay_shards: int = 1
+    """Replay servers, each with an equal part of the transitions: for more actors than one server
+    can take. Their number divides that of all environments."""
     launch: Literal["threads", "processes", "ray"] = "threads"
     """Where the nodes run: threads of one process, processes of this machine, or Ray."""
     address: str | None = None
@@ -78,6 +81,14 @@ class AgentOptions:
         seconds = self.checkpoint_seconds
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
         check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
+        num_environments = self.actors * self.envs_per_actor
+        check_option(
+            self.replay_shards >= 1 and num_environments % self.replay_shards == 0,
+            "replay_shards",
+            f"a divisor of {num_environments}, the environments of all actors (each environment "
+            "writes to one server)",
+            self.replay_shards,
+        )
         every = self.video_every
         check_option(every is None or every >= 1, "video_every", "at least 1", every)
         limit = self.time_limit
@@ -100,6 +111,7 @@ class AgentOptions:
             "actors": (self.actors, 1),
             "envs_per_actor": (self.envs_per_actor, 1),
             "caches": (self.caches, 0),
+            "replay_shards": (self.replay_shards, 1),
             "launch": (self.launch, "threads"),
             "pixels": (self.pixels, False),
         }
@@ -119,11 +131,13 @@ class AgentOptions:
         agent = dataclasses.asdict(self.agent)
         identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
         # Left out if not set, as runs of earlier versions have it.
-        around = {
+        around: dict[str, Any] = {
             "wrap": [*self.wrap],
             "time_limit": self.time_limit,
             "deterministic": self.deterministic,
         }
+        if self.replay_shards > 1:  # A server restores the items that it had.
+            around["replay_shards"] = self.replay_shards
         return identity | {name: value for name, value in around.items() if value}
 
 

@@ -68,8 +68,8 @@ def train(
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
     if options.address is None:
         replicas.check_gpus()
-    # Raises if batch, replicas and rate limiter do not fit each other.
-    agent.make_tables(replicas.num_replicas)
+    # Raises if batch, replicas, shards and rate limiter do not fit each other.
+    agent.make_tables(replicas.num_replicas, options.replay_shards)
     about = _announce(agent, task)
 
     identity = options.identity
@@ -90,6 +90,7 @@ def train(
             num_actors=options.actors,
             envs_per_actor=options.envs_per_actor,
             num_caches=options.caches,
+            num_replay_shards=options.replay_shards,
             replicas=replicas,
             evaluation=options.evaluation,
             checkpoint_seconds=options.checkpoint_seconds,

@@ -192,7 +192,7 @@ def trained(name):
     tf.random.set_seed(1)
     server = reverb.Server(agent.make_tables(1))
     address = f"localhost:{server.port}"
-    learner = agent.make_learner(rr.make("single_device"), address, 2000)
+    learner = agent.make_learner(rr.make("single_device"), [address], 2000)
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
 

@@ -43,7 +43,7 @@ def trained(environment):
     agent = D4PG(CONFIG, specs.make_environment_spec(environment))
     server = reverb.Server(agent.make_tables(num_replicas=1))
     client = reverb.Client(f"localhost:{server.port}")
-    learner = agent.make_learner(rr.make("single_device"), f"localhost:{server.port}", 100)
+    learner = agent.make_learner(rr.make("single_device"), [f"localhost:{server.port}"], 100)
     before = learner.get_variables(["policy"])
     adder = agent.make_adder(client, print)
     actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
@@ -120,6 +120,6 @@ def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environme
             return super().make_module(*args, **kwargs)
 
     agent = Recorded(CONFIG, specs.make_environment_spec(environment))
-    learner = agent.make_learner(rr.make("single_device"), "localhost:1", total_agent_steps=600)
+    learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], total_agent_steps=600)
     assert seen == [600 * 10 / 4]
     learner.close()

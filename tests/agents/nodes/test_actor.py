@@ -71,6 +71,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         num_actors=actors,
         envs_per_actor=envs,
         num_caches=0,
+        num_replay_shards=1,
         replicas=Replicas.parse("1", "threads", None),
         evaluation=EvaluationSchedule(),
         checkpoint_seconds=30.0,
@@ -78,7 +79,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         run_dir=run_dir,
     )
     for index in indices:
-        ActorNode(index, agent, plan, client, source, counter).run()
+        ActorNode(index, agent, plan, [client], source, counter).run()
     count = client.server_info()[TABLE].current_size
     samples = client.sample(TABLE, num_samples=count, emit_timesteps=False)
     rows = np.stack([np.ravel(sample.data) for sample in samples])

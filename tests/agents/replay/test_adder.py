@@ -209,7 +209,7 @@ def test_the_reading_end_gives_what_the_writing_end_wrote(server, layout):
     adder = make_adder(server, layout, n_step=1)
     play(adder, rewards=[1.0, 2.0, 3.0, 4.0], last_discount=0.0)
     adder.flush()
-    input_fn = make_input_fn(f"localhost:{server.port}", layout, LearnerDemand(4, 1, 1))
+    input_fn = make_input_fn([f"localhost:{server.port}"], layout, LearnerDemand(4, 1, 1))
     sample = next(iter(input_fn(None)))
     order = np.argsort(sample.transition.reward)
     np.testing.assert_array_equal(tf.gather(sample.transition.reward, order), [1, 2, 3, 4])

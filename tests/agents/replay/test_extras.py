@@ -56,7 +56,7 @@ def test_a_transition_has_the_extras_of_its_first_action(observations):
     for t in range(5):
         step = dm_env.termination(0.0, blank) if t == 4 else dm_env.transition(0.0, blank)
         adder.add(np.array([t / 10], np.float32), step, extras_of(t))
-    sample = next(iter(make_input_fn(f"localhost:{server.port}", layout, demand)(None)))
+    sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
     seen = sample.transition.extras
     times = np.round(10 * sample.transition.action[:, 0].numpy())
     np.testing.assert_array_equal(seen["log_prob"], -times)

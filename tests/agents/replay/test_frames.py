@@ -79,7 +79,7 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
     # The last episode pushes those before it out of the writer, and may itself still be there.
     expected = reference(episodes[:-1], stack, n_step)
     demand = LearnerDemand(len(expected), 1, 1)
-    sample = next(iter(make_input_fn(f"localhost:{server.port}", layout, demand)(None)))
+    sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
     got = sample.transition
     assert got.observation.dtype == np.uint8
     assert got.observation.shape == (len(expected), 6, 5, 3 * stack)
@@ -128,7 +128,7 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
     adder.add(np.ones(2, np.float32), dm_env.termination(5.0, frames[3]))
     adder.flush()
     demand = LearnerDemand(1, 1, 1)
-    got = next(iter(make_input_fn(f"localhost:{server.port}", layout, demand)(None))).transition
+    got = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None))).transition
     np.testing.assert_array_equal(got.observation[0], np.concatenate([frames[2]] * 3, -1))
     np.testing.assert_array_equal(
         got.next_observation[0], np.concatenate([frames[2], frames[2], frames[3]], -1)

@@ -93,7 +93,7 @@ def test_probabilities_and_weights_follow_the_priorities(server, layout):
 def test_priorities_reach_the_table(server, layout):
     client = insert(server, layout, [1.0, 1.0, 1.0])
     keys = {value: info.key for value, info in draw(client, 100)}
-    writer = PriorityWriter(f"localhost:{server.port}")
+    writer = PriorityWriter([f"localhost:{server.port}"])
     writer.write(
         [
             (np.array([[keys[0], keys[1]]], np.uint64), np.array([[9.0, 4.0]], np.float32)),
@@ -112,7 +112,7 @@ def test_priorities_reach_the_table(server, layout):
 
 
 def test_priorities_never_wait_for_the_table(server):
-    writer = PriorityWriter(f"localhost:{server.port}")
+    writer = PriorityWriter([f"localhost:{server.port}"])
     started = time.monotonic()
     for _ in range(200):
         writer.write([(np.zeros(256, np.uint64), np.ones(256, np.float32))])

@@ -146,6 +146,7 @@ def untouched(run_dir):
         ({"env": "environments.fakes:chain"}, "env was"),
         ({"replicas": "3"}, "global-batch-size: expected a multiple of 3"),
         ({"replicas": "many"}, "multi_device:2, got 'many'"),
+        ({"actors": 2, "replay_shards": 2}, "replay_shards was None and is now 2"),
     ],
 )
 def test_another_run_is_refused_and_nothing_is_touched(run_dir, changes, message):
@@ -197,6 +198,8 @@ def test_numbers_out_of_range_are_named():
         AgentOptions(env=TARGET, agent=SMALL, address="10.0.0.1:6379")
     with pytest.raises(ConfigError, match="--caches: expected 0 to one an actor, got 2"):
         AgentOptions(env=TARGET, agent=SMALL, caches=2)
+    with pytest.raises(ConfigError, match="--replay-shards: expected a divisor of 3, .* got 2"):
+        AgentOptions(env=TARGET, agent=SMALL, actors=3, replay_shards=2)
 
 
 COMMAND = [
@@ -282,9 +285,10 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
 
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_the_same_program_runs_in_processes_and_outlives_its_replay(tmp_path, start):
+def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_path, start):
     run_dir = tmp_path / "run"
-    process = start(run_dir, "--steps", "3000", "--launch", "processes", "--actors", "2")
+    more = ("--steps", "3000", "--launch", "processes", "--actors", "2", "--replay-shards", "2")
+    process = start(run_dir, *more)
     saved = wait_for_checkpoints(run_dir, process)
     (replay,) = (
         child for child in psutil.Process(process.pid).children() if "replay/0" in child.cmdline()
@@ -298,3 +302,5 @@ def test_the_same_program_runs_in_processes_and_outlives_its_replay(tmp_path, st
     assert progress["environment_steps"] == 3000
     assert progress["learner_steps"] > saved["learner_steps"] + 100
     assert set(read_metrics(run_dir, "actor")["actor"]) == {0.0, 1.0}
+    parts = Checkpointer(run_dir / "checkpoints").latest().path.glob("replay*")
+    assert sorted(part.name for part in parts) == ["replay", "replay-1"]
