@@ -33,22 +33,42 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
     Returns:
       Lines; none unless both have recorded their time.
     """
-    table = read_metrics(run_dir, "time")
-    if not table:
-        return []
-    last = {name: float(column[-1]) for name, column in table.items()}
-    shares = {name: share for name, share in last.items() if math.isfinite(share)}
+    shares = read_shares(run_dir)
     lines = []
-    for kind in _KINDS:
-        parts = {
-            part: shares[f"{kind}_{part}"] for part in _PART_NAMES if f"{kind}_{part}" in shares
-        }
-        if parts:
-            parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
-            words = [f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts.items()]
-            lines.append(f"time of the {'actors' if kind == 'actor' else kind}: {', '.join(words)}")
+    for kind, split in parts(shares).items():
+        words = [f"{part} {share:.0%}" for part, share in split.items()]
+        lines.append(f"time of the {'actors' if kind == 'actor' else kind}: {', '.join(words)}")
     # In a very short run only one side has reported.
     return [*lines, verdict(shares, options)] if len(lines) == len(_KINDS) else []
+
+
+def read_shares(run_dir: Path) -> dict[str, float]:
+    """Returns the newest shares of time of a run, such as `actor_wait`; empty if there are none."""
+    table = read_metrics(run_dir, "time")
+    last = {name: float(column[-1]) for name, column in table.items() if len(column)}
+    return {name: share for name, share in last.items() if math.isfinite(share)}
+
+
+def parts(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Divides shares of time by the kind of node.
+
+    Args:
+      shares: from `read_shares`.
+
+    Returns:
+      "actor" and "learner" -> name of each part -> its share, the greatest first. A kind that has
+      not reported is left out.
+    """
+    found = {}
+    for kind in _KINDS:
+        split = {
+            name: shares[f"{kind}_{part}"]
+            for part, name in _PART_NAMES.items()
+            if f"{kind}_{part}" in shares
+        }
+        if split:
+            found[kind] = dict(sorted(split.items(), key=lambda item: -item[1]))
+    return found
 
 
 def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:

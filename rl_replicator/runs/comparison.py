@@ -26,11 +26,13 @@ class ComparedConfig:
     Attributes:
       label: a letter.
       settings: the settings that differ between the compared configs.
+      identity: all settings, without task and seed.
       curves: task -> curve; the only task of a learner is "".
     """
 
     label: str
     settings: Mapping[str, Any]
+    identity: Mapping[str, Any]
     curves: Mapping[str, Curve]
 
 
@@ -75,10 +77,29 @@ def configs(run_dirs: Sequence[Path], figure: str | None = None) -> list[Compare
     Raises:
       UsageError: if all runs have the same config; also as for `plots.curves`.
     """
-    drawn = plots.curves(run_dirs, figure)
+    found = grouped(plots.curves(run_dirs, figure))
+    if len(found) < 2:
+        raise UsageError(
+            "expected runs of at least two configs, got one; 'rl-replicator plot' draws it"
+        )
+    return found
+
+
+def without_task(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run without those that name its task."""
+    return {name: value for name, value in settings.items() if name not in _TASK}
+
+
+def grouped(drawn: Sequence[Curve], first: int = 0) -> list[ComparedConfig]:
+    """Groups curves by their settings, tasks apart.
+
+    Args:
+      drawn: of any runs.
+      first: place in the alphabet of the first label.
+    """
     groups: list[tuple[dict[str, Any], dict[str, Curve]]] = []
     for curve in drawn:
-        settings = {name: value for name, value in curve.settings.items() if name not in _TASK}
+        settings = without_task(curve.settings)
         task = str(curve.settings.get("env", ""))
         for known, curves in groups:
             if known == settings:
@@ -86,14 +107,12 @@ def configs(run_dirs: Sequence[Path], figure: str | None = None) -> list[Compare
                 break
         else:
             groups.append((settings, {task: curve}))
-    if len(groups) < 2:
-        raise UsageError(
-            "expected runs of at least two configs, got one; 'rl-replicator plot' draws it"
-        )
     differing = plots.differing([settings for settings, _ in groups])
     return [
-        ComparedConfig(_letter(index), {name: settings.get(name) for name in differing}, curves)
-        for index, (settings, curves) in enumerate(groups)
+        ComparedConfig(
+            _letter(index), {name: settings.get(name) for name in differing}, settings, curves
+        )
+        for index, (settings, curves) in enumerate(groups, first)
     ]
 
 

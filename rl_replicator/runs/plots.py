@@ -15,7 +15,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Groups of metrics that hold evaluations; a run has one of them.
-_GROUPS = ("evaluation", "evaluator")
+EVALUATION_GROUPS = ("evaluation", "evaluator")
 # Columns that are no figures; run_seconds is of version 0.1.0.
 _CLOCKS = ("wall_time", "run_seconds")
 # Options outside of a run's identity that may make a difference.
@@ -46,8 +46,15 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Evaluations:
-    """The evaluations of one run: steps [T], increasing, and values [T]."""
+class Series:
+    """One figure of one run.
+
+    Attributes:
+      steps: [T], increasing.
+      values: [T] figure at these steps, finite.
+      x_label: what the steps are.
+      y_label: what the figure is.
+    """
 
     steps: np.ndarray
     values: np.ndarray
@@ -66,16 +73,28 @@ def curves(run_dirs: Sequence[Path], figure: str | None = None) -> list[Curve]:
       UsageError: if a directory is not a run, has no evaluations yet, or lacks the figure; or if
         the runs count different kinds of steps.
     """
-    groups: dict[str, list[_Evaluations]] = {}
-    for run_dir in run_dirs:
-        key = json.dumps(_settings(run_dir), sort_keys=True)
-        groups.setdefault(key, []).append(_read(run_dir, figure))
-    labels = {(run.x_label, run.y_label) for runs in groups.values() for run in runs}
+    read = [(settings_of(run_dir), _evaluations(run_dir, figure)) for run_dir in run_dirs]
+    labels = {(series.x_label, series.y_label) for _, series in read}
     if len(labels) > 1:
         raise UsageError(
             "expected runs with one figure over one kind of steps, got "
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
         )
+    return merged(read)
+
+
+def merged(runs_read: Sequence[tuple[Mapping[str, Any], Series]]) -> list[Curve]:
+    """Groups the series of runs that have equal settings.
+
+    Args:
+      runs_read: the settings of each run, without its seed, and its series.
+
+    Returns:
+      One curve for each set of settings, in the order of the runs.
+    """
+    groups: dict[str, list[Series]] = {}
+    for settings, series in runs_read:
+        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(series)
     found = []
     for key, runs in groups.items():
         end = min(run.steps[-1] for run in runs)
@@ -158,8 +177,12 @@ def _draw(axes: Any, curve: Curve, label: str) -> None:
         axes.fill_between(curve.steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
 
 
-def _settings(run_dir: Path) -> dict[str, Any]:
-    """Returns the settings that distinguish this run from others, except its seed."""
+def settings_of(run_dir: Path) -> dict[str, Any]:
+    """Returns the settings that distinguish a run from others, except its seed, by dotted name.
+
+    Raises:
+      UsageError: if it is not the directory of a run.
+    """
     config = RunDirectory(run_dir).config()
     settings = _flat(config["identity"])
     options = config.get("options", {})
@@ -175,30 +198,47 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read(run_dir: Path, figure: str | None) -> _Evaluations:
-    tables = [read_metrics(run_dir, group) for group in _GROUPS]
+def _evaluations(run_dir: Path, figure: str | None) -> Series:
+    tables = [read_metrics(run_dir, group) for group in EVALUATION_GROUPS]
     table = next((table for table in tables if table), {})
-    figures = [name for name in list(table)[1:] if name not in _CLOCKS]
-    if not figures:
+    names = figures(table)
+    if not names:
         raise UsageError(
             f"expected evaluations in {run_dir}, got none yet; the run writes the first one to "
             f"{run_dir / 'metrics'}"
         )
-    name = figures[0] if figure is None else figure
-    if name not in figures:
-        raise UsageError(f"--figure: expected one of {', '.join(figures)}, got {name!r}")
-    x_label = next(iter(table))
-    steps, values = np.asarray(table[x_label], np.float64), table[name]
-    known = np.isfinite(values)  # A row may hold other figures only.
-    if not known.any():
+    name = names[0] if figure is None else figure
+    if name not in names:
+        raise UsageError(f"--figure: expected one of {', '.join(names)}, got {name!r}")
+    found = series(table, name)
+    if not found.steps.size:
         raise UsageError(f"expected evaluations in {run_dir}, got none yet with {name}")
+    return found
+
+
+def figures(table: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the names of the columns of a table of metrics that are figures, not clocks."""
+    return [name for name in list(table)[1:] if name not in _CLOCKS]
+
+
+def series(table: Mapping[str, np.ndarray], figure: str) -> Series:
+    """Returns one figure of a table of metrics.
+
+    Args:
+      table: from `read_metrics`, not empty.
+      figure: one of `figures(table)`.
+
+    Returns:
+      Its finite values; without any rows if there are none.
+    """
+    x_label = next(iter(table))
+    steps, values = np.asarray(table[x_label], np.float64), table[figure]
+    known = np.isfinite(values)  # A row may hold other figures only.
     steps, values = steps[known], values[known]
     # A run that was killed and resumed may have evaluated a step twice: the later one counts.
     last = {step: index for index, step in enumerate(steps)}
     order = [last[step] for step in sorted(last)]
-    return _Evaluations(
-        steps[order], values[order], x_label.replace("_", " "), name.replace("_", " ")
-    )
+    return Series(steps[order], values[order], x_label.replace("_", " "), figure.replace("_", " "))
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:

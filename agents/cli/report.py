@@ -1,0 +1,72 @@
+"""`rl-replicator report RUN_DIR... --out FILE`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+SUMMARY = "write all about runs into one HTML file: report RUN_DIR... --out report.html"
+
+
+def run(args: Sequence[str]) -> int:
+    """Writes the report and prints its path.
+
+    Args:
+      args: the words after `report`.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if an option is wrong, no run can be read, or the file cannot be written.
+    """
+    # Imported here because `rl-replicator --help` imports this module for its summary.
+    import tyro
+
+    from rl_replicator.cli import options
+    from rl_replicator.errors import UsageError, check_option
+
+    @dataclasses.dataclass(frozen=True)
+    class ReportOptions:
+        """Write curves, results, films, time, settings and advice of runs into one HTML file.
+
+        Runs that differ only in their seed are averaged. The directory of a suite stands for all
+        its runs. The file needs no network.
+        """
+
+        run_dirs: Annotated[
+            tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+        ]
+        """Directories of runs or of suites."""
+        out: Path = Path("report.html")
+        """The file to write."""
+        figure: str | None = None
+        """The figure of the evaluations to draw, such as top_1. Default: the first one."""
+        film_megabytes: float = 16.0
+        """Megabytes of films in the file; the newest film of each run comes first."""
+
+        def __post_init__(self) -> None:
+            check_option(bool(self.run_dirs), "RUN_DIR", "at least one", "none")
+            check_option(
+                self.film_megabytes >= 0, "film_megabytes", "at least 0", self.film_megabytes
+            )
+            suffix = self.out.suffix.lower()
+            check_option(suffix in (".html", ".htm"), "out", "a name that ends in .html", self.out)
+
+    chosen = options.parse(ReportOptions, "rl-replicator report", args)
+    # Imported after the options have been read, so that mistakes are reported at once.
+    from agents.reports import page, reading
+
+    found = reading.read(chosen.run_dirs, chosen.figure)
+    if not found.runs:
+        raise UsageError("; ".join(map(str, found.left_out)))
+    text = page.render(found, 1e6 * chosen.film_megabytes)
+    try:
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report to {chosen.out}: {error}") from error
+    for one in found.left_out:
+        print(f"left out {one}")
+    print(chosen.out)
+    return 0

@@ -1,0 +1,126 @@
+"""Films and images of runs, as parts of a page, up to a number of bytes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agents.reports import figures
+from agents.reports.markup import Html, element
+from agents.reports.reading import ReportedRun
+
+_KINDS = {".mp4": "video/mp4", ".gif": "image/gif", ".png": "image/png"}
+_FOLDER = "films"
+# Folders of a run that hold no images of what it learned.
+_OTHER_FOLDERS = ("best", "checkpoints", "metrics", "tensorboard", _FOLDER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A film or an image of a run.
+
+    Attributes:
+      path: its file.
+      size: bytes of the file.
+      caption: what it shows.
+    """
+
+    path: Path
+    size: int
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The films that a page holds.
+
+    Attributes:
+      shown: those that fit.
+      left_out: those that do not.
+    """
+
+    shown: Sequence[Picture]
+    left_out: Sequence[Picture]
+
+
+def select(runs: Sequence[ReportedRun], most_bytes: float) -> Selection:
+    """Chooses films: of each run in turn the newest, as long as they fit.
+
+    Args:
+      runs: of the report.
+      most_bytes: size of all chosen files together.
+    """
+    queues = [list(_pictures(run)) for run in runs]
+    shown, left_out, free = [], [], most_bytes
+    for rank in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if rank < len(queue):
+                picture = queue[rank]
+                if picture.size <= free:
+                    shown.append(picture)
+                    free -= picture.size
+                else:
+                    left_out.append(picture)
+    order = {picture.path: i for i, picture in enumerate(p for queue in queues for p in queue)}
+    return Selection(
+        sorted(shown, key=lambda p: order[p.path]), sorted(left_out, key=lambda p: order[p.path])
+    )
+
+
+def embedded(picture: Picture) -> Html:
+    """Returns a film or an image with its file's content.
+
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    content = base64.b64encode(picture.path.read_bytes()).decode()
+    kind = _KINDS[picture.path.suffix]
+    source = f"data:{kind};base64,{content}"
+    if kind.startswith("video/"):
+        shown = element(
+            "video", src=source, controls=True, muted=True, loop=True, playsinline=True,
+            preload="metadata", aria_label=picture.caption,
+        )  # fmt: skip
+    else:
+        shown = element("img", src=source, alt=picture.caption)
+    caption = element("figcaption", picture.caption, " ", element("small", _size(picture)))
+    return element("figure", shown, caption, class_="film")
+
+
+def describe(picture: Picture) -> str:
+    """Returns the path of a film and its size."""
+    return f"{picture.path} ({_size(picture)})"
+
+
+def _size(picture: Picture) -> str:
+    return figures.size(picture.size)
+
+
+def _pictures(run: ReportedRun) -> Iterator[Picture]:
+    """Yields the films and images of a run, the most telling one first."""
+    name = f"{run.path.name}"
+    for suffix in (".mp4", ".gif"):
+        yield from _found([run.path / f"evaluation{suffix}"], f"{name}: newest policy")
+    for path in sorted((run.path / _FOLDER).glob("*.mp4"), reverse=True):
+        steps = f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
+        yield from _found([path], f"{name}: {steps}")
+    # Images of a learner: the newest of each kind.
+    newest: dict[str, Path] = {}
+    for path in sorted(run.path.glob("*/*.png")):
+        if path.parent.name not in _OTHER_FOLDERS:
+            newest[path.parent.name] = path
+    for kind, path in newest.items():
+        steps = f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
+        yield from _found([path], f"{name}: {kind}, {steps}")
+
+
+def _found(paths: Sequence[Path], caption: str) -> Iterator[Picture]:
+    for path in paths:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            continue
+        if size:
+            yield Picture(path, size, caption)

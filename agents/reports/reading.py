@@ -1,0 +1,253 @@
+"""What a report shows, read from the directories of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import comparison, plots, run_directory
+from rl_replicator.runs.comparison import ComparedConfig
+from rl_replicator.runs.metrics import WALL_TIME, read_metrics
+from rl_replicator.runs.plots import Series
+from rl_replicator.runs.run_directory import RunDirectory
+
+Table = Mapping[str, np.ndarray]
+# Tables of a run that may stand in for its evaluations before there is one.
+_TRAINING_GROUPS = ("actor", "train")
+# Tables of figures that show how training goes.
+_DETAIL_GROUPS = ("learner", "train")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedRun:
+    """A run with its settings and metrics.
+
+    Attributes:
+      path: its directory.
+      trainable: name of what it trains.
+      task: name of the environment; "" for a learner.
+      seed: of the run; None if it has none.
+      settings: the settings that distinguish it from others, except its seed.
+      options: of the run, as in its config.json.
+      tables: group of metrics -> columns.
+      written: when its metrics were written last, in seconds since the epoch.
+    """
+
+    path: Path
+    trainable: str
+    task: str
+    seed: int | None
+    settings: Mapping[str, Any]
+    options: Mapping[str, Any]
+    tables: Mapping[str, Table]
+    written: float
+
+    @property
+    def steps(self) -> int:
+        """The newest step in any of its tables."""
+        return max(int(next(iter(table.values())).max()) for table in self.tables.values())
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that it was asked for; None if it counts in other units."""
+        steps = self.options.get("steps")
+        return steps if isinstance(steps, int) and steps > 0 else None
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, without interruptions."""
+        return max(float(np.nanmax(table[WALL_TIME])) for table in self.tables.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has taken all its steps, and evaluated what it has learned."""
+        table = self._first(plots.EVALUATION_GROUPS)
+        total = self.total_steps
+        return table is not None and total is not None and next(iter(table.values()))[-1] >= total
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether it has an evaluation."""
+        return self._first(plots.EVALUATION_GROUPS) is not None
+
+    def series(self, figure: str | None) -> Series:
+        """Returns a figure of the evaluations, or of training if there is none yet.
+
+        Args:
+          figure: its name; None for the first one.
+
+        Raises:
+          UsageError: if the run lacks it.
+        """
+        table = self._first((*plots.EVALUATION_GROUPS, *_TRAINING_GROUPS))
+        names = plots.figures(table or {})
+        if table is None or not names:
+            raise UsageError("it has no figures yet")
+        if figure is not None and figure not in names and self.is_evaluated:
+            raise UsageError(f"expected one of the figures {', '.join(names)}, got {figure!r}")
+        found = plots.series(table, figure if figure in names else names[0])
+        if not found.steps.size:
+            raise UsageError(f"it has no finite value of {found.y_label} yet")
+        if not self.is_evaluated:
+            found = dataclasses.replace(found, y_label=f"{found.y_label} (training)")
+        return found
+
+    def details(self) -> dict[str, Series]:
+        """Returns the figures of training by name, those that never change left out."""
+        table = self._first(_DETAIL_GROUPS) or {}
+        found = {name: plots.series(table, name) for name in plots.figures(table)}
+        return {
+            name: one for name, one in found.items() if len(one.steps) > 1 and np.ptp(one.values)
+        }
+
+    def _first(self, groups: Iterable[str]) -> Table | None:
+        return next((self.tables[group] for group in groups if group in self.tables), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A directory that the report leaves out.
+
+    Attributes:
+      path: the directory.
+      reason: why, one line.
+    """
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason if str(self.path) in self.reason else f"{self.path}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Runs whose figures can be drawn into one plot.
+
+    Attributes:
+      x_label: what their steps are.
+      y_label: what their figure is.
+      configs: the configs among them.
+    """
+
+    x_label: str
+    y_label: str
+    configs: Sequence[ComparedConfig]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """All that a report shows.
+
+    Attributes:
+      runs: the runs.
+      left_out: directories without a readable run.
+      families: the configs of the runs; labels are unique over all families.
+      places: for each run, the index of its config in `configs`.
+      read_at: seconds since the epoch.
+    """
+
+    runs: Sequence[ReportedRun]
+    left_out: Sequence[LeftOut]
+    families: Sequence[Family]
+    places: Sequence[int]
+    read_at: float
+
+    @property
+    def configs(self) -> list[ComparedConfig]:
+        """The configs of all families."""
+        return [config for family in self.families for config in family.configs]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of all environments."""
+        return list(dict.fromkeys(run.task for run in self.runs if run.task))
+
+    def runs_of(self, index: int) -> list[ReportedRun]:
+        """Returns the runs of a config.
+
+        Args:
+          index: in `configs`.
+        """
+        return [run for run, own in zip(self.runs, self.places, strict=True) if own == index]
+
+
+def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
+    """Reads runs, even while they train.
+
+    Args:
+      paths: directories of runs, or of suites, which stand for all their runs.
+      figure: the figure of the evaluations to draw; None for the first one.
+    """
+    runs, left_out = [], []
+    for path in _expanded(paths):
+        try:
+            run = _read(path)
+            run.series(figure)  # Raises if there is nothing to draw.
+            runs.append(run)
+        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
+            text = str(error) if isinstance(error, UsageError) else _broken(error)
+            left_out.append(LeftOut(path, " ".join(text.split())))
+    families, places = _families([(run, run.series(figure)) for run in runs])
+    return Reading(runs, left_out, families, places, time.time())
+
+
+def _expanded(paths: Sequence[Path]) -> list[Path]:
+    found = []
+    for path in paths:
+        inner = sorted(run.path for run in run_directory.runs(path))
+        found += inner or [path]
+    return list(dict.fromkeys(found))
+
+
+def _read(path: Path) -> ReportedRun:
+    config = RunDirectory(path).config()
+    files = sorted((path / "metrics").glob("*.csv"))
+    tables = {file.stem: read_metrics(path, file.stem) for file in files}
+    tables = {group: table for group, table in tables.items() if table and len(table[WALL_TIME])}
+    if not tables:
+        raise UsageError("it has no metrics yet")
+    settings = plots.settings_of(path)
+    identity = config["identity"]
+    seed = identity.get("seed", identity.get("config", {}).get("seed"))
+    return ReportedRun(
+        path=path,
+        trainable=str(config.get("trainable")),
+        task=str(settings.get("env", "")),
+        seed=seed,
+        settings=settings,
+        options=config.get("options", {}),
+        tables=tables,
+        written=max(file.stat().st_mtime for file in files),
+    )
+
+
+def _broken(error: Exception) -> str:
+    return f"expected whole files, got {type(error).__name__}: {error}"
+
+
+def _families(
+    runs: Sequence[tuple[ReportedRun, Series]],
+) -> tuple[list[Family], list[int]]:
+    """Returns the families, and for each run the index of its config over all of them."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, (_, series) in enumerate(runs):
+        groups.setdefault((series.x_label, series.y_label), []).append(index)
+    families: list[Family] = []
+    places = [0] * len(runs)
+    for labels, members in groups.items():
+        first = sum(len(family.configs) for family in families)
+        curves = plots.merged([(runs[i][0].settings, runs[i][1]) for i in members])
+        configs = comparison.grouped(curves, first)
+        identities = [config.identity for config in configs]
+        for i in members:
+            wanted = comparison.without_task(runs[i][0].settings)
+            places[i] = first + identities.index(wanted)
+        families.append(Family(*labels, configs))
+    return families, places

@@ -1,0 +1,47 @@
+"""Directories of runs, made by the writers of runs."""
+
+import pytest
+
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.run_directory import RunDirectory
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes a run of an agent: `make_run(name, {step: return}, time=..., learner=..., **agent)`."""
+
+    def make(name, returns, *, seed=1, env="a:b", steps=200, time=None, learner=None, **agent):
+        run = RunDirectory(tmp_path / name)
+        run.path.mkdir(parents=True)
+        options = {"env": env, "seed": seed, "steps": steps, "actors": 1, "agent": agent}
+        run.describe("d4pg", {"env": env, "seed": seed, "agent": agent}, options)
+        writer = MetricWriter(run.path, "environment_steps")
+        for step, value in returns.items():
+            figures = {"episode_return_min": value - 1, "episode_return_max": value + 1}
+            writer.write("evaluator", step, {"episode_return": value, **figures})
+            writer.write("learner", step, {"learner_steps": step, **(learner or {})})
+            if time:
+                writer.write("time", step, time)
+        writer.close()
+        return run.path
+
+    return make
+
+
+@pytest.fixture
+def make_learner_run(tmp_path):
+    """Makes a run of a learner: `make_learner_run(name, {step: loss}, {step: accuracy})`."""
+
+    def make(name, losses, accuracies, seed=1):
+        run = RunDirectory(tmp_path / name)
+        run.path.mkdir(parents=True)
+        run.describe("spirals", {"config": {"seed": seed, "width": 8}}, {"steps": 20})
+        writer = MetricWriter(run.path, "steps")
+        for step, loss in losses.items():
+            writer.write("train", step, {"loss": loss})
+        for step, accuracy in accuracies.items():
+            writer.write("evaluation", step, {"accuracy": accuracy})
+        writer.close()
+        return run.path
+
+    return make

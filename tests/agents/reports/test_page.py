@@ -1,0 +1,155 @@
+"""The page holds the figures of the runs, and needs nothing but itself."""
+
+import base64
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from agents.cli import report
+from agents.reports import page, reading
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import statistics
+
+_VOID = ("meta", "link", "img", "br")
+
+
+class _Document(HTMLParser):
+    """Checks that elements are closed in order; collects attributes, and the text by section."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.attributes, self.texts, self.tags = [], [], {}, []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in _VOID:
+            self.open.append((tag, dict(attrs).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, name in self.open:
+            if name:
+                self.texts[name] = self.texts.get(name, "") + data + " "
+
+    def section(self, name):
+        return " ".join(self.texts[name].split())
+
+
+def _render(run_dirs, film_bytes=1e6, **settings):
+    return page.render(reading.read(run_dirs), film_bytes, **settings)
+
+
+@pytest.fixture
+def run_dirs(make_run):
+    """Two configs with two seeds each."""
+    shares = {
+        "actor_environment": 0.6,
+        "actor_policy": 0.2,
+        "learner_step": 0.5,
+        "learner_wait": 0.4,
+    }
+    found = []
+    for n_step, gain in ((5, 300.0), (1, 100.0)):
+        for seed in (1, 2):
+            returns = {100: gain / 2, 200: gain + 10 * seed}
+            name = f"n{n_step}-seed{seed}"
+            found.append(make_run(name, returns, seed=seed, time=shares, n_step=n_step))
+    return found
+
+
+def test_it_shows_the_figures_of_the_runs(run_dirs):
+    document = _Document(_render(run_dirs))
+    assert document.section("head").startswith("d4pg on a:b 4 runs · 2 configs · 1 task · 2 seeds")
+    interval = statistics.bootstrap(statistics.mean, [np.array([310.0, 320.0])])
+    expected = f"a:b A 200 {interval.value:.0f} [{interval.low:.0f}, {interval.high:.0f}] 2 310 to"
+    assert expected in document.section("results")
+    assert "A − B 1 200 [190, 210] 1 [1, 1] A is higher" in document.section("results")
+    assert "environment 60% policy 20% other 20%" in document.section("time")
+    assert "Bottleneck: the actors; most of their time goes to the env" in document.section("time")
+    assert "agent.n_step 5 1" in document.section("settings")
+    assert document.section("runs").count("complete") == 4
+    assert "No run stood still" in document.section("advice")
+
+
+def test_the_chart_draws_mean_and_band(run_dirs):
+    text = _render(run_dirs[:2])
+    (data,) = [json.loads(html.unescape(found)) for found in re.findall('data-chart="(.*?)"', text)]
+    assert data["end"] == 200
+    (line,) = data["lines"]
+    assert line["y"] == [150, 315] and (line["low"], line["high"]) == ([150, 310], [150, 320])
+    # From the top at 400 or so: the lower end of the axis is zero.
+    (stroke,) = re.findall('<path d="M500 ([\\d.]+)L1000 ([\\d.]+)" class="line c0">', text)
+    heights = 1000 - np.array(stroke, float)
+    assert heights[1] / heights[0] == pytest.approx(315 / 150, rel=1e-3)
+
+
+def test_it_needs_nothing_but_itself(run_dirs):
+    for text in (_render(run_dirs), _render(run_dirs, seconds_to_refresh=2.0)):
+        document = _Document(text)
+        names = [value for key, value in document.attributes if key == "id"]
+        assert len(names) == len(set(names))
+        links = [value for key, value in document.attributes if key in ("href", "src", "action")]
+        assert [one for one in links if not one.startswith(("#", "data:"))] == []
+        assert {one[1:] for one in links if one.startswith("#")} <= set(names)
+        assert "url(" not in text and "@import" not in text
+
+
+def test_names_are_text(make_run):
+    name = "<script>alert(1)</script>&\"'"
+    text = _render([make_run("one", {100: 1.0}, env=name, layers=name)])
+    assert _Document(text).tags.count("script") == 1  # The page's own.
+    assert name in html.unescape(_Document(text).section("results"))
+
+
+def test_runs_of_learners(make_learner_run):
+    losses = {step: 1.0 / step for step in range(1, 21)}
+    document = _Document(_render([make_learner_run("one", losses, {10: 0.5, 20: 0.75})]))
+    assert "20 0.75 1 – 0.75 @ 20" in document.section("results")
+    assert "loss" in document.section("training")
+    assert not {"time", "advice", "films"} & set(document.texts)
+
+
+def test_advice_and_what_is_left_out(make_run, tmp_path):
+    still = make_run("still", dict.fromkeys(range(10, 100, 10), 5.0), learner={"q_mean": 1.0})
+    document = _Document(_render([still, tmp_path / "none"]))
+    assert "still The return did not rise over the last third" in document.section("advice")
+    assert "Left out expected the directory of a run" in document.section("runs")
+
+
+def test_films_up_to_a_size(make_run):
+    run = make_run("one", {100: 1.0})
+    (run / "films").mkdir()
+    for name, size in (("evaluation", 600), ("films/000000100", 500), ("films/000000050", 300)):
+        (run / f"{name}.mp4").write_bytes(bytes(size))
+    text = _render([run], film_bytes=1000)
+    films = re.findall(r'<video src="data:video/mp4;base64,([\w+/=]+)"', text)
+    assert [len(base64.b64decode(film)) for film in films] == [600, 300]
+    shown = _Document(text).section("films")
+    assert "one: newest policy" in shown and "one: 50 steps" in shown
+    assert f"1 left out (0 kB), to keep all films under 1 kB {run}/films/000000100.mp4" in shown
+
+
+def test_the_command(run_dirs, tmp_path, capsys):
+    out, missing = tmp_path / "deep" / "report.html", tmp_path / "none"
+    assert report.run([*map(str, run_dirs), str(missing), "--out", str(out)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"left out expected the directory of a run, but there is no {missing}")
+    assert second == str(out)
+    _Document(out.read_text())
+    with pytest.raises(UsageError, match="^expected the directory of a run, but there is no "):
+        report.run([str(missing), "--out", str(out)])
+    with pytest.raises(
+        UsageError, match=r"--out: expected a name that ends in .html, got report.pdf"
+    ):
+        report.run([str(run_dirs[0]), "--out", "report.pdf"])
+    with pytest.raises(UsageError, match="cannot write the report to"):
+        report.run([str(run_dirs[0]), "--out", str(run_dirs[0] / "config.json" / "r.html")])

@@ -1,0 +1,77 @@
+"""Runs are grouped by config and figure; what can't be read is left out with its reason."""
+
+import numpy as np
+import pytest
+
+from agents.reports import reading
+
+
+def test_runs_are_grouped_by_config_and_figure(make_run, make_learner_run):
+    runs = [
+        make_run("one", {100: 10.0, 200: 30.0}, seed=1, n_step=5),
+        make_run("two", {100: 20.0, 200: 50.0}, seed=2, n_step=5),
+        make_run("other", {100: 5.0}, n_step=1),
+        make_learner_run("learner", {10: 2.0, 20: 1.0}, {20: 0.75}),
+    ]
+    found = reading.read(runs)
+    agents, learners = found.families
+    assert (agents.x_label, agents.y_label) == ("environment steps", "episode return")
+    assert [config.label for config in found.configs] == ["A", "B", "C"]
+    assert [config.settings for config in agents.configs] == [
+        {"agent.n_step": 5},
+        {"agent.n_step": 1},
+    ]
+    curve = agents.configs[0].curves["a:b"]
+    np.testing.assert_array_equal(curve.values, [[10, 30], [20, 50]])
+    assert (learners.x_label, learners.y_label) == ("steps", "accuracy")
+    assert list(found.places) == [0, 0, 1, 2]
+    assert [run.path.name for run in found.runs_of(0)] == ["one", "two"]
+    assert [run.is_complete for run in found.runs] == [True, True, False, True]
+    assert [run.steps for run in found.runs] == [200, 200, 100, 20]
+
+
+def test_the_directory_of_a_suite_stands_for_its_runs(make_run, tmp_path):
+    for seed in (1, 2):
+        make_run(f"suite/seed{seed}", {100: 1.0}, seed=seed)
+    found = reading.read([tmp_path / "suite", tmp_path / "suite" / "seed1"])
+    assert [run.path.name for run in found.runs] == ["seed1", "seed2"]
+
+
+def test_training_stands_in_before_the_first_evaluation(make_learner_run):
+    (family,) = reading.read([make_learner_run("gan", {10: 2.0, 20: 1.0}, {})]).families
+    assert family.y_label == "loss (training)"
+    np.testing.assert_array_equal(family.configs[0].curves[""].values, [[2.0, 1.0]])
+
+
+def test_another_figure(make_run):
+    run = make_run("one", {100: 10.0})
+    (family,) = reading.read([run], "episode_return_max").families
+    assert family.configs[0].curves["a:b"].values == [[11.0]]
+    (left_out,) = reading.read([run], "accuracy").left_out
+    assert "expected one of the figures episode_return, " in str(left_out)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        (None, None, "but there is no "),
+        ("config.json", "{", "expected a run's settings in "),
+        ("metrics/evaluator.csv", None, "it has no metrics yet"),
+        ("metrics/evaluator.csv", "environment_steps,wall_time\n", "it has no metrics yet"),
+        ("metrics/evaluator.csv", "environment_steps,wall_time,x\none,2,3\n", "ValueError: inv"),
+        ("metrics/evaluator.csv", "steps,wall_time,x\n1,2,nan\n", "no finite value of x yet"),
+        ("metrics/evaluator.csv", "\0\n", "expected whole files, got "),
+    ],
+)
+def test_what_cannot_be_read_is_left_out_in_one_line(make_run, tmp_path, file, content, reason):
+    good, bad = make_run("good", {100: 1.0}), tmp_path / "bad"
+    if file is not None:
+        bad = make_run("bad", {100: 1.0})
+        for group in ("learner", "evaluator"):
+            (bad / "metrics" / f"{group}.csv").unlink()
+        if content is not None:
+            (bad / file).write_text(content)
+    found = reading.read([bad, good])
+    (left_out,) = found.left_out
+    assert str(bad) in str(left_out) and reason in str(left_out) and "\n" not in str(left_out)
+    assert [run.path for run in found.runs] == [good]
