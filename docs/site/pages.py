@@ -28,6 +28,7 @@ SOURCES = "source"
 _MEDIA = (".gif", ".mp4", ".png", ".svg", ".webp")
 _LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash", ".toml": "toml", ".yaml": "yaml"}
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_HIDDEN_CODE = re.compile(r"^<!-- python.*?-->\n", re.DOTALL | re.MULTILINE)  # For tests alone.
 _HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -51,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replaces the links to files of the repository by links to pages."""
+    """Replaces links to files of the repository by links to pages; drops hidden code."""
     origins = {name: path for path, name in ELSEWHERE.items()}
     uri = page.file.src_uri
     if uri.startswith(("reference/", f"{SOURCES}/")):
@@ -65,7 +66,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         here = os.path.relpath(place(target), Path(uri).parent)
         return f"{match[1]}{here}{match[3] or ''}{match[4]}"
 
-    return _LINK.sub(replaced, markdown)
+    return _LINK.sub(replaced, _HIDDEN_CODE.sub("", markdown))
 
 
 def documents() -> list[Path]:

@@ -1,6 +1,5 @@
 """The commands, paths and names that the documentation mentions."""
 
-import ast
 import fnmatch
 import functools
 import re
@@ -54,15 +53,11 @@ def inline_code(document: Path) -> list[str]:
     return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", text)]
 
 
-def python_blocks(document: Path) -> list[str]:
-    """Returns the fenced blocks of Python."""
-    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def names_in(block: str) -> set[str]:
-    """Returns the dotted names of this project that a block of Python uses."""
-    dotted = {ast.unparse(n) for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Attribute)}
-    return {name for name in dotted if is_name(name)}
+def blocks(document: Path, language: str) -> list[str]:
+    """Returns the fenced blocks of a language."""
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE
+    )
 
 
 def links(document: Path) -> list[str]:

@@ -1,0 +1,96 @@
+"""Every block of Python in the documentation runs, each page as one program."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.docs import blocks
+from tests.docs.references import DOCUMENTS, ROOT
+from tests.suite import forked
+
+PROGRAMS = {document: program for document in DOCUMENTS if (program := blocks.program(document))}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("document", PROGRAMS, ids=lambda path: path.name)
+def test_blocks_run(document, tmp_path):
+    path = tmp_path / f"{document.stem}_page.py"  # A file, because AutoGraph reads the source.
+    path.write_text(PROGRAMS[document])
+    done = subprocess.run(
+        [*forked.python(), str(path)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "docs" / "examples")]),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, f"{document} has these lines:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_code_is_untested(document):
+    assert blocks.untested(document) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Text:\n\n    import numpy\n", ["    import numpy"]),
+        ("Text:\n\n    x = 1\n", ["    x = 1"]),
+        ("```\nx = 1\n```\n", ["```"]),
+        ("```py\nx = 1\n```\n", ["```py"]),
+        ("- item\n\n  ```ruby\n  x\n  ```\n", ["  ```ruby"]),
+        ("- item\n\n  ```python\n  x\n  ```\n", ["  ```python"]),
+        ("```python\ndef f():\n    x = 1\n```\n", []),
+        ("    make run\n    python -m module --option=1\n", []),
+    ],
+)
+def test_untested_code_is_found(text, found, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    assert blocks.untested(path) == found
+
+
+PAGE = """\
+<!-- python
+count = 100
+-->
+<!-- python: 5_000 -> 5 -->
+Text.
+
+```python
+total = count + 5_000
+```
+
+<!-- python
+assert total == 105
+-->
+"""
+
+
+def test_programs_have_the_lines_of_the_page(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    lines = blocks.program(path).splitlines()
+    assert (lines[1], lines[7], lines[11]) == (
+        "count = 100",
+        "total = count + 5",
+        "assert total == 105",
+    )
+    assert [line for line in lines if line] == [lines[1], lines[7], lines[11]]
+    path.write_text("Text alone.\n")
+    assert blocks.program(path) == ""
+
+
+@pytest.mark.parametrize("text", ["<!-- python: a -> b -->\n", "```python\nx = 1\n"])
+def test_comments_without_effect_are_errors(text, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="expected"):
+        blocks.program(path)
