@@ -124,6 +124,11 @@ class Cluster:
         return self.addresses[task_type][index]
 
     @property
+    def all_addresses(self) -> tuple[str, ...]:
+        """Addresses of all tasks, in the order of `tasks`."""
+        return tuple(self.address(*task) for task in self.tasks)
+
+    @property
     def own_address(self) -> str:
         """Address of this process's task, `host:port`."""
         return self.address(self.task_type, self.task_index)

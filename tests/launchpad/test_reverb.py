@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 
+import psutil
 import pytest
 
 import launchpad as lp
-from launchpad.nodes.reverb import node as reverb_node
+from launchpad.nodes.reverb import listeners
 from tests.launchpad import programs
+from tests.suite import sockets
 
 
 def _tables():
@@ -47,6 +49,9 @@ def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
     client = manager.resolve(recorder)
     while not client.entries():
         assert not manager.wait(timeout=0.1)
+    for address, port in sockets.listening(psutil.Process()):
+        is_open = any(sockets.accepts(outer, port) for outer in sockets.outer_addresses())
+        assert not is_open, (address, port)
     manager.stop()
     assert manager.wait(timeout=20)
     assert (tmp_path / "entries").read_text() == "0.0\n6\n"
@@ -66,6 +71,6 @@ def test_listeners_of_other_processes_are_seen():
     with child, socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.listen()
-        assert reverb_node.foreign_listeners(int(child.stdout.readline())) == 1
-        assert reverb_node.foreign_listeners(own.getsockname()[1]) == 0
+        assert listeners.count_foreign(int(child.stdout.readline())) == 1
+        assert listeners.count_foreign(own.getsockname()[1]) == 0
         child.stdin.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 from launchpad.nodes.python import node as python
+from launchpad.nodes.reverb import listeners
 
 if TYPE_CHECKING:
     import reverb
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("launchpad")
 
 REVERB_PORT_NAME = "reverb"
+LOOPBACK = "127.0.0.1"
 _BIND_ATTEMPTS = 5
 
 
@@ -107,33 +107,15 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         before = runtime.book.get(self._address.key)
         port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
         for _ in range(_BIND_ATTEMPTS):
-            if not foreign_listeners(port):
+            if not listeners.count_foreign(port):
                 server = reverb.Server(
                     tables=self._priority_tables_fn(), port=port, checkpointer=make_checkpointer()
                 )
-                if not foreign_listeners(port):
+                if not listeners.count_foreign(port):
+                    if runtime.info.host == LOOPBACK:
+                        listeners.confine_to_loopback(port)
                     return server
                 server.stop()
             logger.warning("%s: another server listens on port %d", runtime.name, port)
             port = runtime.reserve_port()
         raise OSError(f"found no free port for Reverb in {_BIND_ATTEMPTS} attempts")
-
-
-def foreign_listeners(port: int) -> int:
-    """Returns how many sockets of other processes listen on TCP `port` of this host."""
-    own = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # Closed meanwhile, as the directory's own one is.
-            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    listeners = 0
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as lines:
-                rows = [line.split() for line in lines][1:]
-        except FileNotFoundError:
-            continue  # No IPv6 here.
-        for row in rows:
-            is_listening = row[3] == "0A"
-            if is_listening and int(row[1].rpartition(":")[2], 16) == port:
-                listeners += f"socket:[{row[9]}]" not in own
-    return listeners

@@ -12,6 +12,7 @@ from tensorflow.python.eager import context as eager_context
 from rl_replicator import errors
 from rl_replicator.backends.multi_worker import health
 from rl_replicator.jobs import cluster as cluster_lib
+from rl_replicator.jobs import ports
 
 # The probe holds Python's global lock while it waits, so it must be short.
 _PROBE_MILLISECONDS = 250
@@ -46,7 +47,7 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
     # collectives inside the conditions and loops of a compiled step.
     cross_device_utils.CollectiveReplicaLauncher._prefer_unique_instance_key = False
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
@@ -59,6 +60,8 @@ def join(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> tf.distr
             f"expected TensorFlow's server to start at {cluster.own_address}, got "
             f"{error.message.splitlines()[0]}; choose a free port for it"
         ) from None
+    ports.confine_if_local(cluster.own_address, cluster.all_addresses)
+    return strategy
 
 
 def probe(task: str) -> health.Answer:

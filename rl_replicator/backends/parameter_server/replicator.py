@@ -74,6 +74,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.addresses["ps"]))
         ]
         strategy = _connect(cluster)
+        ports.confine_if_local(cluster.own_address, cluster.all_addresses)
         self._home = servers[0]
         self.num_workers = len(cluster.addresses["worker"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -42,6 +42,7 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
         task_index=cluster.task_index,
         protocol="grpc",
     )
+    ports.confine_if_local(cluster.own_address, cluster.all_addresses)
     coordinator = cluster.address("chief", 0)
     _wait_for(coordinator, start_timeout)
     _wait_for_end_of(coordinator)

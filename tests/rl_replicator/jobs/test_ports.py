@@ -1,0 +1,98 @@
+"""The ports of a job: who can connect to TensorFlow's servers."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_replicator.jobs import ports
+from tests.suite import forked, sockets
+
+ROOT = Path(__file__).parents[3]
+# Parameter servers and their workers serve until the chief ends.
+PROGRAM = """
+import os, time
+import rl_replicator as rr
+print("pid", os.getpid())
+rr.make(NAME)
+print("up")
+time.sleep(200)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("options", "name", "num_servers"),
+    [
+        (["--workers", "2"], "multi_worker", 2),
+        (["--workers", "1", "--parameter-servers", "1"], "multi_worker_async", 3),
+    ],
+)
+def test_only_this_machine_can_connect_to_tensorflows_servers(tmp_path, options, name, num_servers):
+    (tmp_path / "program.py").write_text(PROGRAM.replace("NAME", repr(name)))
+    command = [sys.executable, "-m", "rl_replicator.jobs", *options, "--", *forked.python()]
+    job = subprocess.Popen(
+        [*command, str(tmp_path / "program.py")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pids = []
+        for line in job.stdout:
+            words = line.split()
+            if "pid" in words:
+                pids.append(int(words[-1]))
+            if "up" in words and len(pids) == num_servers:
+                break
+        listeners = {pid: sockets.listening(psutil.Process(pid)) for pid in pids}
+    except BaseException:
+        job.kill()
+        raise
+    try:
+        assert len(pids) == num_servers and all(listeners.values()), listeners
+        for _, port in set().union(*listeners.values()):
+            assert sockets.accepts("127.0.0.1", port)
+            for outer in sockets.outer_addresses():
+                assert not sockets.accepts(outer, port), (outer, port)
+    finally:
+        job.terminate()
+        job.communicate(timeout=60)
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("", 0)) as server:
+        yield server
+
+
+def test_a_job_on_several_machines_is_reachable(listener):
+    port = listener.getsockname()[1]
+    addresses = [f"127.0.0.1:{port}", "10.0.0.2:2222"]
+    assert not ports.confine_if_local(addresses[0], addresses)
+    for outer in sockets.outer_addresses():
+        if ":" not in outer:
+            assert sockets.accepts(outer, port)
+
+
+def test_the_port_of_a_job_on_this_machine_is_confined(listener):
+    port = listener.getsockname()[1]
+    addresses = [f"localhost:{port}", "[::1]:2222", "127.0.0.2:3"]
+    assert ports.confine_if_local(addresses[0], addresses)
+    assert sockets.accepts("127.0.0.1", port)
+    assert not any(sockets.accepts(outer, port) for outer in sockets.outer_addresses())
+
+
+def test_a_port_that_cannot_be_confined_is_told_once(listener, caplog):
+    port = listener.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    assert not ports.confine_if_local(address, [address], device="nowhere0")
+    (record,) = caplog.records
+    assert f"port {port} is open to every machine" in record.getMessage()
+    assert sockets.accepts("127.0.0.1", port)
