@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.suite import plugin
+from tests.suite import durations, plugin
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,7 +179,7 @@ def test_passes():
 
 def test_long_files_come_first(tmp_path, monkeypatch):
     (tmp_path / "durations.json").write_text('{"test_long.py": 9, "test_longest.py": 20}')
-    monkeypatch.setattr(plugin, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(durations, "PATH", tmp_path / "durations.json")
 
     class Item:
         def __init__(self, name, limit=None):
@@ -190,6 +190,24 @@ def test_long_files_come_first(tmp_path, monkeypatch):
             return pytest.mark.timeout(self._limit).mark if self._limit else None
 
     items = [Item("test_a"), Item("test_limit", 300), Item("test_long"), Item("test_longest")]
-    plugin.Plugin(None).pytest_collection_modifyitems(items)
+    plugin.Plugin(None, None).pytest_collection_modifyitems(items)
     names = [item.path.stem for item in items]
     assert names == ["test_longest", "test_long", "test_limit", "test_a"]
+
+
+def test_a_record_has_the_seconds_of_child_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in ("test_long.py", "test_other.py"):
+        Path(file).touch()
+    monkeypatch.setattr(durations, "PATH", tmp_path / "durations.json")
+    durations.PATH.write_text('{"test_other.py": 9, "test_gone.py": 9, "test_long.py": 99}')
+    monkeypatch.setattr(durations, "LONG", 0.5)
+    meter = durations.Meter(tmp_path / "main.durations")
+    meter.enter("test_short.py")
+    meter.enter("test_long.py")
+    code = "import time\nwhile time.process_time() < 0.8: pass"
+    subprocess.run([sys.executable, "-IS", "-c", code], check=True)
+    meter.close()
+    durations.record(tmp_path)
+    assert durations.read().keys() == {"test_long.py", "test_other.py"}
+    assert 1 <= durations.read()["test_long.py"] < 9

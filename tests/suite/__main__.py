@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.suite import leftovers
-from tests.suite.plugin import DIRECTORY_VARIABLE, DURATIONS, records
+from tests.suite import durations, leftovers
+from tests.suite.plugin import DIRECTORY_VARIABLE, records
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
@@ -116,7 +115,9 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=20, help="seconds beyond a test's limit")
     parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
     parser.add_argument(
-        "--record", action="store_true", help="keep the durations of files, to order later runs by"
+        "--record",
+        action="store_true",
+        help="print the CPU seconds of files and keep them, to order later runs by",
     )
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
@@ -135,7 +136,7 @@ def main() -> int:
                     _say(f"left behind: {line}")
                 status = status or int(bool(left))
                 if options.record and not status:
-                    shutil.copy(Path(directory) / DURATIONS.name, DURATIONS)
+                    durations.record(Path(directory))
         finally:
             leftovers.kill_descendants()
             for path in sorted(Path(directory).glob("*.stacks")):

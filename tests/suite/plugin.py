@@ -6,7 +6,6 @@ watcher reads.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import faulthandler
 import json
@@ -18,10 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.suite import durations
+
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
-# Seconds of each file that takes long; `python -m tests.suite --record` writes it.
-DURATIONS = Path(__file__).with_name("durations.json")
-_LONG = 5.0
 # Seconds that a process may take before its first test.
 _COLLECTION_LIMIT = 300.0
 
@@ -83,13 +81,14 @@ def _limit(item: pytest.Item) -> float:
 class Plugin:
     """Hooks of a worker, or of the only process."""
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: Progress, meter: durations.Meter):
         self._progress = progress
+        self._meter = meter
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         """Moves long files to the front, so that the workers end at about one time."""
-        known = json.loads(DURATIONS.read_text())
+        known = durations.read()
         longest: dict[Path, float] = {}
         for item in items:
             longest[item.path] = max(longest.get(item.path, 0.0), _limit(item))
@@ -109,12 +108,14 @@ class Plugin:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
         self._progress.note(item.nodeid)
+        self._meter.enter(item.nodeid.partition("::")[0])
         yield
         self._progress.forget_stacks()
         self._progress.note(None)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
+        self._meter.close()
         self._progress.close()  # From here on the process may end at any time.
 
     @pytest.hookimpl(tryfirst=True)
@@ -130,7 +131,6 @@ class ControllerPlugin:
     def __init__(self, directory: Path):
         self._directory = directory
         self._crashed: str | None = None
-        self._seconds: collections.Counter[str] = collections.Counter()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem):
@@ -138,7 +138,6 @@ class ControllerPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report):
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration
         # Called with the report of the crash. pytest-xdist would let the other worker go on, and
         # some of its schedulers then wait for ever for the tests of the dead one.
         if self._crashed is not None:
@@ -147,19 +146,11 @@ class ControllerPlugin:
                     os.kill(record["pid"], signal.SIGKILL)  # pytest-xdist would wait for 10 s.
             pytest.exit(f"the process that ran {self._crashed} died", returncode=1)
 
-    def pytest_sessionfinish(self):
-        long = {file: round(s) for file, s in self._seconds.items() if s >= _LONG}
-        (self._directory / DURATIONS.name).write_text(
-            json.dumps(long, indent=1, sort_keys=True) + "\n"
-        )
-
 
 def records(directory: Path) -> list[dict[str, Any]]:
     """Returns the record of every process that runs tests: pid, activity, since, limit."""
     found = []
     for path in sorted(directory.glob("*.json")):
-        if path.name == DURATIONS.name:
-            continue
         with contextlib.suppress(FileNotFoundError):  # The process ended meanwhile.
             found.append(json.loads(path.read_text()))
     return found
@@ -174,4 +165,5 @@ def pytest_configure(config):
         config.pluginmanager.register(ControllerPlugin(directory))
         return
     progress = Progress(directory, worker or "main")
-    config.pluginmanager.register(Plugin(progress))
+    meter = durations.Meter(directory / f"{worker or 'main'}.durations")
+    config.pluginmanager.register(Plugin(progress, meter))

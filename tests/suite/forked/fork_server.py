@@ -221,6 +221,7 @@ def main(address: str) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # Collections in the forks neither visit nor copy what is here.
+    gc.set_threshold(50_000, 20, 20)  # Traces make many objects and little garbage.
     job = server.run()
     if job is not None:
         become(*job)
