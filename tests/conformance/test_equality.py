@@ -5,6 +5,7 @@ of Adam. Asynchronous servers are held against it with a single worker and no st
 must do the same; with more workers they do other sums, see test_asynchronous.py.
 """
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -22,84 +23,100 @@ REFERENCE = "single_device"
 # The first layer of the MLP is split over `model` by columns, the second by rows.
 SPLIT = "mesh:data=2,model=2@first/w=none,model@first/b=model@mlp/second/w=model,none"
 TEXTS = {"mesh split over model": SPLIT}
+# Other numbers of replicas are in test_replicators.py, test_mesh.py and test_multi_worker.py.
 IN_PROCESS = (
     "single_device",
-    "multi_device:1",
     "multi_device:2",
     "multi_device:4",
-    "mesh:data=1",
     "mesh:data=2",
-    "mesh:data=4",
     "mesh split over model",
 )
 # Arguments of the supervisor.
 GROUPS = {
     "multi_worker x2": ("multi_worker", "--workers", "2"),
-    "multi_worker x4": ("multi_worker", "--workers", "4"),
     "async x1": (
         "multi_worker_async:max_staleness=0",
         *("--workers", "1", "--parameter-servers", "1"),
     ),
 }
 ALL = (*IN_PROCESS, *GROUPS)
-# Each saves once and restores what all of these saved.
-RESTORING = (
-    "single_device",
-    "multi_device:2",
-    "multi_device:4",
-    "mesh split over model",
-    "multi_worker x2",
-    "async x1",
-)
+# Each restores what all of these saved.
+RESTORING = tuple(name for name in ALL if name != "mesh:data=2")
 ROOT = pathlib.Path(__file__).parents[2]
+SECONDS = 400  # For the groups, on a busy machine.
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-def run(name, out, restore=()):
-    if name in GROUPS:
+class Runs:
+    """Trains under each replicator when it is first asked for."""
+
+    def __init__(self, root):
+        self._root = root
+        self._learners = {}
+        self._have_groups_run = False
+
+    def folder(self, name):
+        """Returns the folder of a run's results, whether or not it has run."""
+        return self._root / name.replace(":", "_").replace(" ", "_").replace(",", "_")
+
+    def trained(self, name):
+        """Returns the folder of the results of 100 steps."""
+        if name in GROUPS:
+            self._run_groups()
+        elif name not in self._learners:
+            replicator = rr.make(TEXTS.get(name, name))
+            learners = training_program.make_learners(replicator)
+            training_program.train(replicator, learners, self.folder(name))
+            self._learners[name] = replicator, learners
+        return self.folder(name)
+
+    def restored(self, name):
+        """Returns the folder of the results of 20 steps after the checkpoint of each run."""
+        sources = [self.trained(source) for source in RESTORING]
+        if name in IN_PROCESS:
+            training_program.restore(*self._learners[name], self.folder(name), sources)
+        return self.folder(name)
+
+    def _run_groups(self):
+        """Runs the groups at one time, because each restores what the others saved."""
+        if self._have_groups_run:
+            return
+        self._have_groups_run = True
+        for name in IN_PROCESS:
+            self.trained(name)
+        with contextlib.ExitStack() as stack:
+            for job in [stack.enter_context(self._started(name)) for name in GROUPS]:
+                output, _ = job.communicate(timeout=SECONDS)
+                assert job.returncode == 0, output
+
+    @contextlib.contextmanager
+    def _started(self, name):
         replicas, *supervisor = GROUPS[name]
-        program = [*forked.python(), "-m", "tests.conformance.training_program"]
-        command = [
-            sys.executable,
-            "-m",
-            "rl_replicator.jobs",
-            *supervisor,
-            "--",
-            *program,
-        ]
-        done = subprocess.run(
-            [*command, "--replicas", replicas, "--out", str(out)]
-            + (["--restore", *map(str, restore)] if restore else []),
+        sources = [str(self.folder(source)) for source in RESTORING]
+        job = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rl_replicator.jobs", "--max-restarts", "0"),
+                *(*supervisor, "--"),
+                *(*forked.python(), "-m", training_program.__name__, "--replicas", replicas),
+                *("--out", str(self.folder(name)), "--restore", *sources),
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-    else:
-        training_program.run(rr.make(TEXTS.get(name, name)), out, list(restore))
-
-
-def folder(root, name):
-    return root / name.replace(":", "_").replace(" ", "_").replace(",", "_")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("equality")
+        try:
+            yield job
+        finally:
+            job.terminate()
+            job.communicate()
 
 
 @pytest.fixture(scope="module")
-def trained(root):
-    """A function that trains under a replicator, once, and gives the folder of its results."""
-
-    def train(name):
-        out = folder(root, name)
-        if not out.exists():
-            run(name, out)
-        return out
-
-    return train
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("equality"))
 
 
 def difference(got, want):
@@ -115,30 +132,25 @@ def movement(got, start):
         return min(np.abs(a[k] - b[k]).max() for k in b.files if b[k].dtype.kind == "f")
 
 
-@pytest.mark.processes
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ALL)
-def test_100_steps_equal_one_device(name, trained):
+def test_100_steps_equal_one_device(name, runs):
     for model in training_program.MODELS:
         file = f"{training_program.LAST}.npz"
-        found = difference(trained(name) / model / file, trained(REFERENCE) / model / file)
+        got, want = runs.trained(name) / model, runs.trained(REFERENCE) / model
+        found = difference(got / file, want / file)
         print(f"\n| {name} | {model} | {found:.1e} |", end="")
         assert found <= 1e-5
         # An optimizer that does nothing would make all backends equal. 100 steps of Adam move a
         # weight by up to 0.1; the moving variance of the ConvNet moves by 6e-4.
-        start = trained(name) / model / f"{training_program.FIRST}.npz"
-        assert movement(trained(name) / model / file, start) > 1e-4
+        assert movement(got / file, got / f"{training_program.FIRST}.npz") > 1e-4
 
 
-@pytest.mark.processes
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", RESTORING)
-def test_restores_what_any_other_saved(name, trained, root):
-    sources = [trained(source) for source in RESTORING]
-    out = folder(root, f"restored by {name}")
-    run(name, out, sources)
+def test_restores_what_any_other_saved(name, runs):
+    restored = runs.restored(name)
     for model in training_program.MODELS:
-        want = trained(REFERENCE) / model / f"{training_program.LATER}.npz"
-        for source in sources:
-            got = out / model / f"{training_program.LATER}-from-{source.name}.npz"
-            assert difference(got, want) <= 1e-5, (name, source.name, model)
+        want = runs.trained(REFERENCE) / model / f"{training_program.LATER}.npz"
+        for source in RESTORING:
+            from_source = f"{training_program.LATER}-from-{runs.folder(source).name}.npz"
+            got = restored / model / from_source
+            assert difference(got, want) <= 1e-5, (name, source, model)

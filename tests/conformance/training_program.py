@@ -1,13 +1,15 @@
 """Trains the same networks on the same data under any replicator, as one would run it by hand.
 
-    python training_program.py --replicas multi_device:2 --out DIR [--restore DIR ...]
+    python training_program.py --replicas multi_device:2 --out DIR --restore DIR ...
 
 Writes, for each network, a checkpoint after 20 steps and the weights after 0, 40 and 100 steps.
-With `--restore` it trains from step 20 to 40 from the checkpoints of other runs instead.
+Then it waits until the other runs named by `--restore` have done the same, and trains from step 20
+to 40 from each one's checkpoint.
 """
 
 import argparse
 import pathlib
+import time
 
 import numpy as np
 import sonnet as snt
@@ -68,8 +70,19 @@ def input_fn(context: rr.InputContext) -> tf.data.Dataset:
     return context.shard(batches.repeat())
 
 
-def make_learner(replicator: rr.Replicator, model_class):
-    """Returns a checkpoint's parts, the compiled step, and the variables to compare."""
+# Seconds for other runs to reach the same point, on a busy machine.
+_WAIT = 240
+
+
+def make_learners(replicator: rr.Replicator):
+    """Returns for each network a checkpoint's parts, the compiled step, the variables to compare.
+
+    Tracing takes most of the time here, so a learner trains first and restores later.
+    """
+    return {name: _make_learner(replicator, model_class) for name, model_class in MODELS.items()}
+
+
+def _make_learner(replicator: rr.Replicator, model_class):
     with replicator.scope():
         model = model_class()
         model(tf.zeros([GLOBAL_BATCH, *IMAGES.shape[1:]]))
@@ -98,50 +111,67 @@ def make_learner(replicator: rr.Replicator, model_class):
     return learner, step, model.variables
 
 
-def train(step, steps: int) -> None:
+def _take(step, steps: int) -> None:
     for _ in range(steps // STEPS_PER_CALL):
         step()
 
 
-def write_weights(replicator, path: pathlib.Path, variables) -> None:
+def _write_weights(replicator, path: pathlib.Path, variables) -> None:
     if replicator.is_chief:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, *(values.read(v.name, v) for v in variables))
+
+
+def train(replicator: rr.Replicator, learners, out: pathlib.Path) -> None:
+    """Trains new learners for 100 steps, with a checkpoint on the way."""
+    for name, (learner, step, variables) in learners.items():
+        _write_weights(replicator, out / name / f"{FIRST}.npz", variables)
+        _take(step, SAVED)
+        if replicator.is_chief:
+            checkpoints.Checkpointer(out / name).save(SAVED, learner)
+        _take(step, LATER - SAVED)
+        _write_weights(replicator, out / name / f"{LATER}.npz", variables)
+        _take(step, LAST - LATER)
+        _write_weights(replicator, out / name / f"{LAST}.npz", variables)
+
+
+def restore(replicator: rr.Replicator, learners, out: pathlib.Path, sources) -> None:
+    """Trains on from the checkpoints of other runs.
+
+    What a restore leaves out has the value of another step.
+    """
+    for name, (learner, step, variables) in learners.items():
+        for source in sources:
+            _wait_for(source / name / f"{LAST}.npz")
+            # An input is restored before its first use only; the step's own goes on with the same
+            # data, which repeats every ten steps.
+            inputs = replicator.make_inputs(input_fn)
+            parts_of_source = {**learner, "input": parts.InputPart(inputs)}
+            checkpoints.Checkpointer(source / name).restore(parts_of_source)
+            assert inputs.position == SAVED
+            _take(step, LATER - SAVED)
+            path = out / name / f"{LATER}-from-{source.name}.npz"
+            _write_weights(replicator, path, variables)
+
+
+def _wait_for(path: pathlib.Path) -> None:
+    deadline = time.monotonic() + _WAIT
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected {path} within {_WAIT} s")
+        time.sleep(0.1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--restore", type=pathlib.Path, nargs="*", default=[])
+    parser.add_argument("--restore", type=pathlib.Path, nargs="+", required=True)
     options = parser.parse_args()
-    run(rr.make(options.replicas), options.out, options.restore)
-
-
-def run(replicator: rr.Replicator, out: pathlib.Path, restore: list[pathlib.Path]) -> None:
-    for name, model_class in MODELS.items():
-        learner, step, variables = make_learner(replicator, model_class)
-        for index, source in enumerate(restore):
-            # One learner for all sources, because tracing takes long: what a restore leaves out has
-            # the value of step 40. Inputs are restored before their first use only; the step's own
-            # goes on with the same data, which repeats every ten steps.
-            if index:
-                inputs = replicator.make_inputs(input_fn)
-                learner = {**learner, "input": parts.InputPart(inputs)}
-            checkpoints.Checkpointer(source / name).restore(learner)
-            assert not index or inputs.position == SAVED
-            train(step, LATER - SAVED)
-            write_weights(replicator, out / name / f"{LATER}-from-{source.name}.npz", variables)
-        if restore:
-            continue
-        write_weights(replicator, out / name / f"{FIRST}.npz", variables)
-        train(step, SAVED)
-        if replicator.is_chief:
-            checkpoints.Checkpointer(out / name).save(SAVED, learner)
-        train(step, LATER - SAVED)
-        write_weights(replicator, out / name / f"{LATER}.npz", variables)
-        train(step, LAST - LATER)
-        write_weights(replicator, out / name / f"{LAST}.npz", variables)
+    replicator = rr.make(options.replicas)
+    learners = make_learners(replicator)
+    train(replicator, learners, options.out)
+    restore(replicator, learners, options.out, options.restore)
 
 
 if __name__ == "__main__":
