@@ -192,7 +192,8 @@ def list_of_runs(reading: Reading) -> Html:
         )
     head = ["run", "config" if several else None, "task", "seed", "steps", "state", "clock"]
     head.append("steps/s")
-    return section("runs", "Runs", table(head, rows, (3, 4, 6, 7)), _left_out(reading.left_out))
+    runs = table(head, rows, (3, 4, 6, 7)) if rows else None
+    return section("runs", "Runs", runs, _left_out(reading.left_out))
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> Html | None:

@@ -49,7 +49,7 @@ def title(reading: Reading) -> str:
     about = " and ".join(trained) if len(trained) <= 2 else f"{len(trained)} algorithms"
     tasks = reading.tasks
     if not tasks:
-        return about or "No runs"
+        return about or "Waiting for metrics"
     return f"{about} on {tasks[0] if len(tasks) == 1 else f'{len(tasks)} tasks'}"
 
 
@@ -195,7 +195,8 @@ def _progress_tile(reading: Reading) -> Html:
     share = np.mean([min(run.steps / (run.total_steps or 1), 1.0) for run in known] or [0.0])
     newest = figures.ago(reading.read_at - max(run.written for run in reading.runs))
     value = f"{share:.0%}" if known else figures.steps(max(run.steps for run in reading.runs))
-    return _tile("Progress", value, f"{done} of {_count(len(reading.runs), 'run')} done, {newest}")
+    about = f"{done} of {_count(len(reading.runs), 'run')} done, " if len(reading.runs) > 1 else ""
+    return _tile("Progress", value, f"{about}written {newest}")
 
 
 def _clock_tile(reading: Reading) -> Html:

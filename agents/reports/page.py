@@ -23,10 +23,29 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
     """Returns the page as HTML that needs no other file.
 
     Args:
-      reading: of the runs, of which there is at least one.
+      reading: of the runs; without any, the page says what was left out.
       film_bytes: size of all films together.
       seconds_to_refresh: between two looks of the page at its server; None for a file.
     """
+    sections = _sections(reading, film_bytes)
+    body = element(
+        "body",
+        element("a", "Skip to the content", href="#content", class_="skip"),
+        _header(reading, sections, seconds_to_refresh is not None),
+        element("main", overview.glance(reading) if reading.runs else None, sections, id="content"),
+        element("footer", element("p", _made_by()), id="made-by"),
+        element("div", id="tip", role="status", hidden=True),
+        element("script", _resource("page.js")),
+        data_refresh=None if seconds_to_refresh is None else round(1000 * seconds_to_refresh),
+    )
+    return "<!doctype html>\n" + element(
+        "html", _head(reading, seconds_to_refresh), body, lang="en"
+    )
+
+
+def _sections(reading: Reading, film_bytes: float) -> list[Html]:
+    if not reading.runs:
+        return [details.list_of_runs(reading)]
     sections = [
         overview.curves(reading),
         overview.table_of_results(reading),
@@ -37,20 +56,7 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
         details.settings(reading),
         details.list_of_runs(reading),
     ]
-    present = [one for one in sections if one is not None]
-    body = element(
-        "body",
-        element("a", "Skip to the content", href="#content", class_="skip"),
-        _header(reading, present, seconds_to_refresh is not None),
-        element("main", overview.glance(reading), present, id="content"),
-        element("footer", element("p", _made_by()), id="made-by"),
-        element("div", id="tip", role="status", hidden=True),
-        element("script", _resource("page.js")),
-        data_refresh=None if seconds_to_refresh is None else round(1000 * seconds_to_refresh),
-    )
-    return "<!doctype html>\n" + element(
-        "html", _head(reading, seconds_to_refresh), body, lang="en"
-    )
+    return [one for one in sections if one is not None]
 
 
 def _head(reading: Reading, seconds_to_refresh: float | None) -> Html:

@@ -186,7 +186,7 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
       figure: the figure of the evaluations to draw; None for the first one.
     """
     runs, left_out = [], []
-    for path in _expanded(paths):
+    for path in expanded(paths):
         try:
             run = _read(path)
             run.series(figure)  # Raises if there is nothing to draw.
@@ -198,7 +198,8 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
     return Reading(runs, left_out, families, places, time.time())
 
 
-def _expanded(paths: Sequence[Path]) -> list[Path]:
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """Returns directories of runs, those of suites replaced by those of their runs."""
     found = []
     for path in paths:
         inner = sorted(run.path for run in run_directory.runs(path))
