@@ -30,6 +30,7 @@ from agents.replay.table import TABLE
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
+from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
@@ -88,6 +89,7 @@ class LearnerNode:
         if self._checkpointer.latest() is not None:
             self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
             self._learner.refresh()
+        self._profiler = StepProfiler(plan.profile_steps if self._is_chief else None, run.path)
         self._saved: tuple[int, int] | None = None
         self._save_at = 0.0
         self._unsaved_since: float | None = None
@@ -136,6 +138,7 @@ class LearnerNode:
         try:
             self._wait_for_first_rows()
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
+                self._profiler.reach(self._learner.num_steps)
                 self._learner.step()
                 if report.done():
                     report.result()  # It ends early only by an error.
@@ -149,6 +152,7 @@ class LearnerNode:
             self._learner.refresh()
         finally:
             self._trained.set()
+            self._profiler.close()
         if report.done():
             report.result()
 

@@ -24,6 +24,7 @@ class RunPlan:
       evaluation: when to evaluate.
       checkpoint_seconds: seconds between two checkpoints.
       keep_checkpoints: how many of the newest checkpoints stay.
+      profile_steps: learner steps to profile, START:END; None for none.
       run_dir: directory of metrics and checkpoints; a node that starts restores its state from it.
     """
 
@@ -38,4 +39,5 @@ class RunPlan:
     evaluation: EvaluationSchedule
     checkpoint_seconds: float
     keep_checkpoints: int
+    profile_steps: str | None
     run_dir: Path

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.plan.evaluation import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.runs.profiler import parse_span
 
 if TYPE_CHECKING:
     from agents.task import Task
@@ -59,6 +60,8 @@ class AgentOptions:
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
     track: tuple[str, ...] = ()
     """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
+    profile_steps: str | None = None
+    """Learner steps of which to write a profile for TensorBoard, START:END."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep; the policy with the best evaluation is kept beside them."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
@@ -89,6 +92,8 @@ class AgentOptions:
             "writes to one server)",
             self.replay_shards,
         )
+        if self.profile_steps is not None:
+            parse_span(self.profile_steps)
         every = self.video_every
         check_option(every is None or every >= 1, "video_every", "at least 1", every)
         limit = self.time_limit
@@ -114,6 +119,7 @@ class AgentOptions:
             "replay_shards": (self.replay_shards, 1),
             "launch": (self.launch, "threads"),
             "pixels": (self.pixels, False),
+            "profile_steps": (self.profile_steps, None),
         }
         for name, (value, expected) in values.items():
             check_option(value == expected, name, f"{expected} with --deterministic", value)

@@ -95,6 +95,7 @@ def train(
             evaluation=options.evaluation,
             checkpoint_seconds=options.checkpoint_seconds,
             keep_checkpoints=options.keep_checkpoints,
+            profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
         run.describe(source.name, identity, _plain(options))

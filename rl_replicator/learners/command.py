@@ -15,6 +15,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.runs import trackers
 from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
 
@@ -52,6 +53,8 @@ class RunOptions:
     """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
     deterministic: bool = False
     """Make runs equal bit for bit, which is slower."""
+    profile_steps: str | None = None
+    """Steps of which to write a profile for TensorBoard, START:END."""
 
     def __post_init__(self) -> None:
         for name in ("steps_per_call", "keep_checkpoints"):
@@ -60,6 +63,8 @@ class RunOptions:
         for name in ("checkpoint_seconds", "evaluation_seconds"):
             seconds = getattr(self, name)
             check_option(seconds > 0, name, "more than 0", seconds)
+        if self.profile_steps is not None:
+            parse_span(self.profile_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,6 +365,7 @@ def _train(
         options.checkpoint_seconds,
         options.evaluation_seconds,
         options.keep_checkpoints,
+        options.profile_steps,
     )
     training = Training(replicator, learner, run, settings, listener)
     signal_number = training.run()

@@ -23,6 +23,7 @@ from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
 from rl_replicator.optimizers.wrapping import Wrapped
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
 from rl_replicator.step.inputs import InputContext, InputFn
@@ -46,12 +47,14 @@ class LoopSettings:
       checkpoint_seconds: seconds between checkpoints.
       evaluation_seconds: seconds after which an evaluation fails.
       keep_checkpoints: number of newest checkpoints to keep.
+      profile_steps: steps to profile, START:END; the chief's process only.
     """
 
     steps_per_call: int
     checkpoint_seconds: float = 60.0
     evaluation_seconds: float = float("inf")
     keep_checkpoints: int = 2
+    profile_steps: str | None = None
 
 
 class Training:
@@ -128,6 +131,8 @@ class Training:
             else NoReports()
         )
         self._started = time.monotonic() - self._progress["seconds"]
+        is_profiled = settings.profile_steps and replicator.is_chief
+        self._profiler = StepProfiler(settings.profile_steps if is_profiled else None, run.path)
         self._clock = CheckpointClock(replicator, settings.checkpoint_seconds)
         self._last_tick = 0.0
 
@@ -152,7 +157,11 @@ class Training:
           ConfigError: if the training data ends, or an evaluation takes too long.
           WorkerLost: if another process of the job died.
         """
-        with contextlib.closing(self._reports), _signals(self._cancel) as received:
+        with (
+            contextlib.closing(self._reports),
+            contextlib.closing(self._profiler),
+            _signals(self._cancel) as received,
+        ):
             try:
                 if self._is_evaluation_due():  # The run was stopped during this evaluation.
                     self._evaluate()
@@ -275,6 +284,7 @@ class Training:
                 futures.wait([call.future for call in pending])
                 raise
             self._batches = call.batch + call.count
+            self._profiler.reach(self.step)
             if self._clock.is_due():
                 end = next_batch
 

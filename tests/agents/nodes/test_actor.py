@@ -76,6 +76,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         evaluation=EvaluationSchedule(),
         checkpoint_seconds=30.0,
         keep_checkpoints=1,
+        profile_steps=None,
         run_dir=run_dir,
     )
     for index in indices:

@@ -59,7 +59,7 @@ def latest_progress(run_dir):
 def finished(tmp_path_factory):
     """A complete run in threads, to be copied and gone on with."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
-    assert d4pg.command.train(options(run_dir)) == 0
+    assert d4pg.command.train(options(run_dir, profile_steps="8:16")) == 0
     return run_dir
 
 
@@ -71,6 +71,7 @@ def run_dir(finished, tmp_path):
 def test_a_run_leaves_what_it_promises(finished):
     assert not (finished / "evaluation.mp4").exists()  # `video=False`.
     assert (finished / "evaluation.png").stat().st_size > 1000
+    assert len([*finished.glob("tensorboard/plugins/profile/*/*.xplane.pb")]) == 1
     assert json.loads((finished / "config.json").read_text())["trainable"] == "d4pg"
     evaluator = read_metrics(finished, "evaluator")
     assert evaluator["environment_steps"][-1] == 1000 and evaluator["episodes"][-1] == 3

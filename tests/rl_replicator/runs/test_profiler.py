@@ -1,0 +1,61 @@
+"""Profiles of steps: when they begin and end, and what is in them."""
+
+import pytest
+import tensorflow as tf
+
+from rl_replicator.errors import ConfigError
+from rl_replicator.runs.profiler import StepProfiler, parse_span
+
+
+def profiles(run_dir):
+    return sorted(run_dir.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "a:b", "-1:5", "1:2:3"])
+def test_a_malformed_span_is_named(text):
+    with pytest.raises(ConfigError, match="--profile-steps: expected START:END, .* got " + text):
+        parse_span(text)
+
+
+def test_the_steps_of_the_span_are_profiled_once(tmp_path):
+    profiler = StepProfiler("4:8", tmp_path)
+
+    @tf.function
+    def early(x):
+        return tf.sin(x)
+
+    @tf.function
+    def inside(x):
+        return tf.linalg.matmul(x, x, name="profiled_product")
+
+    for step in range(0, 16, 2):
+        profiler.reach(step)
+        (inside if 4 <= step < 8 else early)(tf.ones([8, 8]))
+        assert len(profiles(tmp_path)) == (step >= 8)
+    profiler.close()
+    (profile,) = profiles(tmp_path)
+    data = profile.read_bytes()
+    assert b"profiled_product" in data and b"early" not in data
+
+
+def test_a_run_that_ends_within_the_span_has_a_profile(tmp_path):
+    profiler = StepProfiler("1:100", tmp_path)
+    profiler.reach(2)
+    profiler.close()
+    assert len(profiles(tmp_path)) == 1
+
+
+def test_a_span_that_is_over_is_told(tmp_path, caplog):
+    profiler = StepProfiler("1:5", tmp_path)
+    profiler.reach(7)
+    profiler.reach(8)
+    profiler.close()
+    assert not profiles(tmp_path)
+    assert caplog.text.count("no profile: step 7 is past --profile-steps 1:5") == 1
+
+
+def test_no_span_no_profile(tmp_path):
+    profiler = StepProfiler(None, tmp_path)
+    profiler.reach(0)
+    profiler.close()
+    assert not list(tmp_path.iterdir())
