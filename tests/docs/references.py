@@ -31,7 +31,7 @@ _WRITTEN = (
     "package.py",
     "classify_image_graph_def.pb",
 )
-_FILE = re.compile(r"[\w./*-]+\.(py|md|toml|yaml|sh|json|csv|png|svg|mp4|lock)")
+_FILE = re.compile(r"[\w./*-]+\.(py|md|toml|yaml|sh|json|csv|png|svg|gif|mp4|lock)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.*-]*")
 
 

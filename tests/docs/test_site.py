@@ -10,7 +10,7 @@ import re
 import pytest
 import yaml
 
-from docs.site import pages, reference
+from docs.site import navigation, pages, reference
 from tests import structure
 from tests.docs.references import DOCUMENTS, ROOT
 
@@ -54,12 +54,35 @@ def test_the_modules_of_rl_replicator_have_pages():
         )
 
 
-def test_the_navigation_has_every_document():
-    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    listed = re.findall(r"[\w/]+\.md", str(nav))
-    assert len(listed) == len({*listed})
+def nav():
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+
+
+def test_every_document_has_a_place():
     written = {pages.place(path) for path in (*DOCUMENTS, *(ROOT / "docs").glob("*.ipynb"))}
-    assert {*listed} == written | {f"reference/{page}.md" for page in reference.PAGES}
+    written |= {f"reference/{page}.md" for page in reference.PAGES}
+    complete = navigation.complete(nav(), sorted(path for path in written if "/" not in path))
+    listed = list(navigation.paths(complete))
+    assert len(listed) == len({*listed}) and {*listed} == written
+
+
+def test_a_new_document_is_a_guide():
+    given = [{"Home": "index.md"}, {"How-to": ["a.md"]}, {"Reference": [{"x": ["x.md"]}]}]
+    complete = navigation.complete(given, ["a.md", "b.md", "x.md"])
+    assert complete[1] == {"How-to": ["a.md", "b.md"]} and complete[::2] == given[::2]
+
+
+def test_the_list_for_language_models_is_complete():
+    written = [*navigation.paths(nav())]
+    found = {path: (path.upper(), path.removesuffix("md"), "What.") for path in written}
+    text = navigation.index("Name", "Description", nav(), found)
+    assert re.findall(r"^- \[(.*)\]", text, re.MULTILINE) == [path.upper() for path in written]
+    assert [*re.findall(r"^## (.*)", text, re.MULTILINE)] == [title for (title,) in nav()]
+
+
+def test_a_summary_is_the_first_sentence():
+    assert navigation.summary("# Title\n\n    make\n\nSee [a](b.md)\nnow. More.") == "See a now."
+    assert navigation.summary("# Title\n\n- item") == ""
 
 
 def test_linked_files_have_pages():
