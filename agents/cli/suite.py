@@ -4,7 +4,10 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+if TYPE_CHECKING:
+    from agents.suites.command import SuitePlan
 
 SUMMARY = "train a suite of tasks and seeds: suite dmc14 --seeds 3"
 
@@ -26,11 +29,24 @@ def run(args: Sequence[str]) -> int:
       UsageError: after bad input; nothing was started.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
+    from agents.suites import command
+    from rl_replicator.cli import options
+    from rl_replicator.errors import UsageError
+
+    kind = _options_type()
+    ours, theirs = options.divide(args, options.names_of(kind))
+    chosen = options.parse(kind, _COMMAND, ours)
+    for word in theirs:
+        if word.partition("=")[0].replace("_", "-") in _OURS:
+            raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
+    return command.run(_plan(chosen, theirs))
+
+
+def _options_type() -> Any:
+    """Returns the dataclass of the options of the command itself."""
     import tyro
 
-    from agents.suites import anchors, command, tasks
-    from rl_replicator.cli import options, trainables
-    from rl_replicator.errors import UsageError, check_option
+    from rl_replicator.errors import check_option
 
     @dataclasses.dataclass(frozen=True)
     class SuiteOptions:
@@ -63,13 +79,24 @@ def run(args: Sequence[str]) -> int:
                 value = getattr(self, name)
                 check_option(value >= 1, name, "at least 1", value)
 
-    own = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(SuiteOptions)}
-    ours, theirs = _divide(args, own | {"--help"})
-    chosen = options.parse(SuiteOptions, _COMMAND, ours)
+    return SuiteOptions
+
+
+def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
+    """Returns the plan of a suite.
+
+    Args:
+      chosen: the options of the command itself.
+      theirs: the options of its runs.
+
+    Raises:
+      UsageError: if a run would refuse the options, or a task cannot be made.
+    """
+    from agents.suites import anchors, tasks
+    from agents.suites.command import SuitePlan
+    from rl_replicator.cli import options, trainables
+
     suite = tasks.find(chosen.tasks)
-    for word in theirs:
-        if word.partition("=")[0].replace("_", "-") in _OURS:
-            raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
     arguments = [*suite.arguments, *theirs]
     trainable = trainables.load(chosen.agent)
     # Raises for a mistake in the options of the runs, before any run has started.
@@ -86,39 +113,14 @@ def run(args: Sequence[str]) -> int:
         if chosen.anchors or path.exists()
         else anchors.Anchors({})
     )
-    return command.run(
-        command.SuitePlan(
-            suite=suite,
-            steps=chosen.steps,
-            seeds=chosen.seeds,
-            run_dir=chosen.run_dir,
-            agent=chosen.agent,
-            parallel=chosen.parallel,
-            arguments=tuple(arguments),
-            options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
-            anchors=published,
-        )
+    return SuitePlan(
+        suite=suite,
+        steps=chosen.steps,
+        seeds=chosen.seeds,
+        run_dir=chosen.run_dir,
+        agent=chosen.agent,
+        parallel=chosen.parallel,
+        arguments=tuple(arguments),
+        options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
+        anchors=published,
     )
-
-
-def _divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
-    """Divides the words of the command into those of the suite and those of its runs.
-
-    Args:
-      args: the words after `suite`.
-      own: options of the suite.
-
-    Returns:
-      The words before the first option and the options in `own` with their values; all others.
-    """
-    ours: list[str] = []
-    theirs: list[str] = []
-    target = ours
-    for word in args:
-        if word == "-h":
-            word = "--help"
-        if word.startswith("--"):
-            name = word.partition("=")[0].replace("_", "-")
-            target = ours if name in own else theirs
-        target.append(word)
-    return ours, theirs

@@ -35,8 +35,10 @@ from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, settled
+from rl_replicator.runs.score import Score
 
 _RUNS = Path("runs")
+_SCORE = Score("evaluator", "episode_return")
 
 
 def train(
@@ -98,7 +100,7 @@ def train(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        run.describe(source.name, identity, _plain(options))
+        run.describe(source.name, identity, _plain(options), _SCORE)
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         return _run(agent, plan, options, run, listener)

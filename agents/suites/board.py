@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
 from collections.abc import Sequence
 from typing import TextIO
 
 from agents.suites.anchors import Anchors
 from agents.suites.progress import RunStatus, State
+from rl_replicator.runs.live_table import LiveTable, aligned
 
-_SECONDS_BETWEEN_DRAWINGS = 2.0
 _PREFERRED_ANCHORS = ("D4PG", "DrQ-v2", "SimbaV2 (1)", "BRO (10)", "best known")
 
 
@@ -52,7 +49,7 @@ def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
         published = [_number(anchors.mean(name, means)) for name in columns]
         label = f"mean of {len(means)} tasks"
         rows.append([label, *("" for _ in seeds), _number(overall), *published])
-    return "\n".join([_headline(statuses), *_aligned(rows)])
+    return "\n".join([_headline(statuses), *aligned(rows)])
 
 
 def _headline(statuses: Sequence[RunStatus]) -> str:
@@ -87,17 +84,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 class Board:
     """Redraws the table on a terminal; prints it whenever a run has ended elsewhere."""
 
@@ -117,47 +103,31 @@ class Board:
           stream: where to draw. Default: standard output.
         """
         self._statuses, self._steps, self._anchors = statuses, steps, anchors
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
-        self._next_drawing = 0.0
-        self._height = 0
+        self._table = LiveTable(stream)
 
     def note(self, status: RunStatus) -> None:
         """Shows that the state of a run has changed."""
-        if self._live:
-            self._next_drawing = 0.0
+        if self._table.is_live:
+            self._table.expedite()
             self.refresh()
             return
         about = f": {status.reason}" if status.reason else ""
-        self._print(f"{status.run} is {status.state.value}{about}")
+        self._table.print(f"{status.run} is {status.state.value}{about}")
         has_ended = status.state in (State.DONE, State.FAILED)
         if has_ended and any(one.state is State.WAITING for one in self._statuses):
-            self._print(self._text())
+            self._table.print(self._text())
 
     def refresh(self) -> None:
         """Redraws the table on a terminal, if it is due."""
-        if not self._live or time.monotonic() < self._next_drawing:
+        if not self._table.is_due():
             return
-        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
         lines = self._text().splitlines()
         lines += [f"{one.run} failed, {one.reason}" for one in self._statuses if one.reason]
-        size = shutil.get_terminal_size()
-        # A line that wraps or scrolls could not be drawn over.
-        lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
-        up = f"\x1b[{self._height}A" if self._height else ""
-        self._print(f"{up}\x1b[J" + "\n".join(lines))
-        self._height = len(lines)
+        self._table.refresh(lines)
 
     def close(self) -> None:
         """Shows the table a last time, whole."""
-        if self._live and self._height:
-            self._stream.write(f"\x1b[{self._height}A\x1b[J")
-        self._height = 0
-        self._print(self._text())
+        self._table.close(self._text())
 
     def _text(self) -> str:
         return text(self._statuses, self._steps, self._anchors)
-
-    def _print(self, words: str) -> None:
-        self._stream.write(words + "\n")
-        self._stream.flush()

@@ -33,6 +33,10 @@ COMMANDS = {
         "rl_replicator.cli.compare",
         "compare the runs of several configs: compare RUN_DIR...",
     ),
+    "sweep": (
+        "rl_replicator.cli.sweep",
+        "search for good settings: sweep NAME --search 'option=expression'",
+    ),
     "doctor": ("rl_replicator.cli.doctor", "check versions, devices and rendering on this machine"),
 }
 COMMAND_GROUP = "rl_replicator.commands"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import os
@@ -56,12 +57,41 @@ def parse(
             return tyro.cli(kind, prog=command, args=args, **start)
     except SystemExit:
         pass
-    declared = _declared(kind, command)
+    declared = declared_options(kind, command)
     for flag, other in (alternatives or {}).items():
         unknown = [name for name in _names(args) if name not in declared]
-        if unknown and unknown[0] in _declared(other, command):
+        if unknown and unknown[0] in declared_options(other, command):
             raise UsageError(f"expected {flag} with {unknown[0]}, got no {flag}; add it")
     raise UsageError(_message(printed.getvalue(), declared, command, args))
+
+
+def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
+    """Divides the words of a command into its own and those that it passes to `train`.
+
+    Args:
+      args: the words after the command.
+      own: options of the command itself.
+
+    Returns:
+      The words before the first option, `--help`, and the options in `own`, with their values; all
+      others.
+    """
+    ours: list[str] = []
+    theirs: list[str] = []
+    target = ours
+    for word in args:
+        if word == "-h":
+            word = "--help"
+        if word.startswith("--"):
+            name = word.partition("=")[0].replace("_", "-")
+            target = ours if name in {*own, "--help"} else theirs
+        target.append(word)
+    return ours, theirs
+
+
+def names_of(kind: type) -> set[str]:
+    """Returns the options of a dataclass of a command itself, `--` before each."""
+    return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}
 
 
 def _names(args: Sequence[str]) -> list[str]:
@@ -70,8 +100,13 @@ def _names(args: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith("--")]
 
 
-def _declared(kind: type, command: str) -> dict[str, str]:
-    """Returns the options of `kind` and the type of each, read from its help."""
+def declared_options(kind: type, command: str) -> dict[str, str]:
+    """Returns the options of a dataclass and the type of each, read from its help.
+
+    Args:
+      kind: the dataclass.
+      command: as the user typed it.
+    """
     printed = io.StringIO()
     with (
         contextlib.suppress(SystemExit),

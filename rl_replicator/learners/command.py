@@ -18,6 +18,7 @@ from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
+from rl_replicator.runs.score import Score
 
 if TYPE_CHECKING:
     from rl_replicator.exports.model import ExportedModel
@@ -167,7 +168,7 @@ class LearnerCommand:
                 return 0
             settings = _json(dataclasses.asdict(options) | dataclasses.asdict(config))
             settings.pop("config")
-            run.describe(self.name, identity, settings)
+            run.describe(self.name, identity, settings, _score(learner))
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             return _train(replicator, learner, run, options, listener)
 
@@ -341,6 +342,15 @@ def _is_finished(run: RunDirectory, learner: "Learner") -> bool:
     from rl_replicator.learners.training import is_finished
 
     return is_finished(run, learner)
+
+
+def _score(learner: "Learner") -> Score | None:
+    """Returns the figure that selects the best checkpoint; None without an evaluation."""
+    evaluation = learner.evaluation()
+    if evaluation is None:
+        return None
+    best = evaluation.best
+    return Score("evaluation", best.removeprefix("-"), not best.startswith("-"))
 
 
 def _how_to_grow(config: Any) -> str:

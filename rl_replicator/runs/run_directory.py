@@ -22,6 +22,7 @@ from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.score import Score
 
 # A setting that the machine decides at the start of a run.
 AUTO = "auto"
@@ -151,7 +152,11 @@ class RunDirectory:
             yield exists
 
     def describe(
-        self, trainable: str, identity: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        trainable: str,
+        identity: Mapping[str, Any],
+        options: Mapping[str, Any],
+        score: Score | None = None,
     ) -> None:
         """Writes the run's config atomically.
 
@@ -159,12 +164,19 @@ class RunDirectory:
           trainable: name of what is trained.
           identity: as for `opened`.
           options: all settings, for people who read the file.
+          score: figure that tells how good the run is; None if it has none.
 
         Raises:
           UsageError: if it cannot be written.
         """
         identity = {"trainable": trainable, **identity}
-        config = {"trainable": trainable, "identity": identity, "options": options}
+        config: dict[str, Any] = {
+            "trainable": trainable,
+            "identity": identity,
+            "options": options,
+        }
+        if score is not None:
+            config["score"] = dataclasses.asdict(score)
         new = self.path / _NEW_CONFIG
         try:
             new.write_text(json.dumps(config, indent=2) + "\n")

@@ -181,11 +181,11 @@ def test_the_options_of_d4pg_are_all_known():
     from rl_replicator.cli import options
 
     command = "rl-replicator train d4pg"
-    declared = options._declared(d4pg.command.options_type([]), command)
+    declared = options.declared_options(d4pg.command.options_type([]), command)
     names = {"--env", "--agent.n-step", "--agent.policy-layers", "--agent.replay.min-size"}
     assert names <= set(declared)
     assert declared["--agent.n-step"] == "INT"
-    from_pixels = options._declared(d4pg.command.options_type(["--pixels"]), command)
+    from_pixels = options.declared_options(d4pg.command.options_type(["--pixels"]), command)
     more = {"--frame.camera", "--agent.frame-stack", "--agent.replay.chunk-length"}
     assert set(from_pixels) >= set(declared) | more and not more & set(declared)
 

@@ -181,7 +181,7 @@ def test_options_are_there():
     for name in trainables.names():
         trainable = trainables.load(name)
         for words in ([], *([flag] for flag in trainable.alternatives())):
-            declared |= set(options._declared(trainable.options_type(words), "train"))
+            declared |= set(options.declared_options(trainable.options_type(words), "train"))
     source = "".join(module.path.read_text() for module in structure.modules().values())
     source += "".join(path.read_text() for path in (ROOT / "bench").glob("*.py"))
     source += "".join(path.read_text() for path in (ROOT / "tests" / "mutants").glob("*.py"))

@@ -1,0 +1,157 @@
+"""`rl-replicator sweep NAME --search "option=expression" [options]`."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rl_replicator.cli import options, trainables
+from rl_replicator.errors import UsageError, check_option
+from rl_replicator.sweeps import command, search
+from rl_replicator.sweeps.search import Parameter
+from rl_replicator.sweeps.study import SearchPlan
+
+_COMMAND = "rl-replicator sweep"
+_TRAIN = "rl-replicator train"
+# Options of the runs that the sweep itself sets.
+_OURS = ("--seed", "--resume", "--no-resume", "--config")
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """Search for good settings of an agent or a learner.
+
+    Every trial chooses a value for each searched option and trains a run for each seed, in a
+    directory of its own. The same command again continues. Other options, such as --env or
+    --steps, are passed to 'rl-replicator train'.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """What to train, as for 'rl-replicator train'."""
+    search: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """An option and its values, 'agent.n-step=choice(1,3,5)'; once for each option. Values:
+    choice(A,B,...), uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
+    randint(LOW,HIGH) or lograndint(LOW,HIGH), ends included."""
+    trials: int = 16
+    """Number of trials. The first one has the default values, if the search may choose them."""
+    seeds: int = 1
+    """Runs of each trial, with the seeds 1, 2, ...; their mean is the figure of the trial."""
+    scheduler: Literal["asha", "fifo"] = "asha"
+    """asha stops trials that are worse than others at the same evaluation; fifo stops none."""
+    grace: int = 1
+    """Evaluations before asha may stop a trial."""
+    reduction: int = 3
+    """One of this many trials is continued at each rung of asha."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How values are chosen: tpe learns from earlier trials."""
+    parallel: int | None = None
+    """Trials at a time. Each gets its share of the processors. Default: one processor a run."""
+    run_dir: Path | None = None
+    """Directory of the sweep: one directory for each trial, and results.csv. Default:
+    runs/sweep/NAME."""
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "seeds", "grace"):
+            value = getattr(self, name)
+            check_option(value >= 1, name, "at least 1", value)
+        check_option(self.reduction >= 2, "reduction", "at least 2", self.reduction)
+        parallel = self.parallel
+        check_option(parallel is None or parallel >= 1, "parallel", "at least 1", parallel)
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs the trials of a sweep that have not ended yet.
+
+    Args:
+      args: the words after `sweep`.
+
+    Returns:
+      The exit status: 0 if all trials have ended, 130 or 143 after a signal.
+
+    Raises:
+      UsageError: after bad input; nothing was started.
+    """
+    ours, theirs = options.divide(args, options.names_of(SweepOptions))
+    if not ours:
+        known = ", ".join(trainables.names()) or "none is registered"
+        raise UsageError(f"expected something to train ({known}) after '{_COMMAND}', got nothing")
+    chosen = options.parse(SweepOptions, _COMMAND, ours)
+    for word in theirs:
+        if word.partition("=")[0].replace("_", "-") in _OURS:
+            raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
+    return command.run(_plan(chosen, theirs))
+
+
+def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
+    """Returns the plan of a sweep.
+
+    Args:
+      chosen: the options of the command itself.
+      theirs: the options of its runs.
+
+    Raises:
+      UsageError: if a run would refuse the options or a value that the search may choose.
+    """
+    trainable = trainables.load(chosen.name)
+    parameters = search.parse_all(chosen.search)
+    settings = _parsed(chosen.name, trainable, theirs)
+    _check_parameters(chosen.name, trainable, theirs, parameters)
+    declared = options.declared_options(trainable.options_type(theirs), _TRAIN)
+    if "--seed" not in declared and chosen.seeds > 1:
+        raise UsageError(
+            f"--seeds: expected 1, because {chosen.name} has no option --seed, got {chosen.seeds}"
+        )
+    given = {word.partition("=")[0] for word in theirs}
+    quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
+    return command.SweepPlan(
+        name=chosen.name,
+        arguments=tuple(theirs),
+        quiet=tuple(quiet),
+        options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
+        defaults={one.option: _current(settings, one.option) for one in parameters},
+        search=SearchPlan(
+            tuple(parameters), chosen.sampler, chosen.scheduler, chosen.grace, chosen.reduction
+        ),
+        trials=chosen.trials,
+        seeds=tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,),
+        parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
+        run_dir=chosen.run_dir or Path("runs/sweep") / chosen.name.replace(":", "-"),
+    )
+
+
+def _parsed(name: str, trainable: trainables.Trainable, words: Sequence[str]) -> Any:
+    return options.parse(
+        trainable.options_type(words), f"{_TRAIN} {name}", words, trainable.alternatives()
+    )
+
+
+def _check_parameters(
+    name: str,
+    trainable: trainables.Trainable,
+    words: Sequence[str],
+    parameters: Sequence[Parameter],
+) -> None:
+    """Checks that a run accepts the values at the ends of every search, one after the other."""
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    for one in parameters:
+        if f"--{one.option}" in (*given, "--run-dir", *_OURS):
+            raise UsageError(
+                f"expected --{one.option} to be either searched or set, got both; leave one out"
+            )
+        for value in one.space.examples():
+            _parsed(name, trainable, [*words, *one.words(value)])
+
+
+def _current(settings: Any, option: str) -> str:
+    """Returns the value that an option has without the search, as it is written."""
+    roots = [settings, getattr(settings, "config", None)]  # A learner's options are in `config`.
+    for value in roots:
+        for name in option.replace("-", "_").split("."):
+            value = getattr(value, name, None)
+        if value is not None:
+            return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ""

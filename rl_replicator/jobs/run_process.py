@@ -1,0 +1,111 @@
+"""A training run in a process of its own, on a share of the processors, which ends cleanly."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rl_replicator.jobs import task_entry
+
+# `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
+SECONDS_TO_END = 120.0
+_THREADS = "TF_NUM_INTRAOP_THREADS"
+_ENTRY = Path(task_entry.__file__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A place for processes.
+
+    Attributes:
+      processors: indices of those that the processes may use; empty for all.
+    """
+
+    processors: tuple[int, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """Returns what is added to the environment of a process.
+
+        TensorFlow would otherwise start threads for all processors of the machine.
+        """
+        if not self.processors or _THREADS in os.environ:
+            return {}
+        return {_THREADS: str(max(1, len(self.processors) // 2))}
+
+
+def slots(parallel: int) -> list[Slot]:
+    """Divides the processors of this process among `parallel` slots.
+
+    Args:
+      parallel: number of slots. A single slot gets all processors. If there are more slots than
+        processors, several slots share one.
+    """
+    if parallel == 1:
+        return [Slot()]
+    processors = sorted(os.sched_getaffinity(0))
+    if parallel >= len(processors):
+        return [Slot((processors[index % len(processors)],)) for index in range(parallel)]
+    return [Slot(tuple(processors[index::parallel])) for index in range(parallel)]
+
+
+class RunProcess:
+    """The process of a run. It cannot outlive this one.
+
+    It is in a process group of its own, so that Ctrl-C reaches it once only, through `interrupt`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        slot: Slot,
+        variables: Mapping[str, str] | None = None,
+    ):
+        """Starts it.
+
+        Args:
+          command: the words of its command.
+          log: file that its output is added to; its directory is created.
+          slot: the processors that it may use.
+          variables: environment variables that are set if the user has not set them.
+        """
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        defaults = {"PYTHONUNBUFFERED": "1", **(variables or {})}
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *command],
+                env={**defaults, **os.environ, **slot.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        if slot.processors:
+            os.sched_setaffinity(self._popen.pid, slot.processors)
+
+    def poll(self) -> int | None:
+        """Returns the exit status, or minus the signal that killed it; None while it runs."""
+        return self._popen.poll()
+
+    def interrupt(self) -> None:
+        """Asks it to save and to end."""
+        if self.poll() is None:
+            self._popen.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kills it and what it has started."""
+        if self.poll() is None:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def reason(self) -> str:
+        """Returns one line that says how it ended: its status and the last line of its output."""
+        code = self.poll() or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1].strip() if lines else 'no output'} ({self._log})"

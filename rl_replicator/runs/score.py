@@ -1,0 +1,50 @@
+"""Which figure of a run's evaluations tells how good the run is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_replicator.runs.metrics import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A figure of the evaluations.
+
+    Attributes:
+      group: name of the table of metrics that has it.
+      figure: name of its column.
+      is_highest_best: whether a higher figure is better.
+    """
+
+    group: str
+    figure: str
+    is_highest_best: bool = True
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Score | None:
+        """Returns the score that a run's config.json names; None if it names none."""
+        stored = config.get("score")
+        return cls(**stored) if stored else None
+
+    def read(self, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Reads the evaluations of a run, even while it trains.
+
+        Args:
+          run_dir: directory of the run.
+
+        Returns:
+          Steps [evaluations] int64, each once and in order, and figures [evaluations] float64.
+        """
+        table = read_metrics(run_dir, self.group)
+        if self.figure not in table:
+            return np.zeros(0, np.int64), np.zeros(0)
+        steps, figures = next(iter(table.values())), table[self.figure]
+        # A run that was killed and resumed may have evaluated a step twice: the later one counts.
+        last = {int(step): index for index, step in enumerate(steps)}
+        order = sorted(last)
+        return np.array(order, np.int64), figures[[last[step] for step in order]]

@@ -1,0 +1,1 @@
+"""Searches for good settings: `rl-replicator sweep NAME --search "option=expression"`."""

@@ -1,0 +1,102 @@
+"""The table of a sweep: one row for each trial, the best ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+import numpy as np
+
+from rl_replicator.runs.live_table import LiveTable, aligned
+from rl_replicator.sweeps.trial import SweepTrial, TrialState
+
+
+def text(trials: Sequence[SweepTrial], count: int) -> str:
+    """Returns the table.
+
+    Args:
+      trials: those that have begun.
+      count: number of trials in all.
+    """
+    states = {state: sum(one.state is state for one in trials) for state in TrialState}
+    ended = len(trials) - states[TrialState.RUNNING]
+    parts = [f"{ended} of {count} trials ended"]
+    parts += [f"{number} {state.value}" for state, number in states.items() if number]
+    options = list(trials[0].values) if trials else []
+    score = next((found for one in trials if (found := one.score())), None)
+    figure = score.figure if score else "figure"
+    rows = [["trial", *options, "state", "evaluations", "steps", figure, "seeds"]]
+    rows += [_row(trial) for trial in ranked(trials)]
+    return "\n".join([", ".join(parts), *aligned(rows)])
+
+
+def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
+    """Returns the trials: those that are done, those that run, those that were stopped, the others.
+
+    Each group is sorted by the newest evaluation, the best one first.
+    """
+    order = [TrialState.DONE, TrialState.RUNNING, TrialState.STOPPED, TrialState.FAILED]
+
+    def key(trial: SweepTrial) -> tuple[int, int, float]:
+        evaluated, score = trial.evaluated(), trial.score()
+        if score is None or not evaluated.count:
+            return order.index(trial.state), 0, float(trial.number)
+        value = float(evaluated.means[-1])
+        return (
+            order.index(trial.state),
+            -evaluated.count,
+            -value if score.is_highest_best else value,
+        )
+
+    return sorted(trials, key=key)
+
+
+def _row(trial: SweepTrial) -> list[str]:
+    evaluated = trial.evaluated()
+    cells = [str(trial.number), *trial.values.values(), trial.state.value, str(evaluated.count)]
+    if not evaluated.count:
+        return [*cells, "", "", ""]
+    last = evaluated.scores[:, -1]
+    spread = f"{last.min():.4g} to {last.max():.4g}" if len(last) > 1 else ""
+    return [*cells, f"{evaluated.steps[-1]:,}", f"{np.mean(last):.4g}", spread]
+
+
+class SweepBoard:
+    """Redraws the table on a terminal; prints a line whenever a trial has changed elsewhere."""
+
+    def __init__(self, trials: Sequence[SweepTrial], count: int, stream: TextIO | None = None):
+        """Draws nothing yet.
+
+        Args:
+          trials: those that have begun, which change and become more.
+          count: number of trials in all.
+          stream: where to draw. Default: standard output.
+        """
+        self._trials, self._count = trials, count
+        self._table = LiveTable(stream)
+
+    def note(self, trial: SweepTrial) -> None:
+        """Shows that the state of a trial has changed."""
+        if self._table.is_live:
+            self._table.expedite()
+            self.refresh()
+            return
+        values = ", ".join(f"{option} {value}" for option, value in trial.values.items())
+        about = f": {trial.reason}" if trial.reason else ""
+        if not about and trial.state in (TrialState.DONE, TrialState.STOPPED):
+            evaluated, score = trial.evaluated(), trial.score()
+            if score and evaluated.count:
+                about = (
+                    f" after {evaluated.steps[-1]:,} steps: {score.figure} "
+                    f"{evaluated.means[-1]:.4g}"
+                )
+        self._table.print(f"trial {trial.number} ({values}) is {trial.state.value}{about}")
+
+    def refresh(self) -> None:
+        """Redraws the table on a terminal, if it is due."""
+        if self._table.is_due():
+            self._table.refresh(text(self._trials, self._count).splitlines())
+
+    def close(self) -> None:
+        """Shows the table a last time, whole."""
+        self._table.close(text(self._trials, self._count))

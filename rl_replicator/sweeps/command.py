@@ -1,0 +1,155 @@
+"""What `rl-replicator sweep` does: runs the trials, shows the table, prints the best settings."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.sweeps import board
+from rl_replicator.sweeps.runner import SweepRunner
+from rl_replicator.sweeps.study import SearchPlan, Study
+from rl_replicator.sweeps.trial import SweepTrial, TrialState
+
+_KIND = "sweep"
+# Options of a run that may differ when a sweep goes on: they do not change what is learned.
+_FREE = (
+    *("seed", "run_dir", "resume", "checkpoint_seconds", "keep_checkpoints", "launch", "address"),
+    *("video", "video_every", "track", "evaluation_seconds"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepPlan:
+    """A sweep with everything that its command line says.
+
+    Attributes:
+      name: what is trained.
+      arguments: of `rl-replicator train`, for every run.
+      quiet: more of them, which do not belong to the best settings.
+      options: what `train` makes of `arguments`, as plain data.
+      defaults: value of each searched option without the search, as written.
+      search: how to search.
+      trials: number of trials.
+      seeds: of the runs of a trial; one None if there is no option for the seed.
+      parallel: number of trials at a time.
+      run_dir: the sweep's directory.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    quiet: tuple[str, ...]
+    options: Mapping[str, Any]
+    defaults: Mapping[str, str]
+    search: SearchPlan
+    trials: int
+    seeds: tuple[int | None, ...]
+    parallel: int
+    run_dir: Path
+
+    def settings(self, trial: SweepTrial) -> list[str]:
+        """Returns the words that set the values of a trial."""
+        words = (one.words(trial.values[one.option]) for one in self.search.parameters)
+        return [word for several in words for word in several]
+
+    def command(self, trial: SweepTrial, seed: int | None) -> list[str]:
+        """Returns the command of a trial's run with a seed."""
+        return [
+            *(sys.executable, "-m", "rl_replicator.cli.main", "train", self.name),
+            *self.arguments,
+            *self.quiet,
+            *self.settings(trial),
+            *(() if seed is None else ("--seed", str(seed))),
+            *("--run-dir", str(trial.run_dir(seed))),
+        ]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a process that continues the sweep must share, as plain data."""
+        shared = {key: value for key, value in self.options.items() if key not in _FREE}
+        search = dataclasses.asdict(self.search)
+        return {"name": self.name, "seeds": len(self.seeds), "search": search, "options": shared}
+
+
+def run(plan: SweepPlan) -> int:
+    """Runs the trials that have not ended, and writes the results of all.
+
+    Args:
+      plan: of the sweep.
+
+    Returns:
+      Exit status: 0 if all trials have ended; 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+      UsageError: if the directory holds a sweep with other settings or other files, Optuna is not
+        installed, or no trial can run.
+    """
+    directory = RunDirectory(plan.run_dir)
+    with directory.opened(_KIND, plan.identity):
+        directory.describe(_KIND, plan.identity, {"arguments": list(plan.arguments)})
+        study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
+        study.prefer(plan.defaults)
+        trials = study.trials()
+        drawn = board.SweepBoard(trials, max(plan.trials, len(trials)))
+
+        def note(trial: SweepTrial) -> None:
+            drawn.note(trial)
+            if trial.state is not TrialState.RUNNING:
+                _write(plan.run_dir / "results.csv", trials)
+
+        runner = SweepRunner(
+            study, plan.command, plan.run_dir / "logs", plan.parallel, note, drawn.refresh
+        )
+        number = runner.run(trials, plan.trials)
+        drawn.close()
+        _write(plan.run_dir / "results.csv", trials)
+        _conclude(plan, study, trials)
+        if number is not None:
+            print("stopped; the same command continues the sweep", flush=True)
+            return 128 + number
+        return 0
+
+
+def _write(path: Path, trials: Sequence[SweepTrial]) -> None:
+    """Writes the trials as CSV, atomically."""
+    columns = ["trial", "state", "evaluations", "steps", "score", "lowest_seed", "highest_seed"]
+    new = path.with_suffix(".csv.new")
+    with new.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, *(trials[0].values if trials else ())])
+        for trial in trials:
+            evaluated = trial.evaluated()
+            cells: list[object] = ["", "", "", ""]
+            if evaluated.count:
+                last = evaluated.scores[:, -1]
+                figures = (f"{x:.6g}" for x in (last.mean(), last.min(), last.max()))
+                cells = [evaluated.steps[-1], *figures]
+            writer.writerow(
+                [trial.number, trial.state.value, evaluated.count, *cells, *trial.values.values()]
+            )
+    os.replace(new, path)
+
+
+def _conclude(plan: SweepPlan, study: Study, trials: Sequence[SweepTrial]) -> None:
+    """Prints the importance of the options, the best trial, and its settings as a command."""
+    shares = study.importance()
+    if shares:
+        words = [f"{option} {share:.0%}" for option, share in shares.items()]
+        print(f"importance: {', '.join(words)}")
+    print(f"results {plan.run_dir / 'results.csv'}", flush=True)
+    done = [trial for trial in board.ranked(trials) if trial.state is TrialState.DONE]
+    if not done:
+        return
+    best = done[0]
+    score, evaluated = best.score(), best.evaluated()
+    assert score is not None
+    seeds = f" over {len(best.seeds)} seeds" if len(best.seeds) > 1 else ""
+    print(f"best: trial {best.number} with {score.figure} {evaluated.means[-1]:.4g}{seeds}:")
+    words = ["rl-replicator", "train", plan.name, *plan.arguments, *plan.settings(best)]
+    print(shlex.join(words), flush=True)

@@ -1,0 +1,200 @@
+"""Runs the trials of a sweep side by side, and stops those that are not worth continuing."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rl_replicator.errors import UsageError
+from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, slots
+from rl_replicator.sweeps.study import Study
+from rl_replicator.sweeps.trial import SweepTrial, TrialState
+
+_POLL_SECONDS = 0.2
+# If this many trials fail before one has been evaluated, the rest would fail as well.
+_HOPELESS = 3
+# Several processes share a GPU: none may take all of its memory.
+_VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+@dataclasses.dataclass
+class _Live:
+    """A trial whose processes run.
+
+    Attributes:
+      trial: the trial.
+      slot: the processors of its processes.
+      processes: one for each seed.
+      verdict: how it will end, once that is known.
+      deadline: when its processes are killed; None while they need not end.
+    """
+
+    trial: SweepTrial
+    slot: Slot
+    processes: list[RunProcess]
+    verdict: TrialState | None = None
+    deadline: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return all(process.poll() is not None for process in self.processes)
+
+    def end(self, verdict: TrialState) -> None:
+        """Asks its processes to save and to end."""
+        self.verdict = verdict
+        self.deadline = time.monotonic() + SECONDS_TO_END
+        for process in self.processes:
+            process.interrupt()
+
+
+class SweepRunner:
+    """Runs trials until there are enough of them."""
+
+    def __init__(
+        self,
+        study: Study,
+        command: Callable[[SweepTrial, int | None], Sequence[str]],
+        logs: Path,
+        parallel: int,
+        on_change: Callable[[SweepTrial], None],
+        on_look: Callable[[], None],
+    ):
+        """Starts nothing yet.
+
+        Args:
+          study: chooses the trials.
+          command: returns the command of a trial's run with a seed.
+          logs: directory of the files that receive the output of the runs.
+          parallel: number of trials at a time.
+          on_change: called when the state of a trial has changed.
+          on_look: called five times a second.
+        """
+        self._study = study
+        self._command = command
+        self._logs = logs
+        self._free = slots(parallel)
+        self._on_change = on_change
+        self._on_look = on_look
+        self._live: list[_Live] = []
+        self._signals: list[int] = []
+        self._failures_at_first = 0
+
+    def run(self, trials: list[SweepTrial], count: int) -> int | None:
+        """Continues interrupted trials and begins new ones. Called by the main thread.
+
+        Args:
+          trials: all trials so far, whose states are updated; new ones are added.
+          count: number of trials in all.
+
+        Returns:
+          The number of the signal that ended it, SIGINT or SIGTERM; None if all trials have ended.
+
+        Raises:
+          UsageError: if the first trials fail one after the other.
+        """
+        waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        before: Mapping[int, object] = {
+            number: signal.signal(number, lambda number, _: self._signals.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            while True:
+                while self._free and not self._signals and (waiting or len(trials) < count):
+                    if not waiting:
+                        trials.append(self._study.ask())
+                    self._start(waiting.pop(0) if waiting else trials[-1])
+                if not self._live:
+                    break
+                self._look()
+                self._on_look()
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for one in self._live:  # After an error of our own.
+                for process in one.processes:
+                    process.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+        return self._signals[0] if self._signals else None
+
+    def _start(self, trial: SweepTrial) -> None:
+        slot = self._free.pop(0)
+        processes = [
+            RunProcess(
+                self._command(trial, seed),
+                self._logs / f"{trial.name}-{trial.run_dir(seed).name}.log",
+                slot,
+                _VARIABLES,
+            )
+            for seed in trial.seeds
+        ]
+        self._live.append(_Live(trial, slot, processes))
+        self._on_change(trial)
+
+    def _look(self) -> None:
+        """Judges the running trials, and takes leave of those whose processes have ended."""
+        for one in list(self._live):
+            if self._signals and one.verdict is None:
+                one.end(TrialState.RUNNING)
+            if one.verdict is None:
+                self._judge(one)
+            if one.deadline is not None and (
+                time.monotonic() > one.deadline or len(self._signals) > 1
+            ):
+                for process in one.processes:
+                    process.kill()
+            if one.has_ended:
+                self._close(one)
+
+    def _judge(self, one: _Live) -> None:
+        """Decides how a trial ends, if it is time to decide."""
+        codes = [process.poll() for process in one.processes]
+        failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
+        if failed:
+            one.trial.reason = one.processes[failed[0]].reason()
+            one.end(TrialState.FAILED)
+            return
+        has_ended = all(code == 0 for code in codes)  # Asked before the last rows are read.
+        values = _values(one.trial)
+        if self._study.report(one.trial, values) and not has_ended:
+            one.end(TrialState.STOPPED)
+        elif has_ended and not values:
+            one.trial.reason = "ended without an evaluation"
+            one.verdict = TrialState.FAILED
+        elif has_ended:
+            one.verdict = TrialState.DONE
+
+    def _close(self, one: _Live) -> None:
+        if one.verdict is None:
+            return  # It has ended since it was judged.
+        self._live.remove(one)
+        self._free.append(one.slot)
+        one.trial.state = one.verdict
+        if one.verdict is TrialState.RUNNING:  # The sweep stops; the trial will be continued.
+            return
+        is_done = one.verdict is TrialState.DONE
+        self._study.finish(one.trial, _values(one.trial)[-1] if is_done else None)
+        self._on_change(one.trial)
+        self._check_hope(one.trial)
+
+    def _check_hope(self, trial: SweepTrial) -> None:
+        if trial.state is not TrialState.FAILED:
+            self._failures_at_first = -1
+        elif self._failures_at_first >= 0:
+            self._failures_at_first += 1
+            if self._failures_at_first >= _HOPELESS:
+                raise UsageError(
+                    f"expected trials that run, but the first {_HOPELESS} failed, the last one "
+                    f"with {trial.reason}; correct the options and choose another --run-dir"
+                )
+
+
+def _values(trial: SweepTrial) -> list[float]:
+    """Returns the mean over the seeds at each evaluation, negated if the lowest is best."""
+    score = trial.score()
+    if score is None:
+        return []
+    means = trial.evaluated().means
+    return (means if score.is_highest_best else -means).tolist()

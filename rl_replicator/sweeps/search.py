@@ -1,0 +1,219 @@
+"""What a sweep searches: expressions such as `loguniform(1e-4, 1e-3)`, read without `eval`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import shlex
+from collections.abc import Sequence
+
+from rl_replicator.errors import UsageError
+
+_FORMS = {
+    "choice": "choice(A, B, ...)",
+    "uniform": "uniform(LOW, HIGH)",
+    "loguniform": "loguniform(LOW, HIGH)",
+    "quniform": "quniform(LOW, HIGH, STEP)",
+    "randint": "randint(LOW, HIGH)",
+    "lograndint": "lograndint(LOW, HIGH)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of several values.
+
+    Attributes:
+      values: as they are written on the command line.
+    """
+
+    values: tuple[str, ...]
+
+    def match(self, value: str) -> str | None:
+        """Returns a value as the search writes it; None if the search may not choose it."""
+        return next((one for one in self.values if _key(one) == _key(value)), None)
+
+    def examples(self) -> tuple[str, ...]:
+        """Returns values that a run must accept for the search to make sense."""
+        return self.values
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers between two ends, both included.
+
+    Attributes:
+      low: the lowest.
+      high: the highest.
+      is_log: whether the logarithm is uniform, and not the number itself.
+      is_whole: whether only whole numbers are chosen.
+      step: distance of the numbers from `low`; None for any number.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+    is_whole: bool = False
+    step: float | None = None
+
+    def match(self, value: str) -> str | None:
+        """Returns a value as the search writes it; None if the search may not choose it."""
+        number = _key(value)
+        if not isinstance(number, float) or not self.low <= number <= self.high:
+            return None
+        if self.is_whole and number % 1:
+            return None
+        if self.step is not None and not _is_multiple(number - self.low, self.step):
+            return None
+        return written(self, number)
+
+    def examples(self) -> tuple[str, ...]:
+        """Returns values that a run must accept for the search to make sense."""
+        return written(self, self.low), written(self, self.high)
+
+
+def _key(value: str) -> float | str:
+    """Returns what two spellings of one value have in common, such as 1e-3 and 0.001."""
+    try:
+        return float(value)
+    except ValueError:
+        return value.lower()
+
+
+def _is_multiple(number: float, step: float) -> bool:
+    return abs(number / step - round(number / step)) < 1e-9
+
+
+def written(space: Choice | Range, value: object) -> str:
+    """Returns a value as it is written on the command line."""
+    if isinstance(space, Range):
+        return str(int(float(str(value)))) if space.is_whole else f"{float(str(value)):.6g}"
+    return str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """An option that a sweep searches.
+
+    Attributes:
+      option: its name without the hyphens before it, such as `agent.n-step`.
+      space: the values to choose from.
+    """
+
+    option: str
+    space: Choice | Range
+
+    def words(self, value: str) -> list[str]:
+        """Returns the words that set the option on a command line."""
+        if value.lower() == "false":
+            group, dot, name = self.option.rpartition(".")
+            return [f"--{group}{dot}no-{name}"]
+        return [f"--{self.option}", *([] if value.lower() == "true" else shlex.split(value))]
+
+
+def parse(text: str) -> Parameter:
+    """Reads `option=expression`.
+
+    Args:
+      text: such as `agent.n-step=choice(1, 3, 5)`. A value of several words, such as the layers
+        `256 256`, is written with spaces between them.
+
+    Raises:
+      UsageError: if it cannot be read; the text is one line.
+    """
+    option, equals, expression = text.partition("=")
+    option = option.strip().removeprefix("--").replace("_", "-")
+    if not equals or not re.fullmatch(r"[\w.-]+", option):
+        raise UsageError(
+            f"--search: expected 'option=expression', such as 'agent.n-step=choice(1,3,5)', got "
+            f"{text!r}"
+        )
+    call = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", expression)
+    if not call or call[1] not in _FORMS:
+        near = difflib.get_close_matches(call[1], _FORMS, n=1) if call else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"--search {option}: expected {', '.join(_FORMS.values())}, got "
+            f"{expression.strip()!r}{hint}"
+        )
+    name, inside = call.groups()
+    arguments = [part.strip() for part in inside.split(",")] if inside.strip() else []
+    return Parameter(option, _space(option, name, arguments))
+
+
+def _space(option: str, name: str, arguments: Sequence[str]) -> Choice | Range:
+    if name == "choice":
+        return _choice(option, arguments)
+    count = 3 if name == "quniform" else 2
+    numbers = [_number(option, name, word) for word in arguments]
+    if len(numbers) != count:
+        raise _wrong(option, name, f"{len(numbers)} values")
+    low, high = numbers[:2]
+    if not low < high:
+        raise _wrong(option, name, f"{arguments[0]} and {arguments[1]}", ", LOW below HIGH")
+    is_log, is_whole = name.startswith("log"), name.endswith("randint")
+    if is_log and low <= 0:
+        raise _wrong(option, name, arguments[0], ", LOW above 0")
+    if is_whole and (low % 1 or high % 1):
+        raise _wrong(option, name, f"{arguments[0]} and {arguments[1]}", " of whole numbers")
+    step = numbers[2] if count == 3 else None
+    if step is not None and not 0 < step <= high - low:
+        raise _wrong(option, name, arguments[2], ", STEP above 0 and at most HIGH - LOW")
+    if step is not None:  # The highest multiple; Optuna would move it there with a warning.
+        high = low + math.floor((high - low) / step + 1e-9) * step
+    return Range(low, high, is_log, is_whole, step)
+
+
+def _choice(option: str, arguments: Sequence[str]) -> Choice:
+    values = [" ".join(_words(option, word)) for word in arguments]
+    if len(values) < 2 or "" in values:
+        raise _wrong(option, "choice", f"({', '.join(arguments)})", " of two values or more")
+    if len(set(values)) < len(values):
+        raise _wrong(option, "choice", f"({', '.join(arguments)})", " of different values")
+    return Choice(tuple(values))
+
+
+def _words(option: str, text: str) -> list[str]:
+    """Returns the words of a value, without quotes."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise _wrong(option, "choice", f"{text!r} ({error})") from None
+
+
+def _number(option: str, name: str, word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise _wrong(option, name, repr(word), " of numbers")
+    return number
+
+
+def _wrong(option: str, name: str, received: str, condition: str = "") -> UsageError:
+    return UsageError(f"--search {option}: expected {_FORMS[name]}{condition}, got {received}")
+
+
+def parse_all(texts: Sequence[str]) -> list[Parameter]:
+    """Reads the parameters of a sweep.
+
+    Args:
+      texts: as for `parse`.
+
+    Raises:
+      UsageError: if there is none, one cannot be read, or two have the same option.
+    """
+    if not texts:
+        raise UsageError(
+            "expected --search 'option=expression' at least once, such as --search "
+            "'agent.n-step=choice(1,3,5)', got none"
+        )
+    parameters = [parse(text) for text in texts]
+    names = [parameter.option for parameter in parameters]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"expected --search once for {name}, got it {names.count(name)} times")
+    return parameters

@@ -1,0 +1,230 @@
+"""The search itself, by Optuna: which values to try, and which trials to stop early."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_replicator.errors import UsageError
+from rl_replicator.sweeps.search import Choice, Parameter, Range, written
+from rl_replicator.sweeps.trial import SweepTrial, TrialState
+
+_STUDY = "sweep"
+_IS_STOPPED = "is_stopped"
+# The share of best trials whose values are compared with those of all trials.
+_BEST_SHARE = 0.25
+_FEWEST_FOR_IMPORTANCE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchPlan:
+    """How to search.
+
+    Attributes:
+      parameters: what is searched.
+      sampler: "tpe" or "random".
+      scheduler: "asha", which stops trials early, or "fifo", which stops none.
+      grace: number of evaluations before a trial may be stopped.
+      reduction: one of this many trials is continued at each rung.
+    """
+
+    parameters: tuple[Parameter, ...]
+    sampler: str
+    scheduler: str
+    grace: int
+    reduction: int
+
+
+def _optuna() -> Any:
+    """Imports Optuna.
+
+    Raises:
+      UsageError: if it is not installed.
+    """
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise UsageError(
+            "expected Optuna, which searches, found none; install it: pip install "
+            "'rl-replicator[sweep]'"
+        ) from None
+    optuna.logging.set_verbosity(logging.WARNING)
+    return optuna
+
+
+class Study:
+    """The trials of a sweep, kept in a file, so that a later process continues.
+
+    Higher values are better here: the caller negates a figure whose lowest value is best.
+    """
+
+    def __init__(self, path: Path, plan: SearchPlan, seeds: tuple[int | None, ...]):
+        """Opens the file, or creates it.
+
+        Args:
+          path: of the file; the directories of the trials are beside it.
+          plan: how to search.
+          seeds: of the runs of a trial.
+
+        Raises:
+          UsageError: if Optuna is not installed.
+        """
+        self._optuna = _optuna()
+        self._plan, self._seeds, self._folder = plan, seeds, path.parent
+        journal = self._optuna.storages.journal
+        with warnings.catch_warnings():  # Experimental parts of Optuna say so.
+            warnings.simplefilter("ignore")
+            self._study = self._optuna.create_study(
+                storage=journal.JournalStorage(journal.JournalFileBackend(str(path))),
+                study_name=_STUDY,
+                load_if_exists=True,
+                direction="maximize",
+                pruner=self._pruner(),
+            )
+            self._study.sampler = self._sampler(len(self._study.trials))
+        self._distributions = {one.option: self._distribution(one.space) for one in plan.parameters}
+        self._live: dict[int, Any] = {}
+
+    def _pruner(self) -> Any:
+        pruners = self._optuna.pruners
+        if self._plan.scheduler == "fifo":
+            return pruners.NopPruner()
+        # The asynchronous rule of Li et al. 2020, "A System for Massively Parallel Hyperparameter
+        # Tuning" (arXiv:1810.05934).
+        return pruners.SuccessiveHalvingPruner(
+            min_resource=self._plan.grace, reduction_factor=self._plan.reduction
+        )
+
+    def _sampler(self, seed: int) -> Any:
+        # A sweep that goes on must not draw what it has drawn at its start.
+        samplers = self._optuna.samplers
+        if self._plan.sampler == "random":
+            return samplers.RandomSampler(seed=seed)
+        return samplers.TPESampler(seed=seed, constant_liar=True)
+
+    def _distribution(self, space: Choice | Range) -> Any:
+        distributions = self._optuna.distributions
+        if isinstance(space, Choice):
+            return distributions.CategoricalDistribution(space.values)
+        if space.is_whole:
+            return distributions.IntDistribution(int(space.low), int(space.high), log=space.is_log)
+        return distributions.FloatDistribution(
+            space.low, space.high, log=space.is_log, step=space.step
+        )
+
+    def trials(self) -> list[SweepTrial]:
+        """Returns all trials that have begun; those that were interrupted are `RUNNING`."""
+        kinds = self._optuna.trial.TrialState
+        states = {
+            kinds.COMPLETE: TrialState.DONE,
+            kinds.PRUNED: TrialState.STOPPED,
+            kinds.FAIL: TrialState.FAILED,
+            kinds.RUNNING: TrialState.RUNNING,
+        }
+        return [
+            dataclasses.replace(self._trial(one), state=states[one.state])
+            for one in self._study.trials
+            if one.state in states
+        ]
+
+    def _trial(self, one: Any) -> SweepTrial:
+        values = {
+            parameter.option: written(parameter.space, one.params[parameter.option])
+            for parameter in self._plan.parameters
+        }
+        return SweepTrial(one.number, values, self._folder / f"trial-{one.number:03}", self._seeds)
+
+    def prefer(self, values: Mapping[str, str]) -> None:
+        """Makes the first trial one with these values, unless there is a trial already.
+
+        Args:
+          values: option -> value as written; ignored unless the search may choose all of them.
+        """
+        spaces = {one.option: one.space for one in self._plan.parameters}
+        matches = {option: space.match(values.get(option, "")) for option, space in spaces.items()}
+        if self._study.trials or None in matches.values():
+            return
+        self._study.enqueue_trial(
+            {
+                option: value if isinstance(spaces[option], Choice) else float(str(value))
+                for option, value in matches.items()
+            }
+        )
+
+    def ask(self) -> SweepTrial:
+        """Returns a new trial."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            live = self._study.ask(self._distributions)
+        self._live[live.number] = live
+        return self._trial(live)
+
+    def report(self, trial: SweepTrial, values: Sequence[float]) -> bool:
+        """Takes the values of a running trial's evaluations, and says whether to stop it.
+
+        Args:
+          trial: the trial.
+          values: of all its evaluations so far; higher is better.
+        """
+        live = self._live.get(trial.number)
+        if live is None:  # It was begun by an earlier process.
+            live = self._optuna.trial.Trial(self._study, self._study.trials[trial.number]._trial_id)
+            self._live[trial.number] = live
+        if _IS_STOPPED in live.user_attrs:
+            return True  # Decided by an earlier process, which could not act on it any more.
+        known = self._study.trials[trial.number].intermediate_values
+        for index, value in enumerate(values, start=1):
+            if index not in known:
+                live.report(float(value), index)
+                if live.should_prune():
+                    live.set_user_attr(_IS_STOPPED, True)
+                    return True
+        return False
+
+    def finish(self, trial: SweepTrial, value: float | None) -> None:
+        """Records how a trial has ended, as its `state` says.
+
+        Args:
+          trial: the trial.
+          value: at its last evaluation; None if it is not done.
+        """
+        kinds = self._optuna.trial.TrialState
+        states = {
+            TrialState.DONE: kinds.COMPLETE,
+            TrialState.STOPPED: kinds.PRUNED,
+            TrialState.FAILED: kinds.FAIL,
+        }
+        given = value if trial.state is TrialState.DONE else None
+        self._study.tell(trial.number, given, state=states[trial.state])
+
+    def importance(self) -> dict[str, float]:
+        """Returns for each option which share of the differences it explains, the highest first.
+
+        PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how much the values of the best quarter
+        of the trials differ from those of all. A trial that was stopped counts with its last
+        evaluation. Empty for fewer than four trials.
+        """
+        create = self._optuna.trial.create_trial
+        kinds = self._optuna.trial.TrialState
+        ended = []
+        for one in self._study.trials:
+            reached = list(one.intermediate_values.items())
+            if one.state in (kinds.COMPLETE, kinds.PRUNED) and reached:
+                value = one.value if one.state is kinds.COMPLETE else max(reached)[1]
+                ended.append(
+                    create(params=one.params, distributions=one.distributions, value=value)
+                )
+        if len(ended) < _FEWEST_FOR_IMPORTANCE:
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            study = self._optuna.create_study(direction="maximize")
+            study.add_trials(ended)
+            evaluator = self._optuna.importance.PedAnovaImportanceEvaluator(
+                target_quantile=_BEST_SHARE
+            )
+            return self._optuna.importance.get_param_importances(study, evaluator=evaluator)

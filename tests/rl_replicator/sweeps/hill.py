@@ -1,0 +1,89 @@
+"""A trainable that takes no time: its figure is a function of its options."""
+
+import dataclasses
+import json
+import signal
+import time
+from pathlib import Path
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs.metrics import MetricWriter, read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
+
+NAME = "tests.rl_replicator.sweeps.hill:hill"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of the hill."""
+
+    height: int = 3
+    """Of its top."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HillOptions:
+    """How far the climb is from the top."""
+
+    run_dir: Path | None = None
+    """Where to."""
+    place: float = 0.5
+    """Where the climb ends; 0.25 is the top. Below 0 it fails."""
+    kind: str = "high"
+    """high or low: whether the figure is the height or the distance; blind: none."""
+    is_steep: bool = False
+    """Doubles the height."""
+    seed: int = 1
+    """Added to the height."""
+    shape: Shape = Shape()
+    """Of the hill."""
+    evaluations: int = 4
+    """Length of the run."""
+    wait_at: int | None = None
+    """Evaluation after which the first process of a run waits for its end."""
+
+
+class Hill:
+    """Follows `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+
+    def options_type(self, args):
+        return HillOptions
+
+    def alternatives(self):
+        return {}
+
+    def options_from(self, plain):
+        names = {field.name for field in dataclasses.fields(HillOptions)}
+        known = {name: value for name, value in plain.items() if name in names}
+        return HillOptions(**{**known, "shape": Shape(**known["shape"])})
+
+    def train(self, options):
+        if options.place < 0:
+            raise UsageError("there is no such place")
+        ended = []
+        signal.signal(signal.SIGINT, lambda *_: ended.append(True))
+        is_high = options.kind == "high"
+        score = Score("evaluation", "figure", is_high) if options.kind != "blind" else None
+        run = RunDirectory(options.run_dir)
+        plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+        with run.opened(NAME, {"options": plain}) as there:
+            run.describe(NAME, {"options": plain}, plain, score)
+            done = len(read_metrics(run.path, "evaluation").get("steps", ()))
+            with (options.run_dir / "started.txt").open("a") as file:
+                file.write(f"{done}\n")
+            height = options.shape.height * (1 + options.is_steep) + options.seed
+            figure = height - abs(options.place - 0.25) if is_high else abs(options.place - 0.25)
+            writer = MetricWriter(run.path, "steps")
+            for index in range(done + 1, options.evaluations + 1):
+                writer.write("evaluation", 100 * index, {"figure": figure, "index": index})
+                while index == options.wait_at and not there and not ended:
+                    time.sleep(0.05)
+                time.sleep(0.3)  # Longer than the sweep takes to look.
+                if ended:
+                    return 130
+            writer.close()
+        return 0
+
+
+hill = Hill()

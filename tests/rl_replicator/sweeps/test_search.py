@@ -1,0 +1,80 @@
+"""Search expressions."""
+
+import pytest
+
+from rl_replicator.errors import UsageError
+from rl_replicator.sweeps import search
+from rl_replicator.sweeps.search import Choice, Range
+
+
+@pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("a.n-step=choice(1,3,5)", Choice(("1", "3", "5"))),
+        ("--a.n_step = choice( relu , elu )", Choice(("relu", "elu"))),
+        ("a.n-step=choice(256 256, '512  512')", Choice(("256 256", "512  512"))),
+        ("a.n-step=uniform(-1, 2.5)", Range(-1, 2.5)),
+        ("a.n-step=loguniform(1e-4,1e-3)", Range(1e-4, 1e-3, is_log=True)),
+        ("a.n-step=quniform(0, 1, 0.3)", Range(0, 0.9, step=0.3)),
+        ("a.n-step=randint(1,8)", Range(1, 8, is_whole=True)),
+        ("a.n-step=lograndint(16,1024)", Range(16, 1024, is_log=True, is_whole=True)),
+    ],
+)
+def test_expressions(text, space):
+    parsed = search.parse(text)
+    assert parsed.option == "a.n-step"
+    if isinstance(space, Range):
+        assert parsed.space.high == pytest.approx(space.high, rel=1e-12)
+        space = Range(space.low, parsed.space.high, space.is_log, space.is_whole, space.step)
+    assert parsed.space == space
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x", "expected 'option=expression'"),
+        ("a b=choice(1,2)", "expected 'option=expression'"),
+        ("x=__import__('os').system('true')", "expected choice(A, B, ...)"),
+        ("x=3", "expected choice(A, B, ...)"),
+        ("x=unifrom(0,1)", "did you mean uniform?"),
+        ("x=choice(1)", "of two values or more, got (1)"),
+        ("x=choice(1,,2)", "of two values or more"),
+        ("x=choice(1,1)", "of different values"),
+        ("x=choice('1,2)", "No closing quotation"),
+        ("x=uniform(0)", "expected uniform(LOW, HIGH), got 1 values"),
+        ("x=uniform(0,one)", "of numbers, got 'one'"),
+        ("x=uniform(0,inf)", "of numbers, got 'inf'"),
+        ("x=uniform(1,1)", "LOW below HIGH, got 1 and 1"),
+        ("x=loguniform(0,1)", "LOW above 0, got 0"),
+        ("x=randint(1,2.5)", "of whole numbers"),
+        ("x=quniform(0,1,2)", "STEP above 0 and at most HIGH - LOW, got 2"),
+    ],
+)
+def test_bad_expressions_are_one_line(text, words):
+    with pytest.raises(UsageError) as caught:
+        search.parse(text)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_option_is_searched_once():
+    with pytest.raises(UsageError, match="once for x, got it 2 times"):
+        search.parse_all(["x=choice(1,2)", "y=choice(1,2)", "x=uniform(0,1)"])
+    with pytest.raises(UsageError, match="at least once"):
+        search.parse_all([])
+
+
+def test_words_of_a_command():
+    parameter = search.parse("a.layers=choice(256 256,64)")
+    assert parameter.words("256 256") == ["--a.layers", "256", "256"]
+    flag = search.parse("a.is-steep=choice(true,false)")
+    assert (flag.words("true"), flag.words("false")) == (["--a.is-steep"], ["--a.no-is-steep"])
+
+
+def test_matches():
+    assert Choice(("1e-3", "relu")).match("0.001") == "1e-3"
+    assert Choice(("1e-3", "relu")).match("2") is None
+    assert Range(1, 8, is_whole=True).match("8.0") == "8"
+    assert Range(1, 8, is_whole=True).match("2.5") is None
+    assert Range(0, 0.9, step=0.3).match("0.6") == "0.6"
+    assert Range(0, 0.9, step=0.3).match("0.5") is None
+    assert Range(0, 1).match("relu") is None and Range(0, 1).match("1.1") is None

@@ -1,0 +1,91 @@
+"""The search by Optuna: what is tried, what is stopped, what is kept in the file."""
+
+import dataclasses
+
+import pytest
+
+from rl_replicator.sweeps import search
+from rl_replicator.sweeps.study import SearchPlan, Study
+from rl_replicator.sweeps.trial import TrialState
+
+PARAMETERS = ("x=uniform(0,1)", "y=choice(a,b)", "n=randint(1,4)")
+ASHA = SearchPlan(tuple(search.parse_all(PARAMETERS)), "random", "asha", grace=1, reduction=3)
+FIFO = dataclasses.replace(ASHA, scheduler="fifo")
+
+
+def open_study(tmp_path, plan):
+    return Study(tmp_path / "trials.journal", plan, (1,))
+
+
+def finish(study, trial, value):
+    assert not study.report(trial, [value])
+    trial.state = TrialState.DONE
+    study.finish(trial, value)
+
+
+def test_asha_continues_one_of_three_at_the_rungs(tmp_path):
+    """Rungs are at the evaluations 1, 3, 9."""
+    study = open_study(tmp_path, ASHA)
+    trials = [study.ask() for _ in range(5)]
+    assert not study.report(trials[0], [5.0])  # The first one has nobody to be compared with.
+    assert study.report(trials[1], [4.0])
+    assert study.report(trials[2], [3.0])
+    assert not study.report(trials[3], [6.0])  # The best of four.
+    assert not study.report(trials[0], [5.0, 1.0])  # No rung.
+    assert not study.report(trials[0], [5.0, 1.0, 1.0])  # The first one at this rung.
+    assert not study.report(trials[3], [6.0, 0.0])
+    assert study.report(trials[3], [6.0, 0.0, 0.5])
+    assert study.report(trials[4], [5.5])  # The second of five: a third of them is one.
+
+
+def test_grace_and_fifo(tmp_path):
+    patient = open_study(tmp_path, dataclasses.replace(ASHA, grace=2))
+    first, second = patient.ask(), patient.ask()
+    assert not patient.report(first, [2.0, 2.0])
+    assert not patient.report(second, [1.0])
+    assert patient.report(second, [1.0, 1.0])
+    (tmp_path / "other").mkdir()
+    fifo = open_study(tmp_path / "other", FIFO)
+    assert not any(fifo.report(fifo.ask(), [-value] * 9) for value in range(6))
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_another_process_continues(tmp_path, sampler):
+    plan = dataclasses.replace(ASHA, sampler=sampler)
+    study = open_study(tmp_path, plan)
+    study.prefer({"x": "0.5", "y": "b", "n": "3"})
+    done, running, stopped = study.ask(), study.ask(), study.ask()
+    assert done.values == {"x": "0.5", "y": "b", "n": "3"}
+    finish(study, done, 2.0)
+    assert study.report(stopped, [1.0])
+    stopped.state = TrialState.STOPPED
+    study.finish(stopped, None)
+    assert study.report(running, [1.0])  # And ends before it has stopped the run.
+
+    study = open_study(tmp_path, plan)
+    study.prefer({"x": "0.4", "y": "a", "n": "1"})  # There are trials already.
+    trials = study.trials()
+    assert [trial.values for trial in trials] == [one.values for one in (done, running, stopped)]
+    states = [TrialState.DONE, TrialState.RUNNING, TrialState.STOPPED]
+    assert [trial.state for trial in trials] == states
+    assert trials[1].run_dir(1) == tmp_path / "trial-001" / "seed-1"
+    assert study.report(trials[1], [1.0])
+    new = study.ask()
+    assert new.number == 3 and new.values not in [trial.values for trial in trials]
+
+
+def test_values_outside_of_the_search_are_not_preferred(tmp_path):
+    study = open_study(tmp_path, FIFO)
+    study.prefer({"x": "0.125", "y": "c", "n": "3"})
+    assert study.ask().values["x"] != "0.125"
+
+
+def test_importance_names_what_matters(tmp_path):
+    study = open_study(tmp_path, FIFO)
+    assert study.importance() == {}
+    for _ in range(24):
+        trial = study.ask()
+        finish(study, trial, -abs(float(trial.values["x"]) - 0.3))
+    shares = study.importance()
+    assert next(iter(shares)) == "x" and shares["x"] > 0.5
+    assert sum(shares.values()) == pytest.approx(1)
