@@ -56,6 +56,7 @@ def parsed(monkeypatch, tmp_path):
         monkeypatch.setattr(kind, "evaluate", use)
     monkeypatch.setattr(AgentCommand, "video", use)
     monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
+    monkeypatch.setattr("rl_replicator.sweeps.command.run", lambda plan: use(None, plan))
     # The entry points of this tree, whatever is installed.
     info = tmp_path / "site" / "rl_replicator-0.dist-info"
     info.mkdir(parents=True)
@@ -75,7 +76,7 @@ def run(words, parsed):
         return options.parse(ExportOptions, "rl-replicator export", words[1:])
     if words[0] == "compare":
         return options.parse(CompareOptions, "rl-replicator compare", words[1:])
-    if words[0] not in ("train", "eval", "video", "suite"):
+    if words[0] not in ("train", "eval", "video", "suite", "sweep"):
         # What it would do is not known here; its options must be in its module.
         registered = references.registered_commands()
         module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]
