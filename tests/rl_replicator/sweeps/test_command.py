@@ -45,7 +45,7 @@ def start(tmp_path):
 
 
 def finish(process):
-    output, errors = process.communicate(timeout=250)
+    output, errors = process.communicate(timeout=800)
     return process.returncode, output, errors
 
 
@@ -55,7 +55,7 @@ def results(path):
 
 
 def wait_for(condition, process):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
