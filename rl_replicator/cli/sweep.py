@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,6 +109,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     given = {word.partition("=")[0] for word in theirs}
     quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
     return command.SweepPlan(
+        program=(sys.executable, "-m", "rl_replicator.cli.main"),
         name=chosen.name,
         arguments=tuple(theirs),
         quiet=tuple(quiet),

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ class SweepPlan:
     """A sweep with everything that its command line says.
 
     Attributes:
+      program: words of the command that runs `rl-replicator`.
       name: what is trained.
       arguments: of `rl-replicator train`, for every run.
       quiet: more of them, which do not belong to the best settings.
@@ -42,6 +42,7 @@ class SweepPlan:
       run_dir: the sweep's directory.
     """
 
+    program: tuple[str, ...]
     name: str
     arguments: tuple[str, ...]
     quiet: tuple[str, ...]
@@ -61,7 +62,7 @@ class SweepPlan:
     def command(self, trial: SweepTrial, seed: int | None) -> list[str]:
         """Returns the command of a trial's run with a seed."""
         return [
-            *(sys.executable, "-m", "rl_replicator.cli.main", "train", self.name),
+            *(*self.program, "train", self.name),
             *self.arguments,
             *self.quiet,
             *self.settings(trial),
