@@ -100,7 +100,7 @@ def train(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        run.describe(source.name, identity, _plain(options), _SCORE)
+        run.describe(source.name, identity, _plain(options), _SCORE.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         return _run(agent, plan, options, run, listener)

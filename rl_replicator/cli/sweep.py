@@ -109,7 +109,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     given = {word.partition("=")[0] for word in theirs}
     quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
     return command.SweepPlan(
-        program=(sys.executable, "-m", "rl_replicator.cli.main"),
+        program=(sys.executable, "-m", f"{__package__}.main"),
         name=chosen.name,
         arguments=tuple(theirs),
         quiet=tuple(quiet),

@@ -344,13 +344,13 @@ def _is_finished(run: RunDirectory, learner: "Learner") -> bool:
     return is_finished(run, learner)
 
 
-def _score(learner: "Learner") -> Score | None:
+def _score(learner: "Learner") -> dict[str, Any] | None:
     """Returns the figure that selects the best checkpoint; None without an evaluation."""
     evaluation = learner.evaluation()
     if evaluation is None:
         return None
     best = evaluation.best
-    return Score("evaluation", best.removeprefix("-"), not best.startswith("-"))
+    return Score("evaluation", best.removeprefix("-"), not best.startswith("-")).plain()
 
 
 def _how_to_grow(config: Any) -> str:

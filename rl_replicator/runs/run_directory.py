@@ -22,7 +22,6 @@ from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.score import Score
 
 # A setting that the machine decides at the start of a run.
 AUTO = "auto"
@@ -156,7 +155,7 @@ class RunDirectory:
         trainable: str,
         identity: Mapping[str, Any],
         options: Mapping[str, Any],
-        score: Score | None = None,
+        score: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes the run's config atomically.
 
@@ -164,7 +163,7 @@ class RunDirectory:
           trainable: name of what is trained.
           identity: as for `opened`.
           options: all settings, for people who read the file.
-          score: figure that tells how good the run is; None if it has none.
+          score: which figure tells how good the run is: a `Score` as plain data, or None.
 
         Raises:
           UsageError: if it cannot be written.
@@ -176,7 +175,7 @@ class RunDirectory:
             "options": options,
         }
         if score is not None:
-            config["score"] = dataclasses.asdict(score)
+            config["score"] = score
         new = self.path / _NEW_CONFIG
         try:
             new.write_text(json.dumps(config, indent=2) + "\n")

@@ -31,6 +31,10 @@ class Score:
         stored = config.get("score")
         return cls(**stored) if stored else None
 
+    def plain(self) -> dict[str, Any]:
+        """Returns what `of` reads, as plain data."""
+        return dataclasses.asdict(self)
+
     def read(self, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
         """Reads the evaluations of a run, even while it trains.
 

@@ -64,7 +64,7 @@ class Hill:
         ended = []
         signal.signal(signal.SIGINT, lambda *_: ended.append(True))
         is_high = options.kind == "high"
-        score = Score("evaluation", "figure", is_high) if options.kind != "blind" else None
+        score = Score("evaluation", "figure", is_high).plain() if options.kind != "blind" else None
         run = RunDirectory(options.run_dir)
         plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
         with run.opened(NAME, {"options": plain}) as there:
