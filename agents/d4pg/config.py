@@ -47,8 +47,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Largest norm of one example's dQ/da. None: no clipping."""
     max_gradient_norm: float | None = 40.0
     """Largest global norm of a network's gradient. None: no clipping."""
-    replay: ReplayConfig = ReplayConfig(samples_per_insert=128.0)
-    """The replay table. The reference implementation takes 32 samples for each insert."""
+    replay: ReplayConfig = ReplayConfig(samples_per_insert=256.0)
+    """The replay table. 256 samples for each insert are one learner step per environment step; the
+    reference implementation takes 32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
