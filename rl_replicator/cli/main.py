@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -122,6 +122,11 @@ def _run(args: list[str]) -> int:
     if name == "--version":
         print(_version())
         return 0
+    if name == "--print-completion":
+        from rl_replicator.cli import completion
+
+        print(completion.script(args[1] if len(args) > 1 else "", _commands()), end="")
+        return 0
     if name in COMMANDS:
         if name in _NOISY:
             stderr_filter.silence()
@@ -136,6 +141,14 @@ def _run(args: list[str]) -> int:
         f"expected a command ({', '.join(known)}), got {name!r}; {hint}"
         "'rl-replicator --help' explains them"
     )
+
+
+def _commands() -> dict[str, Callable[[Sequence[str]], int]]:
+    """Imports all commands; returns the functions that run them, by name."""
+    modules = {name: importlib.import_module(module) for name, (module, _) in COMMANDS.items()}
+    for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name):
+        modules[entry.name] = entry.load()
+    return {name: module.run for name, module in modules.items()}
 
 
 def _usage_message(error: BaseException) -> str | None:
@@ -178,7 +191,8 @@ def _help() -> str:
             *lines,
             "",
             "'rl-replicator COMMAND --help' shows a command's options, for example",
-            "'rl-replicator train d4pg --help'.",
+            "'rl-replicator train d4pg --help'. 'rl-replicator --print-completion bash' prints a",
+            "script with which the shell completes commands and options; zsh likewise.",
         ]
     )
 

@@ -108,14 +108,20 @@ def declared_options(kind: type, command: str) -> dict[str, str]:
       command: as the user typed it.
     """
     printed = io.StringIO()
-    with (
-        contextlib.suppress(SystemExit),
-        _columns(_ONE_COLUMN),
-        contextlib.redirect_stdout(printed),
-    ):
+    with contextlib.suppress(SystemExit), one_column(), contextlib.redirect_stdout(printed):
         tyro.cli(kind, prog=command, args=["--help"])
+    return read_help(printed.getvalue())
+
+
+def one_column() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a help text has its options in one column."""
+    return _columns(_ONE_COLUMN)
+
+
+def read_help(text: str) -> dict[str, str]:
+    """Returns the options in a help text of one column, and the type of each."""
     declared = {"--help": ""}
-    for line in _text_lines(printed.getvalue()):
+    for line in _text_lines(text):
         first = re.match(r"(?:-\w, )?(--[\w.-]+)(?:, (--[\w.-]+))?(?: (\S.*?))?(?:  |$)", line)
         if first:
             name, opposite, value = first.groups()

@@ -1,5 +1,6 @@
 """The files for clusters: they parse, and the command line knows the options in them."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -12,7 +13,8 @@ from agents.runs.command import AgentCommand
 from rl_replicator.cli import train
 from rl_replicator.learners.command import LearnerCommand
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 MANIFESTS = DOCS / "manifests"
 
 
@@ -74,6 +76,25 @@ def test_the_slurm_script_is_a_script(parsed):
     assert chosen.launch == "ray" and chosen.address
 
 
+def test_the_workflow_runs_targets_of_make():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [step["run"].split()[-1] for step in job["steps"] if "make" in step.get("run", "")]
+    assert targets[-2:] == ["check", "test"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets[-2:])
+    (python,) = (s["with"] for s in job["steps"] if s.get("uses", "").startswith("actions/setup"))
+    assert f'">={python["python-version"]},' in (ROOT / "pyproject.toml").read_text()
+    assert (ROOT / python["cache-dependency-path"]).is_file()
+
+
+def test_the_development_container_is_built_from_the_containerfile():
+    folder = ROOT / ".devcontainer"
+    settings = json.loads((folder / "devcontainer.json").read_text())
+    assert (folder / settings["build"]["dockerfile"]).read_text().count("FROM ") == 1
+    stamp = re.search(r"^STAMP := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert f"touch {stamp}" in settings["postCreateCommand"]
+
+
 @pytest.mark.parametrize("page", ["clusters.md", "launching.md"])
 def test_the_commands_of_a_page_are_understood(page, parsed):
     text = (DOCS / page).read_text().replace("\\\n", " ")
@@ -81,9 +102,3 @@ def test_the_commands_of_a_page_are_understood(page, parsed):
     assert commands
     for command in commands:
         parsed(shlex.split(command))
-
-
-@pytest.mark.parametrize("page", ["clusters.md", "launching.md"])
-def test_the_links_of_a_page_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text()):
-        assert (DOCS / target).exists(), target

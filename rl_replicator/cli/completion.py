@@ -1,0 +1,92 @@
+"""`rl-replicator --print-completion SHELL`: scripts with which a shell completes commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+
+from rl_replicator.cli import options, trainables
+from rl_replicator.errors import UsageError
+
+_BASH = """\
+_rl_replicator() {{
+    local words
+    case "${{COMP_WORDS[*]:1:COMP_CWORD-1}}" in
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _rl_replicator rl-replicator
+"""
+_ZSH = """\
+#compdef rl-replicator
+_rl_replicator() {{
+    local words_before="${{(j: :)words[2,CURRENT-1]}}" words
+    case "$words_before" in
+{cases}
+    esac
+    compadd -- ${{=words}} || _files
+}}
+compdef _rl_replicator rl-replicator
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
+
+
+def script(shell: str, commands: Mapping[str, Callable[[Sequence[str]], int]]) -> str:
+    """Returns a script that completes commands, what can be trained, and options.
+
+    The options are those of the installed packages at this moment. Where a value is expected, the
+    shell completes names of files.
+
+    Args:
+      shell: "bash" or "zsh".
+      commands: the functions that run the commands, by name.
+
+    Raises:
+      UsageError: if it is another shell.
+    """
+    if shell not in _SCRIPTS:
+        raise UsageError(
+            f"expected {' or '.join(_SCRIPTS)} after --print-completion, got {shell or 'nothing'}"
+        )
+    # Bash takes the first pattern that fits, so the longest ones are in front.
+    cases = [
+        f'    {_pattern(words)}) words="{" ".join(choices)}" ;;'
+        for words, choices in sorted(_choices(commands).items(), reverse=True)
+    ]
+    return _SCRIPTS[shell].format(cases="\n".join(cases))
+
+
+def _pattern(words: str) -> str:
+    return f'"{words}"*' if words else '""'
+
+
+def _choices(commands: Mapping[str, Callable[[Sequence[str]], int]]) -> dict[str, list[str]]:
+    """Returns what may follow after the words of a command, by these words."""
+    found = {"": ["--help", "--print-completion", "--version", *commands]}
+    evaluation: set[str] = {"--help"}
+    for name in trainables.names():
+        trainable = trainables.load(name)
+        kinds = [trainable.options_type([]), *trainable.alternatives().values()]
+        declared = [options.declared_options(kind, name) for kind in kinds]
+        found[f"train {name}"] = sorted(set().union(*declared))
+        evaluation |= {*options.declared_options(trainable.evaluation_options_type, name)}
+    found["train"] = [*trainables.names(), "--config", "--help", "--run-dir"]
+    found["eval"] = sorted(evaluation)
+    for command, run in commands.items():
+        if command not in found:
+            found[command] = sorted(options.read_help(_help(run)))
+    return found
+
+
+def _help(run: Callable[[Sequence[str]], int]) -> str:
+    """Returns what a command prints as its help."""
+    printed = io.StringIO()
+    with (
+        contextlib.suppress(SystemExit),
+        contextlib.redirect_stdout(printed),
+        options.one_column(),
+    ):
+        run(["--help"])
+    return printed.getvalue()
