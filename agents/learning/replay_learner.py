@@ -31,6 +31,20 @@ class StepOutput(NamedTuple):
     metrics: dict[str, tf.Tensor]
 
 
+class _CallOutput(NamedTuple):
+    """What the compiled step returns: `StepOutput` with all metrics in one tensor.
+
+    Attributes:
+      keys: see `StepOutput`.
+      priorities: see `StepOutput`.
+      metrics: [M] float32. An array of its own for each of them takes 2 to 4 % of a small step.
+    """
+
+    keys: tf.Tensor
+    priorities: tf.Tensor
+    metrics: tf.Tensor
+
+
 class StepModule(Protocol):
     """What an agent writes: variables, and one step as if for one machine.
 
@@ -81,12 +95,13 @@ class ReplayLearner:
         self._module = module
         self._replicator = replicator
         self.network_names = names_with_variables(module.acting_networks)
+        self._metric_names: tuple[str, ...] = ()  # Known once the step is traced.
         self._inputs = replicator.make_inputs(input_fn, per_replica=True)
         self._step = replicator.replicate(self._step_fn, self._inputs, steps_per_call)
         self._priorities = priorities
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
-        self._metrics: Mapping[str, Any] = {}
+        self._metrics: Any = None
         self.seconds = {"priorities": 0.0, "publish": 0.0}
         self._lock = threading.Lock()
         self._weights = self._copy_weights()
@@ -128,13 +143,11 @@ class ReplayLearner:
         """Returns the last call's metrics, averaged over its steps and this process's replicas."""
         with self._lock:
             metrics = self._metrics
-        if not metrics:
+        if metrics is None:
             return {}
-        replicas = self._replicator.local_results(metrics)
-        figures = {
-            name: float(np.mean([np.mean(replica[name]) for replica in replicas]))
-            for name in replicas[0]
-        }
+        replicas = np.stack(self._replicator.local_results(metrics))  # [replicas, steps, M]
+        means = replicas.mean(axis=(0, 1)).tolist()
+        figures = dict(zip(self._metric_names, means, strict=True))
         if self._priorities is not None:
             figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
         return figures
@@ -170,11 +183,15 @@ class ReplayLearner:
             self._priorities.close()
         self._inputs.close()
 
-    def _step_fn(self, sample: Sample) -> StepOutput:
+    def _step_fn(self, sample: Sample) -> _CallOutput:
         """Takes the batch into the statistics of the observations, and trains on it."""
         networks = self._module.acting_networks.values()
         update_statistics(networks, sample.transition.observation)
-        return self._module.step_fn(sample)
+        output = self._module.step_fn(sample)
+        self._metric_names = tuple(output.metrics)
+        metrics = [tf.cast(value, tf.float32) for value in output.metrics.values()]
+        packed = tf.stack(metrics) if metrics else tf.zeros([0])
+        return _CallOutput(output.keys, output.priorities, packed)
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
         """Copies the weights, together with the number of steps that made them."""

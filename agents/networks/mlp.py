@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
+from agents.networks.layer_norm import LayerNorm
 from agents.registry import find_part
 
 MakeTorso = Callable[[Sequence[int], str], snt.Module]
@@ -28,7 +29,7 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
         # Distinct names: actors match variables by path.
         init = snt.initializers.VarianceScaling(0.333, mode="fan_out", distribution="uniform")
         layers.append(snt.Linear(size, w_init=init, name=f"linear_{index}"))
-        layers += [snt.LayerNorm(-1, True, True), tf.tanh] if index == 0 else [tf.nn.elu]
+        layers += [LayerNorm(), tf.tanh] if index == 0 else [tf.nn.elu]
     return snt.Sequential(layers, name=name)
 
 
@@ -50,7 +51,7 @@ class ResidualBlock(snt.Module):
         he = snt.initializers.VarianceScaling(2.0, mode="fan_in", distribution="truncated_normal")
         self._branch = snt.Sequential(
             [
-                snt.LayerNorm(-1, True, True),
+                LayerNorm(),
                 snt.Linear(hidden_size, w_init=he, name="hidden"),
                 tf.nn.relu,
                 snt.Linear(size, w_init=he, name="output"),
@@ -79,7 +80,7 @@ def residual_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     layers: list[Callable] = [snt.Linear(size, w_init=orthogonal, name="linear_0")]
     for index, hidden_size in enumerate(hidden_sizes):
         layers.append(ResidualBlock(size, hidden_size, name=f"block_{index}"))
-    layers.append(snt.LayerNorm(-1, True, True))
+    layers.append(LayerNorm())
     return snt.Sequential(layers, name=name)
 
 
