@@ -17,7 +17,11 @@ class ProgramStoppedError(LaunchpadError):
     """A wait was given up because the program is stopping."""
 
 
-class CourierError(LaunchpadError):
+class StatusNotOk(LaunchpadError):  # noqa: N818 - upstream's name
+    """A remote call failed: upstream's name, which programs catch. See `courier`."""
+
+
+class CourierError(StatusNotOk):
     """Base class of the errors of remote calls."""
 
 

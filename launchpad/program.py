@@ -37,6 +37,11 @@ class Program:
         """Nodes by label, in the order they were added."""
         return self._groups
 
+    @property
+    def current_group(self) -> str | None:
+        """Label of the open `group()` block; None outside of one."""
+        return self._current_group
+
     @contextlib.contextmanager
     def group(self, label: str) -> Iterator[None]:
         """Puts the nodes added in this block into group `label`.
@@ -58,11 +63,12 @@ class Program:
         """Adds `node` and returns a handle to it, to be passed to other nodes.
 
         Args:
-          node: The node; one node may be added once.
+          node: The node. One that serves an address may be added once; others run as often as they
+            are added.
           label: Its group; needed outside a `group()` block.
 
         Raises:
-          ValueError: no label, another label than the open group's, or a node added twice.
+          ValueError: no label, another label than the open group's, or a server added twice.
         """
         if self._current_group:
             if label and label != self._current_group:
@@ -73,8 +79,11 @@ class Program:
             label = self._current_group
         if not label:
             raise ValueError("Label should not be empty.")
-        if any(node is known for known in self.get_all_nodes()):
-            raise ValueError(f"this {type(node).__name__} is in the program already")
+        if node.addresses and any(node is known for known in self.get_all_nodes()):
+            raise ValueError(
+                f"this {type(node).__name__} is in the program already, and its address can have "
+                "one server only; make another node"
+            )
         self._groups.setdefault(label, []).append(node)
         return node.create_handle()
 

@@ -25,6 +25,10 @@ from launchpad.nodes.python import local_multi_processing
 from launchpad.rpc import credentials
 
 _LOOPBACK = "127.0.0.1"
+_OTHER_TERMINALS = (
+    *("gnome-terminal", "gnome-terminal-tabs", "xterm"),
+    *("byobu_session", "tmux_session", "output_to_files"),
+)
 
 
 # What makes the engine of a launch, by launch type. New engines go here.
@@ -67,7 +71,8 @@ def launch(
       xm_resources: Ignored; upstream's cluster resources.
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
-      terminal: Accepted for upstream's sake; output always goes to this terminal.
+      terminal: None or "current_terminal". Upstream's other terminals are accepted with a warning:
+        output always goes to this terminal.
       serialize_py_nodes: True to check that all nodes pickle, also where threads run them.
       controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
@@ -79,12 +84,13 @@ def launch(
         on this machine, and stopped with it.
 
     Raises:
-      ValueError: no nodes, an unknown or unsupported launch type, resources for no group or more
-        than there are.
+      ValueError: no nodes, an unknown terminal, an unknown or unsupported launch type, more
+        resources than there are.
       TypeError: a node does not pickle, or resources are not a PythonProcess.
       ConnectionError: there is no such cluster.
     """
-    del xm_resources, controller_xm_requirements, terminal
+    del xm_resources, controller_xm_requirements
+    _check_terminal(terminal)
     program = _first(programs)
     launch_type = _launch_type(launch_type)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
@@ -111,6 +117,16 @@ def launch(
     lp_manager.await_at_exit(manager)
     supervisor.start()
     return manager
+
+
+def _check_terminal(terminal: str | None) -> None:
+    if terminal not in (None, "current_terminal", *_OTHER_TERMINALS):
+        raise ValueError(
+            f"expected terminal to be one of {['current_terminal', *_OTHER_TERMINALS]}, got "
+            f"{terminal!r}; leave it out"
+        )
+    if terminal in _OTHER_TERMINALS:
+        lp_runtime.logger.warning("terminal=%r: output goes to this terminal instead", terminal)
 
 
 def _first(programs: lp_program.Program | Sequence[lp_program.Program]) -> lp_program.Program:

@@ -51,7 +51,7 @@ class ProgramManager:
 
     def wait(
         self,
-        timeout: float | None = None,
+        timeout: float | Sequence[str] | None = None,
         *,
         labels_to_wait_for: Sequence[str] | None = None,
         raise_error: bool = True,
@@ -63,7 +63,8 @@ class ProgramManager:
         do of its own has done it, in which case the servers are stopped here.
 
         Args:
-          timeout: Seconds to wait; None for as long as it takes.
+          timeout: Seconds to wait; None for as long as it takes. A sequence is taken for
+            `labels_to_wait_for`, which comes first in upstream's method.
           labels_to_wait_for: Waits for the nodes of these groups only; the others go on.
           raise_error: False to return although a node has failed.
           return_on_first_completed: Returns when the first node has ended.
@@ -76,6 +77,8 @@ class ProgramManager:
           ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
+        if not isinstance(timeout, (int, float, type(None))):
+            timeout, labels_to_wait_for = None, timeout
         try:
             if labels_to_wait_for is not None or return_on_first_completed:
                 return self._wait_for_nodes(timeout, labels_to_wait_for, return_on_first_completed)
@@ -148,6 +151,12 @@ class ProgramManager:
         """
         self.stop()
         self.wait()
+
+    def cleanup_after_test(self, test_case: Any) -> None:
+        """Stops the program, waits for its end, and fails the test if a node had failed."""
+        self.stop()
+        self.wait(raise_error=False)
+        test_case.assertIsNone(self._supervisor.failure)  # noqa: PT009 - the argument's own
 
     def kill(self) -> None:
         """Kills all nodes at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -45,6 +45,42 @@ def dump_node(node: Any, name: str) -> bytes:
             f"node {name} can't be sent to a process: {error}. Pass a function that makes the "
             "object, or wrap it in lp.Deferred, so that it is made in the node"
         ) from error
+
+
+def check_nodes_are_serializable(label: str, nodes: Sequence[Any]) -> None:
+    """Checks that nodes can be sent to processes.
+
+    Args:
+      label: Their group, for the message.
+      nodes: The nodes.
+
+    Raises:
+      RuntimeError: One of them does not pickle.
+    """
+    for index, node in enumerate(nodes):
+        try:
+            dump_node(node, f"{label}/{index}")
+        except TypeError as error:
+            raise RuntimeError(
+                f"The nodes associated to the label '{label}' were not serializable: {error}; or "
+                "pass serialize_py_nodes=False to lp.launch"
+            ) from error
+
+
+def serialize_nodes(data_file_path: str, label: str, nodes: Sequence[Any]) -> None:
+    """Writes the functions of nodes to a file, which cloudpickle reads.
+
+    Args:
+      data_file_path: The file.
+      label: Their group, for messages.
+      nodes: The nodes.
+
+    Raises:
+      RuntimeError: One of them does not pickle.
+    """
+    check_nodes_are_serializable(label, nodes)
+    with open(data_file_path, "wb") as file:
+        file.write(dumps([node.function for node in nodes]))
 
 
 def _all_flags() -> flags.FlagValues:

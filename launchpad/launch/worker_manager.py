@@ -9,6 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad import runtime as lp_runtime
+from launchpad.launch.manager import ProgramManager as WorkerManager
+
+__all__ = [
+    "WorkerManager",
+    "register_stop_handler",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+    "wait_until_ready",
+]
 
 # A node that waits for the others looks this often whether the program stops, in seconds.
 _POLL_SECS = 0.1

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
+from launchpad import context
+from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
 
 ClientType = TypeVar("ClientType")
@@ -16,6 +18,13 @@ HandleType = TypeVar("HandleType", bound="Handle")
 
 class Handle(dereference.Dereferenceable[ClientType], Generic[ClientType]):
     """Stands for a node in the arguments of other nodes; they get its client instead."""
+
+    def connect(self, node: Node[Any], label: str) -> None:
+        """Does nothing. Upstream calls it before a launch; here handles need no preparation."""
+
+    def transform(self, executables: Sequence[Any]) -> Sequence[Any]:
+        """Returns the executables unchanged."""
+        return executables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +91,30 @@ class Node(abc.ABC, Generic[HandleType]):
     @abc.abstractmethod
     def execute(self) -> Any:
         """Runs the node in the calling thread until it ends; called by engines."""
+
+    @property
+    def launch_context(self) -> LaunchContext:
+        """The launch that the calling code is part of.
+
+        Raises:
+          RuntimeError: Outside a running program.
+        """
+        return context.get_context()
+
+    def bind_addresses(self, **kwargs: Any) -> None:
+        """Gives each address of the node a free port of this machine, to run it without a launch.
+
+        Args:
+          **kwargs: Accepted for upstream's sake.
+        """
+        del kwargs
+        for address in self.addresses:
+            address.bind(lp_address.SimpleLocalAddressBuilder())
+
+    @classmethod
+    def default_launch_config(cls, launch_type: LaunchType) -> Any:
+        """Returns None: no launch type needs a configuration."""
+        del launch_type
 
     @property
     def input_handles(self) -> list[Handle[Any]]:

@@ -6,7 +6,7 @@ import abc
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Deferred(Dereferenceable[T]):
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies `function` to the leaves of dicts, lists, tuples, dataclasses and partials.
+    """Applies `function` to the leaves of mappings, lists, tuples, dataclasses, attrs and partials.
 
     A container in which nothing changes is returned as it is, not as a copy, so that objects keep
     their identity where nodes are threads of one process.
@@ -52,20 +52,25 @@ def _map(function: Callable[[Any], Any], tree: Any, parents: tuple[int, ...]) ->
     if id(tree) in parents:  # A structure that holds itself.
         return tree
     recurse = functools.partial(_map, function, parents=(*parents, id(tree)))
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         changed = _changes(recurse, tree.items())
-        if changed:
+        if not changed:
+            return tree
+        if isinstance(tree, MutableMapping):
             tree = copy.copy(tree)
             tree.update(changed)
-        return tree
+            return tree
+        kind: Any = type(tree)  # Such as types.MappingProxyType.
+        return kind({**tree, **changed})
     if isinstance(tree, (list, tuple)):
         changed = _changes(recurse, enumerate(tree))
         if not changed:
             return tree
         items = [changed.get(i, item) for i, item in enumerate(tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = (f.name for f in dataclasses.fields(tree) if hasattr(tree, f.name))
+    fields = _fields(tree)
+    if fields is not None:
+        names = (name for name in fields if hasattr(tree, name))
         changed = _changes(recurse, ((name, getattr(tree, name)) for name in names))
         if changed:
             tree = copy.copy(tree)
@@ -78,6 +83,16 @@ def _map(function: Callable[[Any], Any], tree: Any, parents: tuple[int, ...]) ->
             return tree
         return functools.partial(tree.func, *args, **kwargs)
     return function(tree)
+
+
+def _fields(tree: Any) -> list[str] | None:
+    """Returns the names of the fields of a dataclass or an attrs object; None for others."""
+    if isinstance(tree, type):
+        return None
+    if dataclasses.is_dataclass(tree):
+        return [field.name for field in dataclasses.fields(tree)]
+    attributes = getattr(type(tree), "__attrs_attrs__", None)
+    return None if attributes is None else [attribute.name for attribute in attributes]
 
 
 def _changes(recurse: Callable[[Any], Any], items: Any) -> dict[Any, Any]:

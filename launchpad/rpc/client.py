@@ -14,8 +14,6 @@ from launchpad import errors
 from launchpad.rpc import connection, pending, wire
 from launchpad.rpc import server as rpc_server
 
-# A call without a deadline of its own is given up after this many seconds.
-DEFAULT_CALL_TIMEOUT_SECS = 600.0
 # How long calls wait for a server that went away, in seconds.
 DEFAULT_RETRY_SECS = 60.0
 
@@ -51,7 +49,7 @@ class CourierClient:
         Args:
           server_address: "host:port", or the address of a node.
           compress: gzip the messages.
-          call_timeout: Deadline of each call in seconds; None for 600, 0 for none.
+          call_timeout: Deadline of each call in seconds; None or 0 for none.
           wait_for_ready: False to fail at once if the server is not there.
           chunk_tensors: Accepted for upstream's sake; messages have no size limit.
           load_balancing_policy: Accepted for upstream's sake; a node has one server.
@@ -65,15 +63,15 @@ class CourierClient:
             call_timeout = call_timeout.total_seconds()
         self._connection = connection.Connection(
             server_address,
-            (DEFAULT_CALL_TIMEOUT_SECS if call_timeout is None else call_timeout) or None,
+            call_timeout or None,
             retry_secs,
             wait_for_ready,
             grpc.Compression.Gzip if compress else None,
         )
-        self._futures = _FuturesClient(self._connection)
+        self._futures = _FuturesClient(self._connection, self._unpack)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._init_args, self._retry_secs)
+        return _rebuild, (type(self), self._init_args, self._retry_secs)
 
     def __repr__(self) -> str:
         link = self._connection.link
@@ -115,15 +113,19 @@ class CourierClient:
           Exception: whatever the method raised.
         """
         request = wire.encode(b"", method.encode(), (args, kwargs))
-        return _unpack(self._connection.send(request))
+        return self._unpack(self._connection.send(request))
+
+    def _unpack(self, answer: bytes) -> Any:
+        """Returns the result of an encoded answer, or raises the exception that it holds."""
+        return _unpack(answer)
 
 
 class _FuturesClient:
     """Calls that return futures; see `CourierClient.futures`."""
 
-    def __init__(self, owner: connection.Connection):
+    def __init__(self, owner: connection.Connection, unpack: Callable[[bytes], Any]):
         self._connection = owner
-        self._pending = pending.PendingCalls(owner.find_link, _unpack, owner.as_client)
+        self._pending = pending.PendingCalls(owner.find_link, unpack, owner.as_client)
 
     def __getattr__(self, method: str) -> Callable[..., futures.Future[Any]]:
         if method.startswith("_"):
@@ -150,8 +152,10 @@ def _unpack(answer: bytes) -> Any:
     raise error from errors.RemoteTraceback(value.traceback_text)
 
 
-def _rebuild(init_args: tuple[Any, ...], retry_secs: float) -> CourierClient:
-    return CourierClient(*init_args, retry_secs=retry_secs)
+def _rebuild(
+    kind: type[CourierClient], init_args: tuple[Any, ...], retry_secs: float
+) -> CourierClient:
+    return kind(*init_args, retry_secs=retry_secs)
 
 
 def list_methods(client: CourierClient) -> list[str]:

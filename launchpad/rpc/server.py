@@ -32,7 +32,7 @@ _OPTIONS = (
 )
 
 
-class Server:
+class MethodServer:
     """A gRPC server of named Python functions.
 
     The port is bound in the constructor, atomically, and served from `start()` to `stop()`.

@@ -121,8 +121,8 @@ def test_many_threads_share_a_client(service):
 _SECRET = b"r" * credentials.SECRET_BYTES
 
 
-def _serve(**kwargs) -> rpc_server.Server:
-    server = rpc_server.Server(_SECRET, **kwargs)
+def _serve(**kwargs) -> rpc_server.MethodServer:
+    server = rpc_server.MethodServer(_SECRET, **kwargs)
     server.bind("same", lambda value: value)
     server.start()
     return server
@@ -217,7 +217,7 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
 
 
 def test_a_client_of_another_program_is_refused(runtime):
-    server = rpc_server.Server(b"w" * 32)
+    server = rpc_server.MethodServer(b"w" * 32)
     server.start()
     try:
         with pytest.raises(lp.CourierAuthenticationError, match="not signed"):
@@ -422,7 +422,7 @@ def test_a_taken_port_is_replaced_by_a_free_one():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = rpc_server.Server(_SECRET, port=port)
+        server = rpc_server.MethodServer(_SECRET, port=port)
         assert server.port not in (0, port)
         server.stop()
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launchpad import address as lp_address
 from launchpad.nodes import base
 
 
 def bind_addresses(nodes: Iterable[base.Node]) -> None:
     """Gives every address of `nodes` a free port of this machine."""
     for node in nodes:
-        for address in node.addresses:
-            address.bind(lp_address.SimpleLocalAddressBuilder())
+        node.bind_addresses()

@@ -158,7 +158,7 @@ def _row(batch: Any, index: int, size: int) -> Any:
     return batch[index]
 
 
-def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.Server:
+def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.MethodServer:
     """Returns a server of the public methods of `instance`, not started yet.
 
     Its calls are signed with the running program's secret, or with the user's outside one.
@@ -168,7 +168,7 @@ def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.Serv
 
     runtime = lp_runtime.current()
     secret = runtime.info.secret if runtime else credentials.of_user()
-    server = rpc_server.Server(secret, runtime=runtime, **courier_kwargs)
+    server = rpc_server.MethodServer(secret, runtime=runtime, **courier_kwargs)
     for name, method in rpc_server.public_methods(instance).items():
         server.bind(name, method)
     return server

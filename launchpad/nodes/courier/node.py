@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
+from launchpad.nodes.courier import courier_utils
 from launchpad.nodes.python import node as python
 from launchpad.rpc import client as rpc_client
 from launchpad.rpc import server as rpc_server
@@ -110,17 +111,43 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
             if takes_server is None:
                 server.stop()
 
+    def run(self) -> None:
+        """Runs the node in the calling thread.
+
+        Without a program, its address must be bound (`bind_addresses`). It then serves until the
+        object's `run()` ends, or for ever if there is none.
+        """
+        if lp_runtime.current() is not None:
+            return self.execute()
+        instance = self.construct_instance()
+        server = courier_utils.make_courier_server(
+            instance,
+            port=lp_address.get_port_from_address(self._address.resolve()),
+            identity=self._address.key.encode(),
+            **self._courier_kwargs,
+        )
+        takes_server = getattr(instance, "set_courier_server", None)
+        if takes_server is not None:
+            takes_server(server)
+            self.run_instance(instance)
+            return None
+        server.start()
+        if not self.run_instance(instance):
+            server.Join()
+        server.stop()
+        return None
+
 
 def make_server(
     runtime: lp_runtime.NodeRuntime, address: lp_address.Address, kwargs: Mapping[str, Any]
-) -> rpc_server.Server:
+) -> rpc_server.MethodServer:
     """Binds the server of a node; nothing is served or published yet."""
     kwargs = dict(kwargs)
     # A restarted node goes back to its old port, where it is still free.
     before = runtime.book.get(address.key)
     if before is not None:
         kwargs.setdefault("port", lp_address.get_port_from_address(before))
-    return rpc_server.Server(
+    return rpc_server.MethodServer(
         runtime.info.secret,
         host=runtime.info.host,
         runtime=runtime,

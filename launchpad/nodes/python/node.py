@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from launchpad import runtime as lp_runtime
@@ -41,6 +41,14 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
     def function(self) -> Callable[[], ReturnType]:
         """The node as a callable without arguments."""
         return self.execute
+
+    @staticmethod
+    def to_executables(
+        nodes: Sequence[PyNode[Any, Any]], label: str, launch_context: Any
+    ) -> list[Callable[[], Any]]:
+        """Returns the nodes as callables without arguments, for every launch type."""
+        del label, launch_context
+        return [node.function for node in nodes]
 
     def execute(self) -> ReturnType:
         """Calls the function, with clients in place of the handles among its arguments."""
@@ -90,6 +98,10 @@ class PyClassNode(PyNode[HandleType, None], Generic[HandleType, WorkerType]):
         instance = self.construct_instance()
         if not self.run_instance(instance):
             logger.warning("%s has no run(), or it is disabled", type(instance).__name__)
+
+    def run(self) -> None:
+        """Runs the node in the calling thread, for example in a test without a launch."""
+        self.execute()
 
 
 def _set_state(state: str) -> None:

@@ -1,0 +1,132 @@
+"""Remote calls outside of programs, with upstream's names: `import courier`.
+
+    server = courier.Server(port=9000)
+    server.Bind("add", lambda a, b: a + b)
+    server.Start()
+
+    courier.Client("localhost:9000").add(4, 7)
+
+Both sides need the same secret; see `launchpad.rpc.credentials.of_user`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from launchpad import runtime as lp_runtime
+from launchpad.errors import StatusNotOk
+from launchpad.rpc import client, credentials
+from launchpad.rpc import server as rpc_server
+from launchpad.rpc.client import list_methods
+
+__all__ = ["Client", "Server", "StatusNotOk", "list_methods"]
+
+
+class Client(client.CourierClient):
+    """A `CourierClient` that raises StatusNotOk for every failure, as upstream's does.
+
+    The exception of the server's method is its cause.
+    """
+
+    def _unpack(self, answer: bytes) -> Any:
+        try:
+            return super()._unpack(answer)
+        except StatusNotOk:
+            raise
+        except Exception as error:
+            raise StatusNotOk(f"{type(error).__name__}: {error}") from error
+
+
+class Server:
+    """Serves functions by name on a port of this machine. It can be started once."""
+
+    def __init__(
+        self, name: str | None = None, port: int | None = None, thread_pool_size: int = 16
+    ):
+        """Binds the port; serves nothing yet.
+
+        Args:
+          name: Accepted for upstream's sake; clients need the address.
+          port: TCP port; None for a free one.
+          thread_pool_size: Number of calls that are handled at once.
+
+        Raises:
+          OSError: The port is taken.
+        """
+        del name
+        runtime = lp_runtime.current()
+        secret = runtime.info.secret if runtime else credentials.of_user()
+        self._server = rpc_server.MethodServer(
+            secret, port=port or 0, thread_pool_size=thread_pool_size, runtime=runtime
+        )
+        self._has_started = False
+        if port and self._server.port != port:
+            self._server.stop()
+            raise OSError(f"port {port} is taken; choose another one, or None for a free one")
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """ "localhost:port", for clients on this machine."""
+        return f"localhost:{self.port}"
+
+    @property
+    def has_started(self) -> bool:
+        """Whether `Start` was called."""
+        return self._has_started
+
+    def Bind(self, method_name: str, py_func: Callable[..., Any]) -> None:  # noqa: N802
+        """Serves a function as method `method_name`."""
+        self._server.bind(method_name, py_func)
+
+    BindHandler = Bind
+
+    def Unbind(self, method_name: str) -> None:  # noqa: N802
+        """Serves the method no longer."""
+        self._server.unbind(method_name)
+
+    def Start(self) -> None:  # noqa: N802
+        """Begins to serve.
+
+        Raises:
+          ValueError: It was started before.
+        """
+        if self._has_started:
+            raise ValueError("Server already started")
+        self._has_started = True
+        self._server.start()
+
+    def Stop(self) -> None:  # noqa: N802
+        """Ends the server.
+
+        Raises:
+          ValueError: It was not started.
+        """
+        self._check_started()
+        self._server.stop()
+
+    def Join(self) -> None:  # noqa: N802
+        """Returns when the server has stopped.
+
+        Raises:
+          ValueError: It was not started.
+        """
+        self._check_started()
+        self._server.Join()
+
+    def SetIsHealthy(self, is_healthy: bool) -> None:  # noqa: N802
+        """Does nothing: clients have one server, so there is no load to move elsewhere.
+
+        Raises:
+          ValueError: It was not started.
+        """
+        self._check_started()
+
+    def _check_started(self) -> None:
+        if not self._has_started:
+            raise ValueError("Server not started")

@@ -1,0 +1,229 @@
+"""docs/launchpad-api.md: every name of it, and the semantics that programs rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+import pickle
+import re
+import sys
+import threading
+import types
+import unittest
+from pathlib import Path
+
+import attrs
+import pytest
+
+import launchpad as lp
+from launchpad.launch import serialization
+from launchpad.nodes import base, dereference
+from tests.launchpad import programs
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "launchpad-api.md"
+ROWS = re.findall(r"^\| `([\w.]+)` \| (\w+) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def courier(monkeypatch):
+    """The package as an installation has it: beside `launchpad`."""
+    monkeypatch.syspath_prepend(ROOT / "launchpad" / "upstream")
+    monkeypatch.delitem(sys.modules, "courier", raising=False)
+    yield importlib.import_module("courier")
+    sys.modules.pop("courier", None)
+
+
+def find(name):
+    """Returns what a dotted name names; launchpad.launch is a module and a function."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise AttributeError(name)
+
+
+def test_the_table_is_read():
+    assert len(ROWS) > 50 and len({name for name, _, _ in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(("name", "here", "text"), ROWS, ids=[name for name, _, _ in ROWS])
+def test_a_name_is_what_the_table_says(courier, name, here, text):
+    assert here in ("same", "more", "differs", "absent")
+    assert bool(text.strip()) == (here != "same")
+    if here == "absent":
+        with pytest.raises(AttributeError):
+            find(name)
+    else:
+        assert find(name) is not None
+
+
+def test_an_installation_has_courier_beside_launchpad():
+    from setuptools import Distribution
+    from setuptools.config import pyprojecttoml
+
+    distribution = Distribution({"src_root": str(ROOT)})
+    pyprojecttoml.apply_configuration(distribution, ROOT / "pyproject.toml")
+    packages = set(distribution.packages)
+    assert {"agents", "courier", "environments", "launchpad", "rl_replicator"} <= packages
+    assert not any(name.startswith("launchpad.upstream") for name in packages)
+    assert {name.partition(".")[0] for name in packages} == {
+        *("agents", "courier", "environments", "launchpad", "rl_replicator")
+    }
+    place = distribution.package_dir["courier"]
+    assert (ROOT / place / "__init__.py").exists() and place.startswith("launchpad/")
+
+
+def test_courier_outside_of_a_program(courier):
+    server = courier.Server("name", thread_pool_size=2)
+    server.Bind("add", lambda a, b: a + b)
+    for name in ("forward", "call"):  # Names that clients might use for themselves.
+        server.BindHandler(name, lambda name=name: name)
+    server.Bind("fails", lambda: [][0])
+    for early in (server.Stop, server.Join, lambda: server.SetIsHealthy(True)):
+        with pytest.raises(ValueError, match="not started"):
+            early()
+    assert not server.has_started
+    server.Start()
+    assert server.has_started and server.address == f"localhost:{server.port}"
+    with pytest.raises(ValueError, match="already started"):
+        server.Start()
+    server.SetIsHealthy(False)
+    client = pickle.loads(pickle.dumps(courier.Client(server.address, call_timeout=60)))
+    assert client.add(4, b=7) == 11 and client.futures.add(1, 2).result(60) == 3
+    assert (client.forward(), client.call()) == ("forward", "call")
+    assert courier.list_methods(client) == ["add", "call", "fails", "forward"]
+    for call in (client.fails, lambda: client.futures.fails().result(60)):
+        with pytest.raises(courier.StatusNotOk, match="IndexError") as error:
+            call()
+        assert isinstance(error.value.__cause__, IndexError)
+    server.Unbind("add")
+    with pytest.raises(courier.StatusNotOk, match="no method 'add'"):
+        client.add(4, 7)
+    with pytest.raises(OSError, match="is taken"):
+        courier.Server(port=server.port)
+    server.Stop()
+    server.Join()
+    gone = courier.Client(server.address, wait_for_ready=False, call_timeout=60)
+    with pytest.raises(courier.StatusNotOk):
+        gone.add(1, 2)
+
+
+@attrs.frozen
+class Attributes:
+    inner: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    inner: object
+
+
+def test_handles_are_found_in_every_structure():
+    handle = lp.CourierNode(dict).create_handle()
+    inside = {"a": [Attributes((handle,)), Fields(types.MappingProxyType({"b": handle}))]}
+    node = lp.PyNode(print, inside, other=lp.Deferred(print, handle))
+    assert node.input_handles == [handle] * 3
+
+    found = dereference.map_tree(lambda leaf: 7 if leaf is handle else leaf, inside)
+    assert found == {"a": [Attributes((7,)), Fields(types.MappingProxyType({"b": 7}))]}
+    assert inside["a"][0].inner == (handle,)  # It was copied.
+
+
+def test_a_function_may_be_added_twice_and_a_server_once():
+    program = lp.Program("twice")
+    node = lp.PyNode(print)
+    with program.group("function"):
+        assert program.current_group == "function"
+        program.add_node(node)
+        program.add_node(node)
+    assert program.current_group is None and program.groups == {"function": [node, node]}
+    server = lp.CourierNode(dict)
+    program.add_node(server, label="server")
+    with pytest.raises(ValueError, match="can have one server only; make another node"):
+        program.add_node(server, label="server")
+
+
+def test_a_function_added_twice_runs_twice(tmp_path):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    node = lp.PyNode(lambda client: client.add("ran"), recorder)
+    with program.group("function"):
+        program.add_node(node)
+        program.add_node(node)
+    manager = lp.launch(program, "test_mt")
+    manager.wait(["function"])  # Upstream's first argument.
+    assert (tmp_path / "entries").read_text() == "ran\nran\n"
+    manager.cleanup_after_test(unittest.TestCase())
+
+
+def test_a_failed_node_fails_the_test_that_cleans_up():
+    program = lp.make_program(lp.PyNode(lambda: [][0]))
+    manager = lp.launch(program, "test_mt")
+    with pytest.raises(AssertionError, match="IndexError"):
+        manager.cleanup_after_test(unittest.TestCase())
+
+
+class Adder:
+    def add(self, a, b):
+        return a + b
+
+
+def test_a_node_runs_without_a_launch():
+    node = lp.CourierNode(Adder)
+    handle = node.create_handle()
+    node.bind_addresses()
+    threading.Thread(target=node.run, daemon=True).start()
+    handle.set_client_kwargs(call_timeout=60)
+    assert handle.dereference().add(2, 3) == 5
+    assert lp.PyNode.to_executables([lp.PyNode(lambda: 9)], "label", None)[0]() == 9
+    handle.connect(node, "label")
+    assert handle.transform([1]) == [1]
+    assert lp.PyNode.default_launch_config(lp.LaunchType.TEST_MULTI_THREADING) is None
+    with pytest.raises(RuntimeError):
+        node.launch_context  # noqa: B018
+    assert base.extract_handles([handle]) == [handle]
+
+
+def test_nodes_that_do_not_pickle(tmp_path):
+    bad, good = lp.PyNode(print, threading.Lock()), lp.PyNode(lambda: 5)
+    for check in (
+        lambda: serialization.check_nodes_are_serializable("actor", [good, bad]),
+        lambda: serialization.serialize_nodes(str(tmp_path / "bad"), "actor", [bad]),
+    ):
+        with pytest.raises(RuntimeError, match="label 'actor' were not serializable"):
+            check()
+    serialization.serialize_nodes(str(tmp_path / "good"), "actor", [good])
+    (function,) = pickle.loads((tmp_path / "good").read_bytes())
+    assert function() == 5
+    with pytest.raises(TypeError, match="lp.Deferred"):
+        lp.launch(lp.make_program(bad), "test_mt", serialize_py_nodes=True)
+
+
+def test_arguments_of_upstream(caplog, tmp_path):
+    program, _ = programs.recorder_program(tmp_path / "entries")
+    with pytest.raises(ValueError, match="expected terminal to be one of .*, got 'vt100'"):
+        lp.launch(program, "test_mt", terminal="vt100")
+    caplog.set_level(logging.WARNING, "launchpad")
+    manager = lp.launch(
+        program,
+        "test_mt",
+        local_resources={"nobody": lp.PythonProcess()},
+        terminal="tmux_session",
+        controller_xm_requirements={},
+        serialize_py_nodes=True,
+    )
+    manager.stop_and_wait()
+    assert "output goes to this terminal" in caplog.text and "'nobody'" in caplog.text
+    client = lp.CourierClient("localhost:1", load_balancing_policy=None, propagate_deadline=False)
+    assert client._connection.timeout is None  # No deadline, as upstream's.
+
+
+def test_stop_handlers_outside_of_a_program_do_nothing():
+    lp.register_stop_handler(print)
+    lp.unregister_stop_handler(print)
