@@ -42,8 +42,6 @@ def test_groups_and_labels():
             program.add_node(lp.PyNode(print), label="two")
     with pytest.raises(ValueError, match=r"^Label should not be empty\.$"):
         program.add_node(lp.PyNode(print))
-    with pytest.raises(ValueError, match="in the program already"):
-        program.add_node(node, label="three")
     assert {label: len(nodes) for label, nodes in program.groups.items()} == {"one": 2}
     assert program.name == "demo" and program.get_all_nodes()[0] is node
     assert len(lp.make_program(lp.PyNode(print), lp.PyNode(print)).get_all_nodes()) == 2
