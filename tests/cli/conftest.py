@@ -28,11 +28,16 @@ def distribution(tmp_path):
 
 
 @pytest.fixture
-def command(tmp_path, distribution):
-    """Runs `rl-replicator WORDS` in an empty directory, with the tests' own thing to train."""
+def site(distribution):
+    """A folder of installed distributions that registers the tests' own thing to train."""
     group = "[rl_replicator.trainables]\nfake = tests.cli.trainable_fake:fake\n"
     distribution("tests-of-rl-replicator", "1.0", group)
+    return distribution.site
 
+
+@pytest.fixture
+def command(tmp_path, site):
+    """Runs `rl-replicator WORDS` in an empty directory, with the tests' own thing to train."""
     inherited = {key: value for key, value in os.environ.items() if key not in CHOSEN_BY_MAIN}
 
     def run(*words, **environment):
@@ -41,7 +46,7 @@ def command(tmp_path, distribution):
             cwd=tmp_path,
             env={
                 **inherited,
-                "PYTHONPATH": os.pathsep.join([str(distribution.site), str(ROOT)]),
+                "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
                 **environment,
             },
             capture_output=True,
