@@ -26,6 +26,7 @@ def test_its_surroundings_are_those_of_a_new_interpreter(tmp_path):
     text = """
 import os, sys
 print(__name__, __file__ if "__file__" in globals() else None, sys.argv, sys.path[:2])
+print(sys.flags)
 print(os.getcwd(), os.environ["WORD"], "HOME" in os.environ, sys.stdin.read())
 print("to the other stream", file=sys.stderr)
 sys.exit(7)

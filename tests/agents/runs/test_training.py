@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from agents.suites import results
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
+from tests.suite import forked
 
 TARGET = "environments.fakes:target"
 SMALL = D4PGConfig(
@@ -204,7 +204,7 @@ def test_numbers_out_of_range_are_named():
 
 
 COMMAND = [
-    *(sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg", "--env", TARGET),
+    *("-m", "rl_replicator.cli.main", "train", "d4pg", "--env", TARGET),
     *("--agent.policy-layers", "32", "32", "--agent.critic-layers", "32", "32"),
     *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
@@ -232,7 +232,7 @@ def _start(run_dir, *more):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # As a user's shell has it.
     return subprocess.Popen(
-        [*COMMAND, "--run-dir", str(run_dir), *more],
+        [*forked.python(), *COMMAND, "--run-dir", str(run_dir), *more],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -261,7 +261,7 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     run_dir = tmp_path / "run"
     process = start(run_dir, "--steps", "1000000")
     saved = wait_for_checkpoints(run_dir, process)
-    process.kill()
+    os.kill(forked.program(process), signal.SIGKILL)
     process.communicate()
 
     process = start(run_dir, "--steps", "1000000")
@@ -292,7 +292,9 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     process = start(run_dir, *more)
     saved = wait_for_checkpoints(run_dir, process)
     (replay,) = (
-        child for child in psutil.Process(process.pid).children() if "replay/0" in child.cmdline()
+        child
+        for child in psutil.Process(forked.program(process)).children()
+        if "replay/0" in child.cmdline()
     )
     replay.kill()
     output, _ = process.communicate(timeout=400)

@@ -30,7 +30,7 @@ from tests.suite.forked import client
 _HERE = Path(__file__).parent
 _SERVER = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[0] = sys.argv[1]
 import fork_server
 fork_server.main(sys.argv[2])
 """
@@ -73,11 +73,13 @@ def program(process: subprocess.Popen) -> int:
 def _start() -> None:
     directory = tempfile.TemporaryDirectory(prefix="forked-")
     address = Path(directory.name) / "socket"
+    # Without options such as -I: programs hand their interpreter's options on to those they start.
+    isolated = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
     server = subprocess.Popen(
-        [sys.executable, "-I", "-c", _SERVER, str(_HERE), str(address)],
+        [sys.executable, "-c", _SERVER, str(_HERE), str(address)],
         stdin=subprocess.PIPE,  # It ends when this pipe does.
         stdout=subprocess.PIPE,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**isolated, "TF_CPP_MIN_LOG_LEVEL": "3"},
         start_new_session=True,
     )
     assert server.stdin is not None and server.stdout is not None
