@@ -15,7 +15,7 @@ from agents.reports.markup import Child, Html, element
 from agents.reports.overview import config_names
 from agents.reports.reading import LeftOut, Reading, ReportedRun
 from agents.runs import advice, bottleneck
-from rl_replicator.runs import plots
+from rl_replicator.runs import events, plots
 from rl_replicator.runs.progress_line import clock
 
 # Classes of the parts of time; what waits is grey.
@@ -34,6 +34,8 @@ _PART_CLASSES = {
 _COUNTERS = ("learner_steps",)
 _KINDS = {"actor": "Actors", "learner": "Learner"}
 _MOST_DETAILS = 24
+# The events of runs with more faults are folded away.
+_MOST_OPEN = 20
 
 
 def where_time_went(reading: Reading) -> Html | None:
@@ -90,6 +92,35 @@ def training(reading: Reading) -> Html | None:
         "Training",
         element("div", charts, class_="charts many"),
         about="What the learner recorded, the mean over seeds.",
+    )
+
+
+def faults_survived(reading: Reading) -> Html | None:
+    """Returns what has happened to the runs, the faults that they have survived marked."""
+    rows: list[list[Child]] = []
+    faults = 0
+    for run in reading.runs:
+        told = events.read(run.path)
+        survived = events.faults(told)
+        faults += len(survived)
+        for event in told:
+            is_fault = event in survived
+            what = element("span", event.event, class_="state bad" if is_fault else "state")
+            time = element("time", event.time.replace("T", " ").removesuffix("Z"))
+            rows.append([time, run.path.name, event.node, what, event.detail or None])
+    if not rows:
+        return None
+    whole = table(["time (UTC)", "run", "node", "event", "detail"], rows, ())
+    words = f"{faults} fault{'' if faults == 1 else 's'} survived" if faults else "No fault"
+    shown = element(
+        "details", element("summary", f"{len(rows)} events"), whole, open_=0 < faults <= _MOST_OPEN
+    )
+    about = (
+        "Faults are nodes that were started again, and continuations of runs that were killed or "
+        "had failed."
+    )
+    return section(
+        "faults", "Faults", hint(f"{words}.", "" if faults else "good"), shown, about=about
     )
 
 

@@ -14,7 +14,7 @@ from agents.reports.reading import Family, Reading
 from agents.runs import bottleneck
 from agents.suites import results
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import comparison, plots, statistics
+from rl_replicator.runs import comparison, events, plots, statistics
 from rl_replicator.runs.comparison import Pair
 from rl_replicator.runs.plots import Curve
 from rl_replicator.runs.progress_line import clock
@@ -71,6 +71,9 @@ def glance(reading: Reading) -> Html:
     limit = _bottleneck(reading)
     if limit:
         tiles.append(_tile("Bottleneck", *limit))
+    survived = sum(len(events.faults(events.read(run.path))) for run in reading.runs)
+    if survived:
+        tiles.append(_tile("Faults survived", str(survived), "restarts and continuations"))
     return element("div", tiles, class_="tiles", id="glance")
 
 

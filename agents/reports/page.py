@@ -51,6 +51,7 @@ def _sections(reading: Reading, film_bytes: float) -> list[Html]:
         overview.table_of_results(reading),
         details.where_time_went(reading),
         details.advised(reading),
+        details.faults_survived(reading),
         details.shown_films(reading, film_bytes),
         details.training(reading),
         details.settings(reading),

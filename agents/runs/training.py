@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option
-from rl_replicator.runs import trackers
+from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
@@ -103,6 +104,8 @@ def train(
         run.describe(source.name, identity, _plain(options), _SCORE.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
+        how = events.CONTINUED if continues else events.STARTED
+        events.record(run.path, events.RUN, how, f"--steps {options.steps:,}")
         return _run(agent, plan, options, run, listener)
 
 
@@ -171,6 +174,7 @@ def _run(
     manager = launch(program, options.launch, options.address, plan.replicas.gpus)
     line = AgentProgressLine()
     films = Films(run, options.video_every)
+    noted = 0
     try:
         counter: Counter = manager.resolve(counter_handle)
         while not manager.wait(timeout=1.0):
@@ -178,15 +182,18 @@ def _run(
                 progress = counter.progress()
             except (lp.CourierError, lp.ProgramStoppedError):
                 continue  # It is starting, or it is stopping.
+            noted = _note_restarts(run, manager, noted)
             line.show(progress)
             films.tick(progress.environment_steps)
             _tell(listener, evaluations)
-    except BaseException:
+    except BaseException as error:
+        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
         if not manager.is_done:  # The listener has raised: the run ends and saves.
             manager.stop()
             manager.wait(raise_error=False)
         raise
     finally:
+        _note_restarts(run, manager, noted)
         line.close()
         films.close()
         shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
@@ -195,7 +202,10 @@ def _run(
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
         print(f"{done}; continue with: --run-dir {run.path}", flush=True)
+        name = signal.Signals(manager.signal_number).name
+        events.record(run.path, events.RUN, events.STOPPED, name)
         return 128 + manager.signal_number
+    events.record(run.path, events.RUN, events.FINISHED)
     _report(run)
     print(*explain(run.path, _plain(options)), sep="\n", flush=True)
     # In processes of their own, independent of this one's TensorFlow and OpenGL state. On a machine
@@ -204,6 +214,14 @@ def _run(
     if options.video:
         subprocess.run(video_command(run.path))
     return 0
+
+
+def _note_restarts(run: RunDirectory, manager: lp.ProgramManager, noted: int) -> int:
+    """Records the restarts of nodes beyond the first `noted`; returns how many there are now."""
+    restarts = manager.restarts
+    for restart in restarts[noted:]:
+        events.record(run.path, restart.node, events.RESTARTED, restart.reason)
+    return len(restarts)
 
 
 def _tell(listener: RunListener, evaluations: NewRows) -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from launchpad import errors
+from launchpad.launch import restarts as lp_restarts
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
 
@@ -42,6 +43,11 @@ class ProgramManager:
     def signal_number(self) -> int | None:
         """SIGINT or SIGTERM if one of them ended the program, else None."""
         return self._supervisor.signal_number
+
+    @property
+    def restarts(self) -> tuple[lp_restarts.NodeRestart, ...]:
+        """The nodes that were started again so far, in order."""
+        return tuple(self._supervisor.restarts)
 
     @property
     def is_done(self) -> bool:

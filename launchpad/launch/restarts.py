@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 from launchpad import errors
 from launchpad.launch import member as lp_member
 
 logger = logging.getLogger("launchpad")
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRestart:
+    """A node that was started again.
+
+    Attributes:
+      node: Its name, such as "actor/0".
+      reason: Why its last incarnation ended.
+    """
+
+    node: str
+    reason: str
 
 
 def count_restart(

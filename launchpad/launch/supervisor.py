@@ -46,6 +46,7 @@ class Supervisor:
       signal_number: Signal that ended the program, or None.
       was_killed: True if the nodes were killed on request.
       launcher: Runtime of the launching process, told of the stop too.
+      restarts: The nodes that were started again, in order; only grows.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Supervisor:
         self._close_engine = close_engine
         self._book = book
         self.launcher: lp_runtime.NodeRuntime | None = None
+        self.restarts: list[restarts.NodeRestart] = []
         self._notice = (
             float("inf") if termination_notice_secs < 0 else float(termination_notice_secs)
         )
@@ -268,6 +270,10 @@ class Supervisor:
         pause = 0.0 if member.is_replaced else restarts.count_restart(member, record, now)
         if pause is None:
             return False
+        reason = f"{record.type_name}: {record.message}" if record is not None else "ended"
+        if member.is_replaced:
+            reason = "started again together with another node"
+        self.restarts.append(restarts.NodeRestart(member.name, reason))
         if member.worker is not None:
             member.worker.close()
         member.worker = None

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
-from rl_replicator.runs import trackers
+from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
@@ -170,7 +171,8 @@ class LearnerCommand:
             settings.pop("config")
             run.describe(self.name, identity, settings, _score(learner))
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
-            return _train(replicator, learner, run, options, listener)
+            events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
+            return _recorded(replicator, learner, run, options, listener)
 
     def evaluate(self, run_dir: Path, best: bool = False) -> int:
         """Evaluates a checkpoint on one device and prints the figures.
@@ -357,6 +359,26 @@ def _how_to_grow(config: Any) -> str:
     """Returns the option that makes a run longer, in parentheses; "" if it is unknown."""
     names = [field.name for field in dataclasses.fields(config) if field.name in _LENGTHS]
     return f" (--{names[0]})" if names else ""
+
+
+def _recorded(
+    replicator: "Replicator",
+    learner: "Learner",
+    run: RunDirectory,
+    options: Any,
+    listener: RunListener,
+) -> int:
+    """Trains, and records how the run has ended."""
+    try:
+        status = _train(replicator, learner, run, options, listener)
+    except BaseException as error:
+        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    if status:
+        events.record(run.path, events.RUN, events.STOPPED, signal.Signals(status - 128).name)
+    else:
+        events.record(run.path, events.RUN, events.FINISHED)
+    return status
 
 
 def _train(

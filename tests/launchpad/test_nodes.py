@@ -150,6 +150,9 @@ def test_a_node_with_a_policy_comes_back(engine, way):
     client = manager.resolve(fragile)
     _wait_until(lambda: entries.entries().count("born") == 3)
     assert client.life() == 3  # The same client finds the new incarnation.
+    assert [restart.node for restart in manager.restarts] == ["fragile/0", "fragile/0"]
+    if way == "exception":
+        assert manager.restarts[1].reason == "OSError: death number 2"
     manager.stop_and_wait()
 
 

@@ -12,7 +12,7 @@ import pytest
 from agents.cli import report
 from agents.reports import page, reading
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import statistics
+from rl_replicator.runs import events, statistics
 
 _VOID = ("meta", "link", "img", "br")
 
@@ -123,6 +123,16 @@ def test_advice_and_what_is_left_out(make_run, tmp_path):
     document = _Document(_render([still, tmp_path / "none"]))
     assert "still The return did not rise over the last third" in document.section("advice")
     assert "Left out expected the directory of a run" in document.section("runs")
+
+
+def test_faults_survived(make_run):
+    run = make_run("one", {100: 1.0})
+    for node, event in (("run", "started"), ("run", "continued"), ("actor/0", "restarted")):
+        events.record(run, node, event, "ProcessDied: signal 9" if node != "run" else "")
+    document = _Document(_render([run]))
+    assert "Faults survived 2" in document.section("glance")
+    assert "2 faults survived. 3 events" in document.section("faults")
+    assert "one actor/0 restarted ProcessDied: signal 9" in document.section("faults")
 
 
 def test_films_up_to_a_size(make_run):

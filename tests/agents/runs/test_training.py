@@ -22,6 +22,7 @@ from agents.runs.options import AgentOptions
 from agents.suites import results
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
+from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from tests.suite import forked
 
@@ -268,6 +269,9 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     later = wait_for_checkpoints(run_dir, process, above=saved["environment_steps"] + 500)
     assert later["learner_steps"] > saved["learner_steps"]
 
+    assert [event.event for event in events.read(run_dir)] == ["started", "continued"]
+    assert [event.node for event in events.faults(events.read(run_dir))] == ["run"]
+
     # A second process in the same directory is refused with one line.
     second = start(run_dir, "--steps", "1000000")
     output, _ = second.communicate(timeout=60)
@@ -279,6 +283,7 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
     output, _ = process.communicate(timeout=30)
     assert time.monotonic() - started < 20  # One second alone; other tests run beside this one.
     assert process.returncode == 130 and "stopped and saved" in output
+    assert events.read(run_dir)[-1].event == "stopped"
     assert latest_progress(run_dir)["environment_steps"] >= later["environment_steps"]
     episodes = read_metrics(run_dir, "actor")["episodes"]
     assert (np.diff(episodes) == 1).all()  # None is missing or told twice.
@@ -301,6 +306,8 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     assert process.returncode == 0, output
     assert "replay/0 is up again" in output and "evaluation return" in output
     assert "reverb/cc" not in output
+    (fault,) = events.faults(events.read(run_dir))
+    assert (fault.node, fault.event) == ("replay/0", "restarted") and "died" in fault.detail.lower()
     progress = latest_progress(run_dir)
     assert progress["environment_steps"] == 3000
     assert progress["learner_steps"] > saved["learner_steps"] + 100

@@ -16,6 +16,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
+from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
@@ -78,6 +79,9 @@ def test_two_replicas_kill_and_resume(folder):
     assert accuracy > 0.99 and "after 1,500 steps" in printed
     again = finish(resumed)
     assert again.startswith("continuing in killed\n")
+    told = events.read(folder / "killed")
+    assert [event.event for event in told] == ["started", "continued", "finished"]
+    assert events.faults(told) == told[1:2]
     line = lambda text: text.splitlines()[-1].partition(" steps")[0]  # noqa: E731 - with the accuracy.
     assert line(again) == line(printed)
     want = weights(folder / "whole")

@@ -1,0 +1,92 @@
+"""What has happened to a run: its starts and ends, and nodes that failed and came back.
+
+`RUN_DIR/events.csv` has one row for each event, in the order of time.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import datetime
+import io
+import os
+from pathlib import Path
+
+_FILE = "events.csv"
+_COLUMNS = ("time", "node", "event", "detail")
+
+# The node of events that concern all of a run.
+RUN = "run"
+STARTED, CONTINUED = "started", "continued"
+STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
+RESTARTED = "restarted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that has happened to a run.
+
+    Attributes:
+      time: in UTC, as in 2025-01-31T12:00:00Z.
+      node: name of the node, or `RUN`.
+      event: such as `RESTARTED`.
+      detail: more about it, one line; may be empty.
+    """
+
+    time: str
+    node: str
+    event: str
+    detail: str
+
+
+def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
+    """Adds an event. A disk that is full or gone is no reason to end a run: the event is lost.
+
+    Args:
+      run_dir: the run's directory.
+      node: name of the node, or `RUN`.
+      event: what happened to it.
+      detail: more about it; lines are joined.
+    """
+    time = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    with contextlib.suppress(OSError):
+        file = os.open(run_dir / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.fstat(file).st_size == 0:
+                writer.writerow(_COLUMNS)
+            writer.writerow([time, node, event, " ".join(detail.split())])
+            # One write: processes that write at the same time do not mix their rows.
+            os.write(file, text.getvalue().encode())
+        finally:
+            os.close(file)
+
+
+def read(run_dir: Path) -> list[Event]:
+    """Returns the events of a run, the oldest first; rows that were cut off are left out."""
+    try:
+        text = (run_dir / _FILE).read_text("utf-8", "replace")
+    except OSError:
+        return []
+    rows = list(csv.reader(text[: text.rfind("\n") + 1].replace("\0", "").splitlines()))
+    return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
+
+
+def faults(found: list[Event]) -> list[Event]:
+    """Returns the events that tell of a fault which the run has survived.
+
+    They are nodes that were started again, and continuations after an end that the run did not
+    announce (its process was killed, or the machine was lost) or that was a failure.
+
+    Args:
+      found: from `read`.
+    """
+    survived = []
+    before: str | None = None
+    for event in found:
+        is_unannounced = event.event == CONTINUED and before in (STARTED, CONTINUED, FAILED)
+        if event.event == RESTARTED or is_unannounced:
+            survived.append(event)
+        if event.node == RUN:
+            before = event.event
+    return survived

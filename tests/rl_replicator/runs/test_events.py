@@ -1,0 +1,39 @@
+"""Events of a run, written by several processes and read while they write."""
+
+from rl_replicator.runs import events
+
+
+def test_events_are_read_as_they_were_recorded(tmp_path):
+    assert events.read(tmp_path) == []
+    events.record(tmp_path, events.RUN, events.STARTED)
+    events.record(tmp_path, "actor/0", events.RESTARTED, 'OSError: a "long",\nbroken  text')
+    first, second = events.read(tmp_path)
+    assert (first.node, first.event, first.detail) == ("run", "started", "")
+    assert (second.node, second.detail) == ("actor/0", 'OSError: a "long", broken text')
+    assert len(second.time) == 20 and second.time.endswith("Z")
+    with (tmp_path / "events.csv").open("a") as file:
+        file.write("2025-01-01T00:00:00Z,run,fin")  # Cut off.
+    assert events.read(tmp_path) == [first, second]
+
+
+def test_a_disk_that_is_gone_is_no_error(tmp_path):
+    events.record(tmp_path / "none", events.RUN, events.STARTED)
+    assert events.read(tmp_path / "none") == []
+
+
+def test_faults_are_restarts_and_unannounced_ends(tmp_path):
+    told = [
+        ("run", "started"),
+        ("run", "stopped"),
+        ("run", "continued"),  # As the user wished.
+        ("actor/1", "restarted"),  # A fault.
+        ("run", "continued"),  # A fault: the run was killed.
+        ("run", "failed"),
+        ("run", "continued"),  # A fault.
+        ("run", "finished"),
+        ("run", "continued"),
+    ]
+    for node, event in told:
+        events.record(tmp_path, node, event)
+    found = events.read(tmp_path)
+    assert events.faults(found) == [found[3], found[4], found[6]]
