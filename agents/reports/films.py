@@ -80,9 +80,15 @@ def embedded(picture: Picture) -> Html:
     source = f"data:{kind};base64,{content}"
     if kind.startswith("video/"):
         shown = element(
-            "video", src=source, controls=True, muted=True, loop=True, playsinline=True,
-            preload="metadata", aria_label=picture.caption,
-        )  # fmt: skip
+            "video",
+            src=f"{source}#t=0.01",  # Browsers show the frame of that time, not a black one.
+            controls=True,
+            muted=True,
+            loop=True,
+            playsinline=True,
+            preload="metadata",
+            aria_label=picture.caption,
+        )
     else:
         shown = element("img", src=source, alt=picture.caption)
     caption = element("figcaption", picture.caption, " ", element("small", _size(picture)))
@@ -100,27 +106,28 @@ def _size(picture: Picture) -> str:
 
 def _pictures(run: ReportedRun) -> Iterator[Picture]:
     """Yields the films and images of a run, the most telling one first."""
-    name = f"{run.path.name}"
     for suffix in (".mp4", ".gif"):
-        yield from _found([run.path / f"evaluation{suffix}"], f"{name}: newest policy")
+        yield from _picture(run, run.path / f"evaluation{suffix}", "newest policy")
     for path in sorted((run.path / _FOLDER).glob("*.mp4"), reverse=True):
-        steps = f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
-        yield from _found([path], f"{name}: {steps}")
-    # Images of a learner: the newest of each kind.
+        yield from _picture(run, path, _steps(path))
     newest: dict[str, Path] = {}
-    for path in sorted(run.path.glob("*/*.png")):
+    for path in sorted(run.path.glob("*/*.png")):  # Images of a learner.
         if path.parent.name not in _OTHER_FOLDERS:
             newest[path.parent.name] = path
     for kind, path in newest.items():
-        steps = f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
-        yield from _found([path], f"{name}: {kind}, {steps}")
+        yield from _picture(run, path, f"{kind}, {_steps(path)}")
 
 
-def _found(paths: Sequence[Path], caption: str) -> Iterator[Picture]:
-    for path in paths:
-        try:
-            size = path.stat().st_size
-        except OSError:
-            continue
-        if size:
-            yield Picture(path, size, caption)
+def _steps(path: Path) -> str:
+    """Returns the steps that the name of a file tells; its whole name if it tells none."""
+    return f"{int(path.stem):,} steps" if path.stem.isdecimal() else path.stem
+
+
+def _picture(run: ReportedRun, path: Path, about: str) -> Iterator[Picture]:
+    """Yields a picture if its file is there, and is not being made."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return
+    if size:
+        yield Picture(path, size, f"{run.path.name}: {about}")
