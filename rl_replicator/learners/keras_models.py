@@ -1,0 +1,262 @@
+"""A compiled Keras model as a learner, without a step written by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.learners.contract import Evaluation, Learner, Served
+from rl_replicator.replicator import Replicator
+from rl_replicator.step.inputs import InputContext
+
+_as_written = tf.autograph.experimental.do_not_convert
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasConfig:
+    """Settings of a learner from a Keras model. Subclass it to add those of the model."""
+
+    steps: int = 1000
+    """Steps of the run."""
+    global_batch_size: int = 32
+    """Examples of a step, over all replicas."""
+    evaluate_every: int = 500
+    """Steps between evaluations."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "global_batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            check_option(value >= 1, name, "at least 1", value)
+
+
+ModelFn = Callable[[Any], tf.keras.Model]
+DataFn = Callable[[Any], tf.data.Dataset]
+
+
+def from_keras(
+    model_fn: ModelFn,
+    data_fn: DataFn,
+    evaluation_data_fn: DataFn | None = None,
+    best: str = "-loss",
+) -> Callable[[Replicator, Any], Learner]:
+    """Returns a `make_learner` for `rl-replicator train module:make_learner`.
+
+    A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
+    of `compile`, and with the regularisation losses of its layers. N replicas take the steps of
+    one, if all batch normalisation has `synchronized=True`. The metrics of `compile` are computed
+    in evaluations; their variables must hold sums over examples, as those of Keras do.
+
+    Args:
+      model_fn: (config) -> compiled model. Its parameter is annotated with a frozen dataclass that
+        extends `KerasConfig`, whose fields become options.
+      data_fn: (config) -> training data: single examples (x, y) or (x, y, weight), the same ones in
+        the same order at every call. It is repeated and batched here.
+      evaluation_data_fn: (config) -> finite evaluation data, as above; None for no evaluation.
+      best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
+        lowest.
+
+    Returns:
+      A function (replicator, config) -> learner.
+
+    Raises:
+      ConfigError: if `model_fn` does not annotate its parameter so.
+    """
+    config_type = _config_type(model_fn)
+
+    def make_learner(replicator: Replicator, config: Any) -> Learner:
+        return KerasLearner(replicator, config, model_fn, data_fn, evaluation_data_fn, best)
+
+    make_learner.__annotations__["config"] = config_type
+    make_learner.__annotations__["return"] = Learner
+    make_learner.__annotations__["replicator"] = Replicator
+    return make_learner
+
+
+def _config_type(model_fn: ModelFn) -> type[KerasConfig]:
+    hints = typing.get_type_hints(model_fn)
+    hints.pop("return", None)
+    kinds = list(hints.values())
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], KerasConfig):
+        return kinds[0]
+    raise ConfigError(
+        "expected model_fn to annotate its parameter with a dataclass that extends "
+        f"learners.KerasConfig, got {kinds or 'no annotation'}; write "
+        "def model_fn(config: Config)"
+    )
+
+
+class KerasLearner(Learner):
+    """Takes the steps of a compiled Keras model. Made by `from_keras`."""
+
+    def __init__(
+        self,
+        replicator: Replicator,
+        config: KerasConfig,
+        model_fn: ModelFn,
+        data_fn: DataFn,
+        evaluation_data_fn: DataFn | None,
+        best: str,
+    ):
+        """Creates all variables.
+
+        Args:
+          replicator: replicates the learner; the variables are created in its scope.
+          config: settings.
+          model_fn: see `from_keras`.
+          data_fn: see `from_keras`.
+          evaluation_data_fn: see `from_keras`.
+          best: see `from_keras`.
+
+        Raises:
+          ConfigError: if the model is not compiled.
+        """
+        self.num_steps = config.steps
+        self.global_batch_size = config.global_batch_size
+        self._config = config
+        self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
+        self._best = best
+        self._num_replicas = replicator.num_replicas
+        spec = data_fn(config).element_spec
+        with replicator.scope():
+            self._model = model_fn(config)
+            if getattr(self._model, "compiled_loss", None) is None:
+                raise ConfigError(
+                    "expected model_fn to return a compiled model, got one that is not; call "
+                    "model.compile(optimizer, loss) in it"
+                )
+            self._build(spec)
+            # Keras divides the loss by the number of replicas, so that their gradients add up.
+            inner, scale = _without_scale(self._model.optimizer)
+            self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
+        self._parameters = self._model.trainable_variables
+        replicator.build_optimizer(self._optimizer, self._parameters)
+
+    def _build(self, spec: Any) -> None:
+        """Creates what Keras would create in the first step: weights, losses and metrics."""
+        self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
+        zeros = tf.nest.map_structure(
+            lambda one: tf.zeros([1, *one.shape], one.dtype), (self._input_spec, y_spec)
+        )
+        predicted = self._model(zeros[0], training=False)
+        self._model.compiled_loss.build(predicted)
+        self._model.compiled_metrics.build(predicted, zeros[1])
+
+    def input_fn(self, context: InputContext) -> tf.data.Dataset:
+        data = self._data_fn(self._config).repeat()
+        size = context.per_replica_batch_size(self.global_batch_size)
+        return context.shard(data.batch(size)).prefetch(tf.data.AUTOTUNE)
+
+    @_as_written
+    def step_fn(self, batch: Any) -> Mapping[str, tf.Tensor]:
+        """Takes a step of the model's `fit`.
+
+        Args:
+          batch: (x, y) or (x, y, weight), with a leading axis [B].
+
+        Returns:
+          The loss, with the regularisation losses.
+        """
+        x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            predicted = self._model(x, training=True)
+            loss = self._model.compute_loss(x, y, predicted, weight)
+            scaled = self._optimizer.scale_loss(tf.cast(loss, tf.float32))
+        gradients = tape.gradient(scaled, self._parameters)
+        self._optimizer.apply(gradients, self._parameters)
+        return {"loss": loss * tf.cast(self._num_replicas, loss.dtype)}
+
+    def trackables(self) -> dict[str, Any]:
+        return {"weights": _Weights(self._model), "optimizer": self._optimizer}
+
+    def evaluation(self) -> Evaluation | None:
+        data_fn = self._evaluation_data_fn
+        if data_fn is None:
+            return None
+
+        def input_fn(context: InputContext) -> tf.data.Dataset:
+            size = context.per_replica_batch_size(self.global_batch_size)
+            return context.shard(data_fn(self._config).batch(size))
+
+        return Evaluation(
+            input_fn=input_fn,
+            sums_fn=self._sums,
+            metrics_fn=self._figures,
+            global_batch_size=self.global_batch_size,
+            every=self._config.evaluate_every,
+            best=self._best,
+        )
+
+    @_as_written
+    def _sums(self, batch: Any, mask: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the sum of the loss and the states of the metrics, over the examples.
+
+        Args:
+          batch: as for `step_fn`.
+          mask: [B], 0 for padding.
+        """
+        # Padding is cut off: Keras takes no weights for unweighted metrics, nor for the activities
+        # that a layer regularises.
+        batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, mask > 0), batch)
+        x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        predicted = self._model(x, training=False)
+        loss = tf.cast(self._model.compute_loss(x, y, predicted, weight), tf.float32)
+        examples = tf.reduce_sum(mask)
+        # The mean over no examples may be NaN.
+        loss = tf.where(examples > 0, loss * self._num_replicas * examples, 0.0)
+        sums = {"loss": loss, "examples": examples}
+        metrics = self._model.compiled_metrics
+        for metric in metrics.metrics:
+            metric.reset_state()
+        metrics.update_state(y, predicted, weight)
+        for metric in metrics.metrics:
+            sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
+        return sums
+
+    def _figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        figures = {"loss": float(sums["loss"] / sums["examples"])}
+        for metric in self._model.compiled_metrics.metrics:
+            # A metric of its own, which belongs to no replica.
+            alone = type(metric).from_config(metric.get_config())
+            for i, variable in enumerate(alone.variables):
+                variable.assign(tf.cast(sums[_key(metric, i)], variable.dtype))
+            figures[metric.name] = float(alone.result())
+        return figures
+
+    def served(self) -> Served:
+        """Returns the model: its inputs by name to `outputs`, or to its outputs by name."""
+        specs = self._input_spec
+        named = specs if isinstance(specs, Mapping) else {"inputs": specs}
+        inputs = {name: tf.TensorSpec([None, *s.shape], s.dtype) for name, s in named.items()}
+
+        def function(**given: tf.Tensor) -> Mapping[str, tf.Tensor]:
+            x = given if isinstance(specs, Mapping) else given["inputs"]
+            outputs = self._model(x, training=False)
+            return outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
+
+        return Served(function, inputs)
+
+
+class _Weights(tf.Module):
+    """The weights of a model and its moving statistics, without the states of metrics."""
+
+    def __init__(self, model: tf.keras.Model):
+        super().__init__()
+        self.all = model.weights
+
+
+def _key(metric: Any, index: int) -> str:
+    return f"{metric.name}/{index}"
+
+
+def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:
+    """Returns an optimizer without Keras's loss scale, and the scale for `wrap_optimizer`."""
+    if not isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        return optimizer, None
+    scale = "dynamic" if optimizer.dynamic else float(optimizer.initial_scale)
+    return optimizer.inner_optimizer, scale

@@ -1,0 +1,176 @@
+"""A learner from a compiled Keras model takes the steps of the model's own `fit`."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import learners
+from rl_replicator.cli import main
+from rl_replicator.runs.metrics import read_metrics
+
+ROOT = Path(__file__).parents[3]
+STEPS, BATCH = 6, 12
+rng = np.random.default_rng(0)
+X = rng.normal(size=(40, 3)).astype(np.float32)
+Y = (X @ rng.normal(size=(3, 2))).astype(np.float32)
+WEIGHTS = rng.uniform(0.5, 2, size=40).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(learners.KerasConfig):
+    """A small network."""
+
+    steps: int = STEPS
+    global_batch_size: int = BATCH
+    reduction: str = "sum_over_batch_size"
+    is_weighted: bool = False
+    evaluation_examples: int = 40
+
+
+def model_fn(config: Config) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(8, "tanh", kernel_regularizer="l2", activity_regularizer="l1"),
+            tf.keras.layers.BatchNormalization(synchronized=True),
+            tf.keras.layers.Dense(2),
+        ]
+    )
+    loss = tf.keras.losses.MeanSquaredError(config.reduction)
+    optimizer = tf.keras.optimizers.Adam(1e-2, clipnorm=1.0)
+    metrics = ["mae", tf.keras.metrics.RootMeanSquaredError(name="rmse")]
+    model.compile(optimizer, loss, metrics=metrics, weighted_metrics=["mse"])
+    return model
+
+
+def data_fn(config):
+    columns = (X, Y, WEIGHTS) if config.is_weighted else (X, Y)
+    return tf.data.Dataset.from_tensor_slices(columns)
+
+
+def evaluation_data_fn(config):
+    return data_fn(config).take(config.evaluation_examples)
+
+
+make_learner = learners.from_keras(model_fn, data_fn, evaluation_data_fn)
+
+
+class Losses(tf.keras.callbacks.Callback):
+    """The loss of every step of `fit`, which reports running means."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(logs["loss"])
+
+
+def fit(config):
+    model, losses = model_fn(config), Losses()
+    data = data_fn(config).repeat().batch(BATCH)
+    model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[losses])
+    figures = model.evaluate(evaluation_data_fn(config).batch(BATCH), verbose=0, return_dict=True)
+    return model, losses.values, figures
+
+
+def train(replicas, config):
+    rr.split_cpu(2)
+    replicator = rr.make(replicas)
+    learner = make_learner(replicator, config)
+    step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
+    losses = [float(replicator.reduce("mean", step()["loss"])) for _ in range(STEPS)]
+    evaluation = learner.evaluation()
+    sums = replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)()
+    return learner, losses, evaluation.metrics_fn(sums)
+
+
+SUM = Config(reduction="sum", is_weighted=True, evaluation_examples=36)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "config"),
+    [("single_device", Config()), ("multi_device:2", Config()), ("multi_device:2", SUM)],
+    ids=["one", "two", "two weighted"],
+)
+def test_it_takes_the_steps_of_fit(replicas, config):
+    """The last batch of the evaluation, of 4 examples, is filled up and divided."""
+    model, losses, figures = fit(config)
+    learner, ours, our_figures = train(replicas, config)
+    np.testing.assert_allclose(ours, losses, rtol=2e-5)
+    for want, variable in zip(model.weights, learner.trackables()["weights"].all, strict=True):
+        np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
+    assert our_figures == pytest.approx(figures, rel=1e-4)
+    assert set(figures) == {"loss", "mae", "rmse", "mse"}
+
+
+def test_the_loss_scale_of_compile_is_applied():
+    """Keras's own optimizer would apply the scaled gradients of our step."""
+    config = Config()
+
+    def scaled(config: Config) -> tf.keras.Model:
+        model = model_fn(config)
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+            tf.keras.optimizers.SGD(1e-2), dynamic=False, initial_scale=1024
+        )
+        model.compile(optimizer, model.loss)
+        return model
+
+    def plain(config: Config) -> tf.keras.Model:
+        model = model_fn(config)
+        model.compile(tf.keras.optimizers.SGD(1e-2), model.loss)
+        return model
+
+    found = []
+    for function in (scaled, plain):
+        replicator = rr.make("single_device")
+        learner = learners.from_keras(function, data_fn)(replicator, config)
+        step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
+        step()
+        found.append([v.numpy() for v in learner.trackables()["weights"].all])
+        assert learner.evaluation() is None
+    assert float(learner.trackables()["optimizer"].iterations) == 1
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_what_is_no_compiled_model_is_refused():
+    def bare(config: Config) -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.layers.Dense(2)])
+
+    with pytest.raises(rr.ConfigError, match="expected model_fn to return a compiled model"):
+        learners.from_keras(bare, data_fn)(rr.make("single_device"), Config())
+    with pytest.raises(rr.ConfigError, match="to annotate its parameter with a dataclass"):
+        learners.from_keras(lambda config: bare(config), data_fn)
+
+
+def test_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """Stopped, continued with other replicas, evaluated and exported."""
+    rr.split_cpu(2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    name = "keras_learner:make_learner"
+    words = [name, "--evaluate-every", "60", "--units", "8"]
+    assert main.main(["train", *words, "--steps", "120", "--run-dir", "whole"]) == 0
+    assert main.main(["train", *words, "--steps", "60", "--run-dir", "parts"]) == 0
+    more = ["--replicas", "2", "--run-dir", "parts"]
+    assert main.main(["train", *words, "--steps", "120", *more]) == 0
+    whole, parts = (read_metrics(tmp_path / run, "evaluation") for run in ("whole", "parts"))
+    assert whole["steps"].tolist() == parts["steps"].tolist() == [60, 120]
+    for figure in ("loss", "accuracy", "mae"):
+        np.testing.assert_allclose(parts[figure], whole[figure], atol=2e-3)
+    assert main.main(["export", "whole", "--format", "savedmodel", "--out", "model"]) == 0
+    example = runpy.run_path(str(ROOT / "docs" / "examples" / "keras_learner.py"))
+    x, y = example["rings"](500, seed=2)
+    served = tf.saved_model.load("model").signatures["serving_default"]
+    (outputs,) = served(inputs=tf.constant(x)).values()
+    assert np.mean((outputs.numpy() > 0) == y) == pytest.approx(whole["accuracy"][-1])
+    capsys.readouterr()
