@@ -111,8 +111,14 @@ def _write_onnx(model: ExportedModel, folder: Path) -> None:
 
 def _write_numpy(model: ExportedModel, folder: Path) -> None:
     translated = program.translate(_Saved(model).call)
-    # Names of operations may be no names of files.
-    keys = {name: f"constant_{i}" for i, name in enumerate(translated.constants)}
+    # Names of operations may be no names of files; several operations may hold the same weights.
+    contents: dict[Any, str] = {}
+    keys = {
+        name: contents.setdefault(
+            (array.dtype.str, array.shape, array.tobytes()), f"constant_{len(contents)}"
+        )
+        for name, array in translated.constants.items()
+    }
     described = {
         "inputs": translated.inputs,
         "outputs": translated.outputs,

@@ -1,0 +1,98 @@
+"""`rl-replicator play PATH`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+SUMMARY = "play a policy in a window or into a film: play PATH"
+
+
+def run(args: Sequence[str]) -> int:
+    """Plays a run's policy, or an exported one, and prints the return of each episode.
+
+    Args:
+      args: the words after `play`.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      UsageError: if an option is wrong, or there is no policy.
+    """
+    # Imported here because `rl-replicator --help` imports this module for its summary.
+    import tyro
+
+    from agents.policies import playing
+    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.errors import check_option
+
+    @dataclasses.dataclass(frozen=True)
+    class PlayOptions:
+        """Play a policy in a window, or into a film where there is no display."""
+
+        path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+        """A run directory, or a folder made by 'rl-replicator export --format numpy'."""
+        env: str | None = None
+        """Environment to play in. Default: the one that the policy was trained in."""
+        output: Path | None = None
+        """Film to write, .mp4 or .gif. Default: a window, or play.mp4 if there is no display."""
+        episodes: int = 1
+        """Number of episodes."""
+        seed: int = 1000
+        """Seed of the environment."""
+        best: bool = False
+        """Take the checkpoint of a run with the best evaluation, in place of the newest."""
+
+        def __post_init__(self) -> None:
+            check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
+
+    stderr_filter.silence()
+    chosen = options.parse(PlayOptions, "rl-replicator play", args)
+    task, environment, actor = _opened(chosen)
+
+    def seen(episode_return: float) -> None:
+        print(f"return {episode_return:.1f} ({task.name})", flush=True)
+
+    if chosen.output is None and playing.has_display():
+        playing.play_in_window(environment, actor, task, seen, chosen.episodes)
+        return 0
+    output = chosen.output or Path("play.mp4")
+    playing.play_into_file(environment, actor, task, seen, chosen.episodes, output)
+    print(f"video {output}")
+    return 0
+
+
+def _opened(chosen: Any) -> tuple[Any, Any, Any]:
+    """Returns the task, its environment, and the actor."""
+    from agents.policies import exported
+
+    if (chosen.path / exported.MODEL).exists() or not (chosen.path / "config.json").exists():
+        policy = exported.load(chosen.path)
+        task = _task(policy.task, chosen.env)
+        environment = task.make(chosen.seed)
+        return task, environment, policy.actor(environment)
+    from agents.policies.policy import load_policy
+
+    trained = load_policy(chosen.path, chosen.best)
+    task = _task(trained.task, chosen.env)
+    environment = task.make(chosen.seed)
+    _check(trained.task, task)
+    return task, environment, trained.actor
+
+
+def _task(trained: Any, name: str | None) -> Any:
+    return trained if name is None else dataclasses.replace(trained, name=name)
+
+
+def _check(trained: Any, played: Any) -> None:
+    from rl_replicator.errors import UsageError
+
+    expected, found = trained.spec(), played.spec()
+    for kind in ("observations", "actions"):
+        one, other = getattr(expected, kind).shape, getattr(found, kind).shape
+        if one != other:
+            raise UsageError(
+                f"expected an environment with {kind} {list(one)}, as the policy has them, got "
+                f"{list(other)}; choose another --env"
+            )

@@ -1,0 +1,105 @@
+"""`rl-replicator zoo RUN_DIR... --out FOLDER`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+SUMMARY = "export the policies of runs, and measure their returns: zoo RUN_DIR..."
+
+
+def run(args: Sequence[str]) -> int:
+    """Exports policies with a model card each, and writes a table of their returns.
+
+    Args:
+      args: the words after `zoo`.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      UsageError: if an option is wrong, or a run has no policy.
+    """
+    # Imported here because `rl-replicator --help` imports this module for its summary.
+    import tyro
+
+    from rl_replicator.cli import options, stderr_filter
+    from rl_replicator.errors import UsageError, check_option
+
+    @dataclasses.dataclass(frozen=True)
+    class ZooOptions:
+        """Export the policies of runs for NumPy, and play each to measure its return."""
+
+        run_dirs: Annotated[
+            tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+        ]
+        """Directories of runs of agents, one for each task and agent."""
+        out: Path
+        """Folder to make: one folder for each policy, and README.md with the table."""
+        episodes: int = 10
+        """Episodes of each measurement."""
+        seed: int = 1000
+        """Seed of their environment."""
+        best: bool = False
+        """Take the checkpoints with the best evaluation during training, not the newest."""
+
+        def __post_init__(self) -> None:
+            check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
+
+    stderr_filter.silence()
+    chosen = options.parse(ZooOptions, "rl-replicator zoo", args)
+    if not chosen.run_dirs:
+        raise UsageError("expected directories of runs after 'rl-replicator zoo', got none")
+    if chosen.out.exists():
+        raise UsageError(f"--out: expected a new folder, got {chosen.out}, which is there")
+    rows = [_added(run_dir, chosen) for run_dir in chosen.run_dirs]
+    (chosen.out / "README.md").write_text(_table(rows, chosen))
+    print(f"zoo {chosen.out}")
+    return 0
+
+
+def _added(run_dir: Path, chosen: Any) -> str:
+    """Exports and measures the policy of a run; returns its row of the table."""
+    from agents.environment_loop import evaluation_episode
+    from agents.plan.evaluation import EvaluationSchedule
+    from agents.policies import exported
+    from rl_replicator.cli import trainables
+    from rl_replicator.errors import UsageError
+    from rl_replicator.exports import formats
+
+    trainable: Any = trainables.of_run(run_dir)
+    if not hasattr(trainable, "make_agent"):
+        raise UsageError(f"expected a run of an agent, got {run_dir}, which trains a learner")
+    model = trainable.exported(run_dir, chosen.best, "Apache-2.0")
+    facts = model.card.facts
+    name = f"{facts['task'].replace(':', '-')}-{facts['agent'].replace(':', '-')}"
+    formats.write(model, "numpy", chosen.out / name)
+    # What was written is measured, in the way of the evaluations of a run.
+    policy = exported.load(chosen.out / name)
+    environment = policy.task.make(chosen.seed)
+    actor = policy.actor(environment)
+    most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)
+    played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes)]
+    returns = [episode.episode_return for episode in played if episode is not None]
+    measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"
+    print(f"{name}: return {measured}", flush=True)
+    cells = (facts["task"], facts["agent"], facts["environment steps"], measured)
+    return f"| [{name}]({name}/README.md) | {' | '.join(cells)} |"
+
+
+def _table(rows: Sequence[str], chosen: Any) -> str:
+    """Returns the table as Markdown."""
+    return "\n".join(
+        [
+            "# Trained policies",
+            "",
+            "Each folder holds a policy for NumPy alone (`model.npz`, `model.py`) and its model "
+            f"card. Returns are the mean (lowest to highest) of {chosen.episodes} episodes that "
+            f"the exported policy played, seed {chosen.seed}.",
+            "",
+            "| policy | task | agent | environment steps | return |",
+            "|---|---|---|---:|---:|",
+            *rows,
+            "",
+        ]
+    )

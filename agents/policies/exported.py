@@ -1,0 +1,107 @@
+"""A policy that `rl-replicator export --format numpy` has written, and its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import dm_env
+import numpy as np
+from acme import core
+
+from agents.task import Task
+from rl_replicator.cli import trainables
+from rl_replicator.errors import UsageError
+from rl_replicator.exports.standalone import Model
+
+MODEL = "model.npz"
+
+
+class ExportedActor(core.Actor):
+    """Acts as an exported model says."""
+
+    def __init__(self, model: Model, action_spec: Any):
+        """Stores both.
+
+        Args:
+          model: the model.
+          action_spec: the environment's own, in whose range the model acts.
+        """
+        self._model = model
+        low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
+        high = np.broadcast_to(action_spec.maximum, action_spec.shape).astype(np.float32)
+        self._half, self._middle = ((high - low) / 2).reshape(-1), ((high + low) / 2).reshape(-1)
+
+    def select_action(self, observation: np.ndarray) -> np.ndarray:
+        """Returns the action, [A] float32 in [-1, 1], as our environments take it."""
+        own = np.asarray(self._model.act(observation), np.float32).reshape(-1)
+        return (own - self._middle) / self._half
+
+    def observe_first(self, timestep: dm_env.TimeStep) -> None:
+        """Starts an episode."""
+        self._model.reset()
+
+    def observe(self, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:
+        """Learns nothing."""
+
+    def update(self, wait: bool = False) -> None:
+        """Does nothing: the weights do not change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedPolicy:
+    """A policy with its environment, ready to be played.
+
+    Attributes:
+      model: the policy.
+      task: the environment that it was trained for.
+    """
+
+    model: Model
+    task: Task
+
+    def actor(self, environment: Any) -> ExportedActor:
+        """Returns the actor for an environment.
+
+        Args:
+          environment: of `environments.make`.
+
+        Raises:
+          UsageError: if it has other observations or actions than the policy.
+        """
+        flat = environment if self.task.pixels is None else environment.wrapped
+        expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
+        found = [list(environment.observation_spec().shape), list(flat.own_action_spec.shape)]
+        if expected != found:
+            raise UsageError(
+                f"expected an environment with observations {expected[0]} and actions "
+                f"{expected[1]}, as the policy has them, got {found[0]} and {found[1]}; choose "
+                "another --env"
+            )
+        return ExportedActor(self.model, flat.own_action_spec)
+
+
+def load(folder: Path) -> ExportedPolicy:
+    """Loads an exported policy.
+
+    Args:
+      folder: as `rl-replicator export --format numpy` has made it.
+
+    Raises:
+      UsageError: if there is no such policy.
+    """
+    path = folder / MODEL
+    try:
+        model = Model(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"expected a run directory or a policy exported by --format numpy, got {folder} "
+            f"({MODEL}: {error})"
+        ) from None
+    config = model.card["config"]
+    if "agent" not in model.card:
+        raise UsageError(f"expected the policy of an agent in {folder}, got a learner's model")
+    trainable: Any = trainables.load(model.card["agent"])
+    task, _ = trainable.restore(config)
+    return ExportedPolicy(model, task)

@@ -1,0 +1,177 @@
+"""Plays a policy for people to see: in a window, or into a file."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import tkinter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from acme import core
+
+from agents.environment_loop import interact
+from agents.plan.evaluation import EvaluationSchedule
+from agents.policies import video_file
+from agents.task import Task
+from rl_replicator.errors import UsageError
+
+_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
+_SCALE = 2
+
+
+class Screen(Protocol):
+    """Shows frames."""
+
+    def show(self, frame: np.ndarray) -> bool:
+        """Shows a frame, [H, W, 3] uint8; returns whether anybody still looks."""
+
+
+class Window(Screen):
+    """A window, in which an episode takes as long as in a film."""
+
+    def __init__(self, title: str):
+        """Opens the window.
+
+        Args:
+          title: its title.
+
+        Raises:
+          UsageError: if there is no display.
+        """
+        try:
+            self._root = tkinter.Tk()
+        except tkinter.TclError as error:
+            raise UsageError(
+                f"expected a display for the window, got: {error}; write a file with --output"
+            ) from None
+        self._root.title(title)
+        self._root.protocol("WM_DELETE_WINDOW", self.close)
+        self._label = tkinter.Label(self._root)
+        self._label.pack()
+        self._is_open = True
+        self._next = time.monotonic()
+
+    def show(self, frame: np.ndarray) -> bool:
+        if not self._is_open:
+            return False
+        height, width, _ = frame.shape
+        data = b"P6 %d %d 255 " % (width, height) + np.ascontiguousarray(frame).tobytes()
+        image = tkinter.PhotoImage(data=data, format="PPM").zoom(_SCALE)
+        self._label.configure(image=image)
+        self._image = image  # Tk itself keeps none.
+        self._root.update()
+        self._next = max(self._next + 1 / video_file.FRAMES_PER_SECOND, time.monotonic())
+        time.sleep(max(0.0, self._next - time.monotonic()))
+        return self._is_open
+
+    def close(self) -> None:
+        """Closes the window."""
+        if self._is_open:
+            self._is_open = False
+            self._root.destroy()
+
+
+class Frames(Screen):
+    """Keeps the frames for a file.
+
+    Attributes:
+      frames: those shown so far.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[np.ndarray] = []
+
+    def show(self, frame: np.ndarray) -> bool:
+        self.frames.append(frame)
+        return True
+
+
+def has_display() -> bool:
+    """Returns whether a window can be opened, as far as the environment variables say."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def play(environment: Any, actor: core.Actor, task: Task, screen: Screen) -> float | None:
+    """Plays an episode.
+
+    Args:
+      environment: of the task.
+      actor: chooses the actions.
+      task: what is played.
+      screen: shows about 30 frames for 90 environment steps.
+
+    Returns:
+      The return; None if nobody looked to the end.
+    """
+    steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
+    total = 0.0
+    steps = itertools.islice(interact(environment, actor), task.agent_steps(_MAX_EPISODE_STEPS) + 1)
+    for step, timestep in enumerate(steps):
+        total += float(timestep.reward or 0.0)
+        if step % steps_per_frame == 0:
+            frame = environment.render(video_file.HEIGHT, video_file.WIDTH)
+            if not screen.show(frame):
+                return None
+        if timestep.last():
+            break
+    return total
+
+
+def play_in_window(
+    environment: Any, actor: core.Actor, task: Task, seen: Callable[[float], None], episodes: int
+) -> None:
+    """Plays episodes in a window, until it is closed.
+
+    Args:
+      environment: of the task.
+      actor: chooses the actions.
+      task: what is played.
+      seen: receives the return of each episode.
+      episodes: number of episodes.
+
+    Raises:
+      UsageError: if there is no display.
+    """
+    window = Window(task.name)
+    try:
+        for _ in range(episodes):
+            episode_return = play(environment, actor, task, window)
+            if episode_return is None:
+                return
+            seen(episode_return)
+    finally:
+        window.close()
+
+
+def play_into_file(
+    environment: Any,
+    actor: core.Actor,
+    task: Task,
+    seen: Callable[[float], None],
+    episodes: int,
+    output: Path,
+) -> None:
+    """Plays episodes into one film.
+
+    Args:
+      environment: of the task.
+      actor: chooses the actions.
+      task: what is played.
+      seen: receives the return of each episode.
+      episodes: number of episodes.
+      output: an .mp4 or .gif.
+
+    Raises:
+      UsageError: if the file cannot be written.
+    """
+    with video_file.replacement(output) as partial:
+        screen = Frames()
+        for _ in range(episodes):
+            episode_return = play(environment, actor, task, screen)
+            assert episode_return is not None
+            seen(episode_return)
+        video_file.write(partial, screen.frames)

@@ -1,0 +1,110 @@
+"""`rl-replicator play`: exported policies and runs, filmed; a window needs a display."""
+
+import dataclasses
+import json
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+import environments
+from agents.cli import play
+from agents.d4pg.config import D4PGConfig
+from agents.policies import exported
+from agents.runs.options import AgentOptions
+from rl_replicator.errors import UsageError
+
+ENV = "environments.fakes:target"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A policy whose action is tanh(observation weights), as an export would hold it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    environment = environments.make(ENV, seed=0)
+    sizes = environment.observation_spec().shape[0], environment.action_spec().shape[0]
+    weights = np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+    action = ["b", [sizes[1]], "float32"]
+    operations = [
+        {"op": "MatMul", "in": ["observation", "w"], "out": "a"}
+        | {"transpose_a": False, "transpose_b": False},
+        {"op": "Tanh", "in": ["a"], "out": "b"},
+    ]
+    program = {
+        "inputs": {"observation": [[sizes[0]], "float32"]},
+        "outputs": {"action": action},
+        "operations": operations,
+        "constants": {"w": "constant_0"},
+    }
+    identity = {**AgentOptions(env=ENV, agent=D4PGConfig()).identity, "trainable": "d4pg"}
+    card = {"title": "a policy", "agent": "agents.d4pg:command", "config": identity}
+    path = tmp_path / "policy"
+    path.mkdir()
+    np.savez(
+        path / exported.MODEL,
+        program=np.array(json.dumps(program)),
+        card=np.array(json.dumps(card)),
+        constant_0=weights,
+    )
+    return path, weights
+
+
+def by_hand(weights, episodes):
+    """The returns of the policy's episodes."""
+    environment, returns = environments.make(ENV, seed=7), []
+    for _ in range(episodes):
+        timestep, total = environment.reset(), 0.0
+        while not timestep.last():
+            timestep = environment.step(np.tanh(timestep.observation @ weights))
+            total += float(timestep.reward)
+        returns.append(total)
+    return returns
+
+
+def test_an_exported_policy_is_filmed(folder, capsys):
+    path, weights = folder
+    assert play.run([str(path), "--seed", "7", "--episodes", "2", "--output", "a.gif"]) == 0
+    *returns, last = capsys.readouterr().out.splitlines()
+    expected = by_hand(weights, 2)
+    assert returns == [f"return {value:.1f} ({ENV})" for value in expected]
+    assert expected[0] != expected[1] and last == "video a.gif"
+    assert iio.imread("a.gif").shape[0] > 7  # Of two episodes; a GIF joins equal frames.
+
+
+def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
+    path, _ = folder
+    assert play.run([str(path)]) == 0
+    assert capsys.readouterr().out.endswith("video play.mp4\n")
+    monkeypatch.setenv("DISPLAY", ":4711")
+    with pytest.raises(UsageError, match=r"expected a display .*--output"):
+        play.run([str(path)])
+
+
+def test_another_environment_must_fit(folder, tmp_path):
+    path, _ = folder
+    with pytest.raises(UsageError, match=r"expected an environment with observations"):
+        play.run([str(path), "--env", "cartpole:swingup"])
+    with pytest.raises(UsageError, match=r"expected a run directory or a policy exported"):
+        play.run([str(tmp_path)])
+    with pytest.raises(UsageError, match=r"a file named .mp4 or .gif, got a.avi"):
+        play.run([str(path), "--output", "a.avi"])
+    with pytest.raises(UsageError, match=r"--episodes: expected at least 1, got 0"):
+        play.run([str(path), "--episodes", "0"])
+
+
+def test_actions_are_mapped_from_the_own_range():
+    """From [1, 5] to [-1, 1]."""
+
+    @dataclasses.dataclass
+    class Spec:
+        shape = (2,)
+        minimum, maximum = 1.0, np.array([5.0, 5.0])
+
+    class Constant:
+        def act(self, observation):
+            return np.array([1.0, 4.0])
+
+    actor = exported.ExportedActor(Constant(), Spec)
+    np.testing.assert_allclose(actor.select_action(np.zeros(1)), [-1.0, 0.5])

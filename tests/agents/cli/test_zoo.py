@@ -1,0 +1,45 @@
+"""`rl-replicator zoo`: policies of runs, exported, measured and played."""
+
+import re
+
+import pytest
+
+from agents import d4pg
+from agents.cli import play, zoo
+from rl_replicator.errors import UsageError
+from tests.agents.policies import test_export
+
+
+def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = test_export._make_run(tmp_path / "run", d4pg.command, None)
+    assert zoo.run([str(run), "--out", "zoo", "--episodes", "2", "--seed", "3"]) == 0
+    (line,) = _lines(capsys)
+    name, measured = line.split(": return ")
+    table = (tmp_path / "zoo" / "README.md").read_text()
+    assert (
+        f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} |" in table
+    )
+    assert (
+        "8.2 (min 7.0, max 9.0, 5 episodes)" in (tmp_path / "zoo" / name / "README.md").read_text()
+    )
+    # The run and what was exported from it play the same episodes.
+    returns = []
+    for path in (run, tmp_path / "zoo" / name):
+        words = [str(path), "--seed", "3", "--episodes", "2", "--output", "film.gif"]
+        assert play.run(words) == 0
+        returns.append([float(x) for x in re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))])
+    assert returns[0] == pytest.approx(returns[1], abs=0.11) and len(returns[0]) == 2
+    low, high = re.search(r"\((\S+) to (\S+)\)", measured).groups()
+    assert [float(low), float(high)] == pytest.approx(sorted(returns[1]), abs=0.11)
+
+
+def _lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if "return" in line]
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(UsageError, match="expected directories of runs"):
+        zoo.run(["--out", str(tmp_path / "zoo")])
+    with pytest.raises(UsageError, match="expected a new folder"):
+        zoo.run(["run", "--out", str(tmp_path)])
