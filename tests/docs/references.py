@@ -25,6 +25,7 @@ _WRITTEN = (
     "summary.csv",
     "evaluation.png",
     "comparison.png",
+    "play.mp4",
     "*/STEP.png",
     "train.py",
     "program.py",

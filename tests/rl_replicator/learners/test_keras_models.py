@@ -1,6 +1,7 @@
 """A learner from a compiled Keras model takes the steps of the model's own `fit`."""
 
 import dataclasses
+import functools
 import runpy
 from pathlib import Path
 
@@ -74,6 +75,7 @@ class Losses(tf.keras.callbacks.Callback):
         self.values.append(logs["loss"])
 
 
+@functools.cache
 def fit(config):
     model, losses = model_fn(config), Losses()
     data = data_fn(config).repeat().batch(BATCH)
