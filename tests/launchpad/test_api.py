@@ -23,7 +23,7 @@ from tests.launchpad import programs
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "launchpad-api.md"
-ROWS = re.findall(r"^\| `([\w.]+)` \| (\w+) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| [`*]([\w.]+)[`*] \| (\w+) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture
