@@ -1,6 +1,8 @@
-"""The whole system learns: it must come close to the best return that is possible."""
+"""The whole system learns, with all of its nodes in processes.
 
-import dataclasses
+In threads: tests/agents/runs/test_pixel_runs.py. Every agent by itself, from state:
+tests/conformance/test_agents.py.
+"""
 
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
@@ -15,13 +17,18 @@ from rl_replicator.runs.metrics import read_metrics
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
 
 
-def learns(run_dir, steps, **changes):
-    """Trains; returns the returns of all evaluations."""
+@pytest.mark.learning
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_two_learner_processes_learn_it_together(tmp_path):
     options = AgentOptions(
         env="environments.fakes:target",
-        steps=steps,
-        run_dir=run_dir,
+        steps=2500,
+        run_dir=tmp_path / "run",
         video=False,
+        replicas="multi_worker:2",
+        launch="processes",
+        caches=1,
         evaluation=EvaluationSchedule(every=2000, episodes=5, last_episodes=10),
         agent=D4PGConfig(
             policy_layers=(64, 64),
@@ -35,23 +42,6 @@ def learns(run_dir, steps, **changes):
             replay=ReplayConfig(min_size=500, samples_per_insert=32.0),
         ),
     )
-    assert d4pg.command.train(dataclasses.replace(options, **changes)) == 0
-    return read_metrics(run_dir, "evaluator")["episode_return"]
-
-
-@pytest.mark.learning
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("replicas", ["1", "2"])
-def test_d4pg_learns_to_follow_a_target(tmp_path, replicas):
-    returns = learns(tmp_path / "run", steps=2500, replicas=replicas)
-    assert returns[-1] > 0.95 * LENGTH, returns
-
-
-@pytest.mark.learning
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_two_learner_processes_learn_it_together(tmp_path):
-    returns = learns(
-        tmp_path / "run", steps=2500, replicas="multi_worker:2", launch="processes", caches=1
-    )
+    assert d4pg.command.train(options) == 0
+    returns = read_metrics(options.run_dir, "evaluator")["episode_return"]
     assert returns[-1] > 0.95 * LENGTH, returns

@@ -10,14 +10,11 @@ import argparse
 import json
 import pathlib
 
-import numpy as np
 import tensorflow as tf
-from acme import specs, types
 
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.replay.transitions import Sample
 from docs.examples import spirals_learner
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
@@ -27,6 +24,7 @@ from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
 from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents import fixed_samples
 from tests.rl_replicator.learners import image_files
 
 # Two stages, because tracing takes most of the time here.
@@ -89,21 +87,17 @@ def train_learner(replicator, name, data, out):
 
 
 def train_d4pg(replicator, out):
-    spec = specs.EnvironmentSpec(
-        observations=specs.Array((3,), np.float32),
-        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
     config = D4PGConfig(
         policy_layers=(16, 16), critic_layers=(16, 16), target_update_period=3, num_atoms=21
     )
     tf.random.set_seed(5)
     with replicator.scope():
-        module = D4PG(config, spec).make_module(replicator, total_steps=100)
+        module = D4PG(config, fixed_samples.make_spec()).make_module(replicator, total_steps=100)
+
+    samples = fixed_samples.make_samples(_STEPS * _BATCH)
 
     def input_fn(context):
-        data = tf.data.Dataset.from_tensor_slices(samples()).repeat()
+        data = tf.data.Dataset.from_tensor_slices(samples).repeat()
         batches = data.batch(context.per_replica_batch_size(_BATCH), drop_remainder=True)
         return context.shard(batches)
 
@@ -111,23 +105,6 @@ def train_d4pg(replicator, out):
     save(replicator, out / "start", {"module": module})
     step()
     save(replicator, out / "end", {"module": module})
-
-
-def samples():
-    random = np.random.default_rng(3)
-    count = _STEPS * _BATCH
-    return Sample(
-        keys=np.arange(count, dtype=np.uint64),
-        probabilities=random.uniform(1e-4, 1e-2, count),
-        table_size=np.full(count, 1000, np.int64),
-        transition=types.Transition(
-            observation=random.normal(size=(count, 3)).astype(np.float32),
-            action=random.uniform(-1, 1, (count, 2)).astype(np.float32),
-            reward=random.uniform(0, 5, count).astype(np.float32),
-            discount=random.choice([0.0, 0.95], count).astype(np.float32),
-            next_observation=random.normal(size=(count, 3)).astype(np.float32),
-        ),
-    )
 
 
 def save(replicator, folder, trackables):
@@ -155,6 +132,8 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
+    # As the fixture `plain_graphs` of the tests.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     run(rr.make(options.replicas), options.data, options.out)
 
 

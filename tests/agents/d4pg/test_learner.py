@@ -3,45 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from acme import specs, types
+from acme import specs
 
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.learning.targets import update_targets
 from agents.learning.variables import copy_variables
-from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_samples, make_spec
 
 BATCH = 32
 STEPS = 20
-
-
-def make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)):
-    return specs.EnvironmentSpec(
-        observations=specs.Array((3,), np.float32),
-        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-        rewards=rewards,
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
-
-
-def make_samples():
-    """STEPS fixed batches as one Sample of [STEPS * BATCH, ...]."""
-    random = np.random.default_rng(3)
-    n = STEPS * BATCH
-    return Sample(
-        keys=np.arange(n, dtype=np.uint64),
-        probabilities=random.uniform(1e-4, 1e-2, n),
-        table_size=np.full(n, 1000, np.int64),
-        transition=types.Transition(
-            observation=random.normal(size=(n, 3)).astype(np.float32),
-            action=random.uniform(-1, 1, (n, 2)).astype(np.float32),
-            reward=random.uniform(0, 5, n).astype(np.float32),
-            discount=random.choice([0.0, 0.95], n).astype(np.float32),
-            next_observation=random.normal(size=(n, 3)).astype(np.float32),
-        ),
-    )
 
 
 def train(replicator_name, config, steps_per_call):
@@ -59,9 +32,11 @@ def train(replicator_name, config, steps_per_call):
             module.target.trainable_variables, module.online.trainable_variables, rate=1.0
         )
 
+    samples = make_samples(STEPS * BATCH)
+
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
 
     networks = {
         "policy": module.online.policy,

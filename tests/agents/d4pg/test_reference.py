@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
-from acme import types
 
 import rl_replicator as rr
 from agents.d4pg.config import D4PGConfig
@@ -18,13 +17,13 @@ from agents.networks.encoders import IdentityEncoder
 from agents.networks.mlp import CriticTorso
 from agents.networks.policies import DeterministicPolicy
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import Sample
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
+from tests.agents.fixed_samples import ACTION, OBSERVATION, make_samples
 
 pytestmark = pytest.mark.slow
 
 BATCH, STEPS, IMPORTANCE_STEPS = 8, 5, 3
-OBSERVATION, ACTION, FEATURES = 3, 2, 3
+FEATURES = 3
 NETWORKS = ("encoder", "policy", "critic", "target_encoder", "target_policy", "target_critic")
 CONFIG = D4PGConfig(
     policy_layers=(5, 4),
@@ -101,24 +100,6 @@ def weights_of(module):
     return copy_variables(networks, NETWORKS)
 
 
-def make_samples():
-    """STEPS batches in one Sample of [STEPS * BATCH, ...]."""
-    random = np.random.default_rng(3)
-    n = STEPS * BATCH
-    return Sample(
-        keys=np.arange(100, 100 + n, dtype=np.uint64),
-        probabilities=random.uniform(1e-4, 1e-2, n),
-        table_size=random.integers(900, 1000, n),
-        transition=types.Transition(
-            observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
-            action=random.uniform(-1, 1, (n, ACTION)).astype(np.float32),
-            reward=random.uniform(-3, 5, n).astype(np.float32),
-            discount=random.choice([0.0, 0.95], n).astype(np.float32),
-            next_observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
-        ),
-    )
-
-
 def settings_of(config):
     """As the reference wants them."""
     same = {field.name for field in dataclasses.fields(Settings)} & set(vars(config))
@@ -148,7 +129,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     replicator = rr.make(replicator_name)
     module = make_module(config, replicator, make_encoder)
     reference = NumpyD4PG(settings_of(config), weights_of(module))
-    samples = make_samples()
+    samples = make_samples(STEPS * BATCH, min_reward=-3.0)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
@@ -202,7 +183,9 @@ def test_every_augmentation_draws_from_a_seed_of_its_own():
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(make_samples()).batch(size, drop_remainder=True)
+        return tf.data.Dataset.from_tensor_slices(
+            make_samples(STEPS * BATCH, min_reward=-3.0)
+        ).batch(size, drop_remainder=True)
 
     replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), STEPS)()
     assert len(seeds) == 2 * STEPS * 2 and len(set(seeds)) == 2 * STEPS

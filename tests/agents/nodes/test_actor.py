@@ -20,6 +20,7 @@ from agents.plan.run_plan import RunPlan
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from agents.task import Task
+from tests.agents.replay.queue_table import make_table
 
 TASK = Task("environments.fakes:target")
 
@@ -53,16 +54,7 @@ def ready(monkeypatch):
 def act(agent, source, counter, run_dir, actors, envs, indices):
     """Runs actors one after another; returns the rows that they wrote, sorted."""
     layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
-    table = reverb.Table(
-        TABLE,
-        reverb.selectors.Fifo(),
-        reverb.selectors.Fifo(),
-        max_size=10_000,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        max_times_sampled=1,
-        signature=layout.signature,
-    )
-    server = reverb.Server([table])
+    server = reverb.Server([make_table(layout)])
     client = reverb.Client(f"localhost:{server.port}")
     plan = RunPlan(
         task=TASK,

@@ -14,6 +14,7 @@ from agents.replay.adder import NStepTransitionAdder, n_step_return
 from agents.replay.input import make_input_fn
 from agents.replay.table import TABLE, LearnerDemand
 from agents.replay.transitions import TransitionLayout
+from tests.agents.replay.queue_table import make_table
 
 
 def test_n_step_return_by_hand():
@@ -38,19 +39,6 @@ def make_spec(size=2):
 @pytest.fixture
 def layout():
     return TransitionLayout(make_spec())
-
-
-def make_table(layout):
-    """Gives each item once, the oldest first."""
-    return reverb.Table(
-        TABLE,
-        reverb.selectors.Fifo(),
-        reverb.selectors.Fifo(),
-        max_size=1000,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        max_times_sampled=1,
-        signature=layout.signature,
-    )
 
 
 @pytest.fixture

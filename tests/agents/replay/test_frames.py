@@ -10,7 +10,8 @@ from agents.acting.frame_stack import FrameStack
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.input import make_input_fn
-from agents.replay.table import TABLE, LearnerDemand
+from agents.replay.table import LearnerDemand
+from tests.agents.replay.queue_table import make_table
 
 SHAPE = (6, 5, 3)
 GAMMA = 0.9
@@ -63,7 +64,7 @@ def reference(episodes, stack, n_step):
 def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_length):
     episodes = make_episodes((7, 1, 2, 12, 3, 4, 40), np.random.default_rng(n_step))
     layout = FrameLayout(SPEC, stack, n_step, chunk_length)
-    server = reverb.Server([_queue(layout)])
+    server = reverb.Server([make_table(layout)])
     adder = make_adder(server, layout, max_in_flight_items=4)
     history = FrameStack(stack)
     seen = []
@@ -106,18 +107,6 @@ def make_adder(server, layout, max_in_flight_items):
     )
 
 
-def _queue(layout):
-    return reverb.Table(
-        TABLE,
-        reverb.selectors.Fifo(),
-        reverb.selectors.Fifo(),
-        max_size=1000,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        max_times_sampled=1,
-        signature=layout.signature,
-    )
-
-
 def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
     layout, server, adder = server_of
     frames = np.random.default_rng(0).integers(0, 256, (6, *SHAPE), dtype=np.uint8)
@@ -139,7 +128,7 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
 @pytest.fixture
 def server_of():
     layout = FrameLayout(SPEC, 3, 3, 4)
-    server = reverb.Server([_queue(layout)])
+    server = reverb.Server([make_table(layout)])
     adder = make_adder(server, layout, max_in_flight_items=0)
     yield layout, server, adder
     server.stop()

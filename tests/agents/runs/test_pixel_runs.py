@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 TARGET = "environments.fakes:target"
 LENGTH = 20  # The best return; a constant action has 15.
-FRAME = PixelConfig(height=32, width=32, action_repeat=1)
+FRAME = PixelConfig(height=24, width=24, action_repeat=1)
 SMALL = PixelD4PGConfig(
     policy_layers=(64,),
     critic_layers=(64,),
@@ -65,7 +65,7 @@ def test_it_learns_to_follow_what_it_sees(finished):
     returns = read_metrics(finished, "evaluator")["episode_return"]
     assert returns[-1] > 0.93 * LENGTH, returns
     assert list((finished / "tensorboard" / "pictures").iterdir())
-    assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 32
+    assert json.loads((finished / "config.json").read_text())["identity"]["pixels"]["height"] == 24
 
 
 def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, capsys):
@@ -77,12 +77,12 @@ def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, caps
 
 def test_it_goes_on_with_two_replicas(finished):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
-    assert d4pg.command.train(options(finished, steps=3400, replicas="2")) == 0
+    assert d4pg.command.train(options(finished, steps=3100, replicas="2")) == 0
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
-    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3400
-    with pytest.raises(UsageError, match=r"pixels\.height was 32 and is now 48"):
-        d4pg.command.train(options(finished, frame=PixelConfig(48, 32, action_repeat=1)))
+    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3100
+    with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 48"):
+        d4pg.command.train(options(finished, frame=PixelConfig(48, 24, action_repeat=1)))
 
 
 def test_steps_are_those_of_the_simulator(tmp_path):

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from acme import specs, types
+from acme import specs
 
 import rl_replicator as rr
 from agents.learning.variables import copy_variables
 from agents.replay.config import ReplayConfig
-from agents.replay.transitions import Sample
 from agents.sac import SACConfig
 from agents.sac.agent import SAC
 from tests.agents import actor_critic_reference as reference
+from tests.agents import fixed_samples
+from tests.agents.fixed_samples import ACTION
 
-BATCH, STEPS, OBSERVATION, ACTION = 8, 3, 3, 2
+BATCH, STEPS = 8, 3
 CONFIG = SACConfig(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
@@ -24,29 +25,7 @@ CONFIG = SACConfig(
     global_batch_size=BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
 )
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((OBSERVATION,), np.float32),
-    actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
-    rewards=specs.Array((), np.float32),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
-
-
-def make_samples():
-    random = np.random.default_rng(3)
-    n = STEPS * BATCH
-    return Sample(
-        keys=np.arange(n, dtype=np.uint64),
-        probabilities=random.uniform(1e-4, 1e-2, n),
-        table_size=random.integers(900, 1000, n),
-        transition=types.Transition(
-            observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
-            action=random.uniform(-1, 1, (n, ACTION)).astype(np.float32),
-            reward=random.uniform(-3, 5, n).astype(np.float32),
-            discount=random.choice([0.0, 0.95], n).astype(np.float32),
-            next_observation=random.normal(size=(n, OBSERVATION)).astype(np.float32),
-        ),
-    )
+SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
 
 
 def weights_of(module):
@@ -134,7 +113,7 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
     for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
         variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
     numpy_sac = NumpySAC(weights_of(module))
-    samples = make_samples()
+    samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
 
     def input_fn(context):
         size = context.per_replica_batch_size(BATCH)

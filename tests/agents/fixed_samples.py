@@ -1,0 +1,35 @@
+"""Transitions that are the same every time, for learners that are compared."""
+
+import numpy as np
+from acme import specs, types
+
+from agents.replay.transitions import Sample
+
+OBSERVATION, ACTION = 3, 2
+
+
+def make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)):
+    """The spec of an environment with a state of 3 numbers and 2 actions."""
+    return specs.EnvironmentSpec(
+        observations=specs.Array((OBSERVATION,), np.float32),
+        actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
+        rewards=rewards,
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+
+
+def make_samples(count, min_reward=0.0, max_reward=5.0):
+    """One `Sample` of [count, ...]; keys, probabilities and table sizes differ between rows."""
+    random = np.random.default_rng(3)
+    return Sample(
+        keys=np.arange(100, 100 + count, dtype=np.uint64),
+        probabilities=random.uniform(1e-4, 1e-2, count),
+        table_size=random.integers(900, 1000, count),
+        transition=types.Transition(
+            observation=random.normal(size=(count, OBSERVATION)).astype(np.float32),
+            action=random.uniform(-1, 1, (count, ACTION)).astype(np.float32),
+            reward=random.uniform(min_reward, max_reward, count).astype(np.float32),
+            discount=random.choice([0.0, 0.95], count).astype(np.float32),
+            next_observation=random.normal(size=(count, OBSERVATION)).astype(np.float32),
+        ),
+    )

@@ -1,0 +1,18 @@
+"""A table for tests that read back what an adder wrote."""
+
+import reverb
+
+from agents.replay.table import TABLE
+
+
+def make_table(layout):
+    """Gives each item once, the oldest first."""
+    return reverb.Table(
+        TABLE,
+        reverb.selectors.Fifo(),
+        reverb.selectors.Fifo(),
+        max_size=10_000,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        max_times_sampled=1,
+        signature=layout.signature,
+    )
