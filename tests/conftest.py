@@ -4,6 +4,8 @@ import gc
 import os
 import sys
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -16,3 +18,17 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="module")
+def plain_graphs():
+    """TensorFlow runs graphs as they were traced.
+
+    For tests that compare the numbers of large graphs after a few steps: optimizing the graphs took
+    a fifth of their time.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

@@ -28,6 +28,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import StepCancelled
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 ROOT = Path(__file__).parents[2]
 SIZE, BATCH, STEPS = 24, 16, 6
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
@@ -130,11 +131,10 @@ def train(agent, replicator_name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("source", ["state", "pixels"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_two_replicas_train_as_one_does(name, source):
-    """Noise, shifts and delayed updates included."""
-    agent = small_agent(name, source)
+def test_two_replicas_train_as_one_does(name):
+    """Noise, shifts and delayed updates included; each agent's test_reference.py has states."""
+    agent = small_agent(name, "pixels")
     one, two = train(agent, "single_device"), train(agent, "multi_device:2")
     assert len(one) == len(two) > 10
     for index, (a, b) in enumerate(zip(one, two, strict=True)):

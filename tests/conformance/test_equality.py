@@ -45,7 +45,11 @@ RESTORING = tuple(name for name in ALL if name != "mesh:data=2")
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 400  # For the groups, on a busy machine.
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("plain_graphs"),
+]
 
 
 class Runs:

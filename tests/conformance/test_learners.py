@@ -36,7 +36,11 @@ TOLERANCE = 1e-4
 REFUSED = {("mesh:data=2", "resnet"): "StridedSlice", ("mesh:data=2", "sngan"): "AvgPoolGrad"}
 ROOT = pathlib.Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("plain_graphs"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,7 @@ def test_fit_evaluate_predict(run):
 @pytest.mark.timeout(200)
 def test_a_model_resumed_elsewhere(run, tmp_path):
     run("keras_fit.py", "single_device", tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "whole")
     run("keras_fit.py", "multi_device:2", tmp_path / "run")
     jobs = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
     program = [*forked.python(), str(EXAMPLES / "keras_fit.py"), "multi_worker"]
@@ -68,7 +70,6 @@ def test_a_model_resumed_elsewhere(run, tmp_path):
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    run("keras_fit.py", "single_device", tmp_path / "whole")
     run("keras_fit.py", "single_device", tmp_path / "whole")
     _, uninterrupted = run("keras_fit.py", "single_device", tmp_path / "whole")
     assert "step 90: loss" in done.stdout

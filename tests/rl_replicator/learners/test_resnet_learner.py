@@ -12,6 +12,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 STEPS = 20
 # Every kind of block, in a quarter of the layers of the smallest that users choose: tracing them is
 # what takes the time here.

@@ -18,6 +18,7 @@ from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 STEPS = 20
 DISCRIMINATOR_STEPS = 2
 

@@ -13,6 +13,7 @@ from rl_replicator import checkpoints, collectives
 from rl_replicator.checkpoints import parts
 from rl_replicator.optimizers import gradients, wrapping
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 GLOBAL_BATCH = 8
 ROWS = 5
 DATA = np.random.default_rng(0).normal(size=(4 * GLOBAL_BATCH, 3)).astype(np.float32)
