@@ -9,8 +9,10 @@ STAMP := .venv/complete
 # Seconds for all tests, on a busy machine too. The watcher ends the run at the deadline and names the
 # tests that were running; `timeout` ends the watcher if that fails.
 DEADLINE ?= 2400
+# Processes that run tests.
+WORKERS ?= 2
 SUITE := timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
-	$(BIN)/python -m tests.suite --deadline $(DEADLINE)
+	$(BIN)/python -m tests.suite --deadline $(DEADLINE) --workers $(WORKERS)
 # The numerical core and what holds the structure.
 QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_environments.py \
 	$(addprefix agents/,acting d4pg learning networks replay) \

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import launchpad as lp
-from launchpad.launch.local_multi_processing import fork_client, imports
+from launchpad.launch.local_multi_processing import fork_client, fork_server, imports
 from tests.launchpad import programs
 
 pytestmark = pytest.mark.processes
@@ -31,12 +31,7 @@ def _wait_until(condition, secs=60.0):
 
 
 def _files() -> list[str]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue  # That of the listing itself.
+    found = fork_server._open_files()
     return [target for target in found if target.startswith(("socket:", "pipe:"))]
 
 
