@@ -15,7 +15,9 @@ from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
+from rl_replicator.errors import ConfigError
 from tests.agents.d4pg import numpy_step
+from tests.agents.fixed_samples import make_spec
 
 SIGMA = 0.25
 CONFIG = D4PGConfig(
@@ -123,3 +125,17 @@ def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environme
     learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], total_agent_steps=600)
     assert seen == [600 * 10 / 4]
     learner.close()
+
+
+def test_the_value_range_follows_from_rewards_and_discount():
+    agent = D4PG(D4PGConfig(discount=0.9, num_atoms=11), make_spec())
+    np.testing.assert_allclose(agent.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
+    agent = D4PG(D4PGConfig(discount=0.9, num_atoms=3, value_min=-2.0), make_spec())
+    np.testing.assert_allclose(agent.atoms(), [-2, 4, 10], rtol=1e-6)
+
+
+def test_rewards_without_bounds_ask_for_a_value_range():
+    spec = make_spec(rewards=specs.Array((), np.float32))
+    with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
+        D4PG(D4PGConfig(), spec)
+    D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
