@@ -54,11 +54,14 @@ class ExplorationContext:
       random: generator of its randomness; its state is part of a checkpoint.
       environment_steps: returns the environment steps that all actors have taken, roughly.
       rank: place of the environment among those of all actors, from 0 to 1; 0.5 for the only one.
+      memory: arrays that the exploration keeps from one action to the next, by name. It starts
+        empty in every node; checkpoints of deterministic runs hold it.
     """
 
     random: np.random.Generator
     environment_steps: Callable[[], int] = lambda: 0
     rank: float = 0.5
+    memory: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
 
 
 class AgentLearner(VariableSource, Protocol):

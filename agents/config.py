@@ -92,7 +92,8 @@ class NoiseSettings(Settings):
     """How an agent with a deterministic policy explores."""
 
     exploration: str = "gaussian"
-    """`gaussian`, `none`, or the import path of a function (`agents.acting.exploration`)."""
+    """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
+    (`agents.acting.exploration`)."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = None

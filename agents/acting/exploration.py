@@ -54,8 +54,74 @@ class GaussianNoise:
         return action + np.float32(self._sigma()) * noise
 
 
+class PinkNoise:
+    """Adds Gaussian noise that is correlated over time, to every action dimension independently.
+
+    Its spectrum falls like 1/f, as that of the noise of Eberhard et al. 2023 ("Pink Noise Is All
+    You Need", ICLR): it keeps a direction long enough to meet rare rewards, and still changes fast.
+    It is a sum of first-order autoregressive processes of equal variance, whose time constants are
+    1, 2, 4, ... 512 actions.
+    """
+
+    _NUM_PROCESSES = 10
+
+    def __init__(
+        self,
+        sigma: Callable[[], float],
+        random: np.random.Generator,
+        memory: dict[str, np.ndarray],
+    ):
+        """Stores the source of noise.
+
+        Args:
+          sigma: returns the current standard deviation, in units of actions in [-1, 1].
+          random: generator of the noise.
+          memory: keeps the processes: "pink" -> [10, A] float32. Drawn anew if it is not there.
+        """
+        self._sigma = sigma
+        self._random = random
+        self._memory = memory
+        constants = 2.0 ** np.arange(self._NUM_PROCESSES)[:, None]  # In actions.
+        self._decay = np.exp(-1 / constants).astype(np.float32)
+        self._innovation = np.sqrt(1 - self._decay**2)
+        self._scale = np.float32(self._NUM_PROCESSES**-0.5)
+
+    def __call__(self, action: np.ndarray) -> np.ndarray:
+        """Returns a noisy action: [A] float32 -> [A] float32."""
+        shape = (self._NUM_PROCESSES, *action.shape)
+        draws = self._random.standard_normal(shape, np.float32)
+        processes = self._memory.get("pink")
+        if processes is None:
+            processes = draws
+        else:
+            processes = self._decay * processes + self._innovation * draws
+        self._memory["pink"] = processes
+        return action + np.float32(self._sigma()) * self._scale * processes.sum(axis=0)
+
+
 def gaussian(config: NoiseSettings, context: ExplorationContext) -> GaussianNoise:
-    """Gaussian noise whose standard deviation follows the config's linear schedule.
+    """Gaussian noise, independent from action to action; see `make_sigma`.
+
+    Args:
+      config: settings of the agent.
+      context: of one environment.
+    """
+    return GaussianNoise(make_sigma(config, context), context.random)
+
+
+def pink(config: NoiseSettings, context: ExplorationContext) -> PinkNoise:
+    """Gaussian noise that is correlated over time; see `gaussian` for the arguments."""
+    return PinkNoise(make_sigma(config, context), context.random, context.memory)
+
+
+def none(config: NoiseSettings, context: ExplorationContext) -> Exploration:
+    """No exploration; see `gaussian` for the arguments."""
+    del config, context
+    return lambda action: action
+
+
+def make_sigma(config: NoiseSettings, context: ExplorationContext) -> Callable[[], float]:
+    """Makes the standard deviation of the noise, which follows the config's linear schedule.
 
     Several environments share a geometric ladder of standard deviations around the schedule's, as
     the epsilons of Ape-X do (Horgan et al. 2018, arXiv:1803.00933): no one value suits every task
@@ -66,21 +132,15 @@ def gaussian(config: NoiseSettings, context: ExplorationContext) -> GaussianNois
       context: of one environment.
 
     Returns:
-      The noise.
+      A function that returns the present standard deviation.
     """
     start, end = config.exploration_sigma, config.exploration_sigma_end
     schedule = LinearSchedule(start, start if end is None else end, config.exploration_steps)
     factor = config.exploration_spread ** (2 * context.rank - 1)
-    return GaussianNoise(lambda: factor * schedule(context.environment_steps()), context.random)
+    return lambda: factor * schedule(context.environment_steps())
 
 
-def none(config: NoiseSettings, context: ExplorationContext) -> Exploration:
-    """No exploration; see `gaussian` for the arguments."""
-    del config, context
-    return lambda action: action
-
-
-EXPLORATIONS = {"gaussian": gaussian, "none": none}
+EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}
 
 
 def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Exploration:

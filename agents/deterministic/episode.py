@@ -7,11 +7,13 @@ from typing import Any
 import dm_env
 import numpy as np
 
-from agents.agent import BatchActor
+from agents.agent import BatchActor, ExplorationContext
 from rl_replicator.errors import CheckpointError
 
 _STATE = "state.json"
 _ARRAYS = "arrays.npz"
+# Arrays with this prefix are the exploration's.
+_MEMORY = "memory."
 
 
 class SavedEpisode:
@@ -21,17 +23,17 @@ class SavedEpisode:
     the random state at the episode's start. This also fills the adder's window of n steps.
     """
 
-    def __init__(self, environment: Any, actor: BatchActor, noise: np.random.Generator):
+    def __init__(self, environment: Any, actor: BatchActor, exploration: ExplorationContext):
         """Starts with the next step.
 
         Args:
           environment: an `environments.Environment`.
           actor: acts in this environment alone.
-          noise: generator of its exploration.
+          exploration: context of its exploration.
         """
         self._environment = environment
         self._actor = actor
-        self._noise = noise
+        self._noise, self._memory = exploration.random, exploration.memory
         self._start: Any = None
         self._actions: list[np.ndarray] = []
         self._timestep: Any = None
@@ -64,7 +66,7 @@ class SavedEpisode:
         start = self._start if in_episode else self._environment.random_state
         state = {"start": start, "noise": self._noise.bit_generator.state}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-        arrays = {}
+        arrays = {_MEMORY + name: array for name, array in self._memory.items()}
         if in_episode:
             arrays["observation"] = self._timestep.observation
             arrays["actions"] = np.array(self._actions, np.float32)
@@ -81,7 +83,7 @@ class SavedEpisode:
             self._environment.random_state = state["start"]
         with np.load(folder / _ARRAYS) as file:
             arrays = dict(file)
-        if arrays:
+        if "actions" in arrays:
             self._begin()
             for action in arrays["actions"]:
                 self._take(action)
@@ -92,6 +94,13 @@ class SavedEpisode:
                     "randomness in one NumPy generator (rl-replicator check-env)"
                 )
         self._noise.bit_generator.state = state["noise"]
+        self._memory.update(
+            {
+                name.removeprefix(_MEMORY): array
+                for name, array in arrays.items()
+                if name.startswith(_MEMORY)
+            }
+        )
 
     def _begin(self) -> None:
         self._start = self._environment.random_state

@@ -59,13 +59,14 @@ class DeterministicNode:
         environment_seed, noise_seed = np.random.SeedSequence([plan.seed, 0]).generate_state(2)
         noise = np.random.default_rng(int(noise_seed))
         self._steps = counter.environment_steps()
+        exploration = ExplorationContext(noise, lambda: self._steps)
         self._actor = agent.make_actor(
             self._learner,
             [agent.make_adder(self._replay, lambda seconds: None)],
-            [ExplorationContext(noise, lambda: self._steps)],
+            [exploration],
         )
         environment = plan.task.make(seed=int(environment_seed))
-        self._episode = SavedEpisode(environment, self._actor, noise)
+        self._episode = SavedEpisode(environment, self._actor, exploration)
         self._evaluator = EvaluatorNode(
             agent, plan.task, plan.seed, plan.evaluation, self._learner, counter
         )

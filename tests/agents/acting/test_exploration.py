@@ -40,6 +40,39 @@ def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
     assert explore(action).dtype == np.float32
 
 
+def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_like_1_over_f():
+    def draw(name):
+        config = NoiseSettings(exploration=name, exploration_sigma=0.1)
+        explore = make_exploration(config, context())
+        return np.stack([explore(np.zeros(64, np.float32)) for _ in range(4096)])
+
+    slopes = {}
+    for name in ("gaussian", "pink"):
+        noise = draw(name)
+        assert noise.dtype == np.float32
+        np.testing.assert_allclose(noise.std(), 0.1, rtol=0.05)
+        correlation = np.corrcoef(noise.T)[0, 1:]
+        assert np.abs(correlation).mean() < 0.2  # The dimensions are independent.
+        power = (np.abs(np.fft.rfft(noise, axis=0)) ** 2).mean(axis=1)
+        band = slice(4096 // 256, 4096 // 4)  # Periods of 4 to 256 actions.
+        slopes[name] = np.polyfit(np.log(np.arange(4096 // 2 + 1)[band]), np.log(power[band]), 1)[0]
+    assert abs(slopes["gaussian"]) < 0.1
+    assert -1.3 < slopes["pink"] < -0.8
+
+
+def test_pink_noise_continues_from_the_memory_of_its_context():
+    config = NoiseSettings(exploration="pink")
+    one = context(3)
+    explore, zeros = make_exploration(config, one), np.zeros(2, np.float32)
+    for _ in range(5):
+        explore(zeros)
+    other = context(4, memory={name: array.copy() for name, array in one.memory.items()})
+    other.random.bit_generator.state = one.random.bit_generator.state
+    resumed = make_exploration(config, other)
+    for _ in range(3):
+        np.testing.assert_array_equal(explore(zeros), resumed(zeros))
+
+
 def test_none_is_no_exploration():
     explore = make_exploration(NoiseSettings(exploration="none"), context())
     np.testing.assert_array_equal(explore(np.array([0.5], np.float32)), [0.5])
@@ -47,7 +80,7 @@ def test_none_is_no_exploration():
 
 def test_an_unknown_exploration_is_refused():
     config = NoiseSettings(exploration="gausian")
-    with pytest.raises(ConfigError, match="--agent.exploration: expected gaussian, none or"):
+    with pytest.raises(ConfigError, match="--agent.exploration: expected gaussian, pink, none or"):
         make_exploration(config, context())
 
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import environments
+from agents.agent import ExplorationContext
 from agents.d4pg import D4PGConfig
 from agents.deterministic.episode import SavedEpisode
 from agents.runs.options import AgentOptions
@@ -27,6 +28,7 @@ COMMAND = [
     *("--agent.policy-layers", "16", "--agent.critic-layers", "16", "--agent.replay.min-size"),
     *("200", "--agent.global-batch-size", "16", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--no-video"),
+    *("--agent.exploration", "pink"),  # It has a memory.
     *("--agent.replay.samples-per-insert", "8", "--checkpoint-seconds", "0.05"),
     *("--evaluation.every", "500", "--evaluation.episodes", "1", "--evaluation.last-episodes", "2"),
 ]
@@ -122,7 +124,7 @@ class Recorder:
 
 def played(steps, seed=3):
     environment = environments.make("environments.fakes:target", seed=seed)
-    episode = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
+    episode = SavedEpisode(environment, Recorder(), ExplorationContext(np.random.default_rng(1)))
     for _ in range(steps):
         episode.step()
     return episode
@@ -152,6 +154,6 @@ def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
     )
     step = environment.step
     environment.step = lambda action: step(action)._replace(observation=draws.random(2, np.float32))
-    other = SavedEpisode(environment, Recorder(), np.random.default_rng(1))
+    other = SavedEpisode(environment, Recorder(), ExplorationContext(np.random.default_rng(1)))
     with pytest.raises(CheckpointError, match="after the same 7 actions; keep all of its"):
         other.restore(tmp_path)
