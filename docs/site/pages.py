@@ -125,7 +125,7 @@ def as_markdown(notebook: Path) -> str:
 
 def _target(document: Path, link: str) -> Path | None:
     """Returns the file or folder that a link leads to; None if it leads out of the repository."""
-    if "://" in link or link.startswith("mailto:"):
+    if re.match(r"[a-z]+:", link):
         return None
     target = Path(os.path.normpath(document.parent / link))
     return target if target.exists() else None

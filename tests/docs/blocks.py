@@ -10,8 +10,11 @@ definitions that a block is about to use, or a check of what it did, is in HTML 
 A comment of one line shortens the blocks below it:
 
     <!-- python: 120_000 -> 600 -->
+
+A notebook is the program of its cells.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -30,6 +33,10 @@ def program(document: Path) -> str:
     Raises:
       ValueError: if a comment replaces what does not occur below it, or a block has no end.
     """
+    if document.suffix == ".ipynb":
+        cells = json.loads(document.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        return "\n\n".join(code) + "\n"
     lines, replacements, end = [], {}, None
     for line in document.read_text().splitlines():
         code = ""

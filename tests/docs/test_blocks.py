@@ -1,5 +1,6 @@
 """Every block of Python in the documentation runs, each page as one program."""
 
+import json
 import os
 import subprocess
 
@@ -9,7 +10,12 @@ from tests.docs import blocks
 from tests.docs.references import DOCUMENTS, ROOT
 from tests.suite import forked
 
-PROGRAMS = {document: program for document in DOCUMENTS if (program := blocks.program(document))}
+NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
+PROGRAMS = {
+    document: program
+    for document in (*DOCUMENTS, *NOTEBOOKS)
+    if (program := blocks.program(document))
+}
 
 
 @pytest.mark.slow
@@ -24,6 +30,7 @@ def test_blocks_run(document, tmp_path):
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "docs" / "examples")]),
+            "MPLBACKEND": "Agg",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
         capture_output=True,
@@ -86,6 +93,16 @@ def test_programs_have_the_lines_of_the_page(tmp_path):
     assert [line for line in lines if line] == [lines[1], lines[7], lines[11]]
     path.write_text("Text alone.\n")
     assert blocks.program(path) == ""
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_stored_as_it_ran(notebook):
+    """From top to bottom, with what it printed and drew, and without errors."""
+    cells = json.loads(notebook.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+    assert {"stream", "display_data"} <= kinds and "error" not in kinds
 
 
 @pytest.mark.parametrize("text", ["<!-- python: a -> b -->\n", "```python\nx = 1\n"])
