@@ -87,10 +87,10 @@ def place(target: Path) -> str:
     path = target.relative_to(ROOT).as_posix()
     if path in ELSEWHERE:
         return ELSEWHERE[path]
-    if path.startswith("docs/") and target.suffix in (".md", *_MEDIA):
+    if target.suffix in _MEDIA and target.is_relative_to(DOCS):
         return path.removeprefix("docs/")
-    if path.startswith("docs/") and target.suffix == ".ipynb":
-        return Path(path).with_suffix(".md").name
+    if target.suffix in (".md", ".ipynb") and target.parent == DOCS:
+        return target.with_suffix(".md").name
     return f"{SOURCES}/{path}.md"
 
 

@@ -49,7 +49,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "td3": ("agents.td3.config", "agents.td3.losses"),
     "sac": ("agents.sac.config", "agents.sac.losses"),
     "environments": ("environments", "environments.suite"),
-    "launchpad": ("launchpad",),
+    "launchpad": ("launchpad", "launchpad.upstream.courier"),
 }
 
 
