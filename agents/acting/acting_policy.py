@@ -19,7 +19,7 @@ class ActingPolicy(NamedTuple):
     Attributes:
       networks: built modules by the names under which the learner serves their variables.
       act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
-        parameters of a distribution over actions.
+        parameters of a distribution over actions. It is traced as written, without AutoGraph.
       observation_spec: of one observation of the agent.
       make_history: makes what turns the observations of one environment into that.
     """
@@ -102,9 +102,10 @@ def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
       batch_size: observations in one call.
     """
     spec = policy.observation_spec
-    act = tf.function(lambda observations: policy.act(observations)).get_concrete_function(
-        tf.TensorSpec([batch_size, *spec.shape], spec.dtype)
-    )
+    # AutoGraph takes half a second in every process. Networks need none: the learner's step runs
+    # them as written, too.
+    act = tf.function(lambda observations: policy.act(observations), autograph=False)
+    act = act.get_concrete_function(tf.TensorSpec([batch_size, *spec.shape], spec.dtype))
     variables: dict[str, tf.Variable] = {}
     for name, network in policy.networks.items():
         variables.update(named_variables(name, network))
