@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import tkinter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,14 +39,22 @@ class Window(Screen):
           title: its title.
 
         Raises:
-          UsageError: if there is no display.
+          UsageError: if there is no display, or Python has no tkinter.
         """
         try:
-            self._root = tkinter.Tk()
+            import tkinter  # Debian has it in a package of its own.
+        except ModuleNotFoundError:
+            raise UsageError(
+                "expected Python's tkinter for the window, found none; 'apt-get install "
+                "python3-tk', or write a file with --output"
+            ) from None
+        try:
+            self._root: Any = tkinter.Tk()
         except tkinter.TclError as error:
             raise UsageError(
                 f"expected a display for the window, got: {error}; write a file with --output"
             ) from None
+        self._new_image = tkinter.PhotoImage
         self._root.title(title)
         self._root.protocol("WM_DELETE_WINDOW", self.close)
         self._label = tkinter.Label(self._root)
@@ -60,7 +67,7 @@ class Window(Screen):
             return False
         height, width, _ = frame.shape
         data = b"P6 %d %d 255 " % (width, height) + np.ascontiguousarray(frame).tobytes()
-        image = tkinter.PhotoImage(data=data, format="PPM").zoom(_SCALE)
+        image = self._new_image(data=data, format="PPM").zoom(_SCALE)
         self._label.configure(image=image)
         self._image = image  # Tk itself keeps none.
         self._root.update()

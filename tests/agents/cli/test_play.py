@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import imageio.v3 as iio
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import environments
 from agents.cli import play
 from agents.d4pg.config import D4PGConfig
-from agents.policies import exported
+from agents.policies import exported, playing
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import UsageError
 
@@ -73,12 +74,18 @@ def test_an_exported_policy_is_filmed(folder, capsys):
     assert iio.imread("a.gif").shape[0] > 7  # Of two episodes; a GIF joins equal frames.
 
 
+def test_a_window_without_tkinter_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian leaves it out.
+    with pytest.raises(UsageError, match=r"expected Python's tkinter .*--output"):
+        playing.Window("a task")
+
+
 def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
     path, _ = folder
     assert play.run([str(path)]) == 0
     assert capsys.readouterr().out.endswith("video play.mp4\n")
     monkeypatch.setenv("DISPLAY", ":4711")
-    with pytest.raises(UsageError, match=r"expected a display .*--output"):
+    with pytest.raises(UsageError, match=r"expected (a display|Python's tkinter) .*--output"):
         play.run([str(path)])
 
 
