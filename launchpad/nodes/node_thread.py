@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
+
+_POLL_SECS = 0.001
 
 
 class NodeThread(threading.Thread):
@@ -30,10 +34,20 @@ class NodeThread(threading.Thread):
         self._is_open = True
 
     def interrupt(self) -> None:
-        """Raises SystemExit in the node's code as soon as it executes Python again."""
-        with self._gate:
-            if self._is_open and self.is_alive():
-                _set_async_exception(self.ident, ctypes.py_object(SystemExit))
+        """Raises SystemExit in the node's code as soon as it executes Python again.
+
+        If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
+        gives both the same identity, and the exception may end the new thread, for which the node
+        would then wait for ever.
+        """
+        while True:
+            with self._gate:
+                if not (self._is_open and self.is_alive()):
+                    return
+                if not _is_starting_thread(self.ident):
+                    _set_async_exception(self.ident, ctypes.py_object(SystemExit))
+                    return
+            time.sleep(_POLL_SECS)
 
     def run(self) -> None:
         """Runs the node, and reports its end whatever it was."""
@@ -55,6 +69,16 @@ class NodeThread(threading.Thread):
         with self._gate:
             _set_async_exception(self.ident, None)  # One that is set and not raised yet.
             self._is_open = False
+
+
+def _is_starting_thread(ident: int | None) -> bool:
+    """Whether a thread is within `threading.Thread.start`."""
+    frame = sys._current_frames().get(ident or 0)
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _set_async_exception(ident: int | None, exception: Any) -> None:
