@@ -26,7 +26,8 @@ def test_its_surroundings_are_those_of_a_new_interpreter(tmp_path):
     text = """
 import os, sys
 print(__name__, __file__ if "__file__" in globals() else None, sys.argv, sys.path[:2])
-print(sys.flags)
+flags = sys.flags
+print(flags.isolated, flags.ignore_environment, flags.no_user_site, flags.safe_path, flags.no_site)
 print(os.getcwd(), os.environ["WORD"], "HOME" in os.environ, sys.stdin.read())
 print("to the other stream", file=sys.stderr)
 sys.exit(7)

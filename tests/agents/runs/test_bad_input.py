@@ -10,6 +10,7 @@ import pytest
 from agents import d4pg
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
 from agents.plan import replicas
+from agents.policies import video_file
 from agents.runs import launching, restored
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
@@ -90,14 +91,14 @@ def test_a_video_on_a_full_disk(name, tmp_path):
     try:
         with (
             pytest.raises(UsageError, match="cannot write the video: .*is the disk full"),
-            restored._replacement(path) as partial,
+            video_file.replacement(path) as partial,
         ):
-            restored._write_video(partial, frames)
+            video_file.write(partial, frames)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert list(tmp_path.iterdir()) == []
-    with restored._replacement(path) as partial:
-        restored._write_video(partial, frames[:5])
+    with video_file.replacement(path) as partial:
+        video_file.write(partial, frames[:5])
     assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
