@@ -1,37 +1,6 @@
 """Launches a program in a test (upstream's module of that name)."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
+from launchpad.launch import in_tests
 from launchpad.launch_type import LaunchType
 
-if TYPE_CHECKING:
-    from launchpad.launch.manager import ProgramManager
-    from launchpad.program import Program
-
-
-def launch(
-    program: Program,
-    test_case: Any,
-    local_resources: Mapping[str, Any] | None = None,
-    serialize_py_nodes: bool = True,
-) -> ProgramManager:
-    """Starts a program that ends with a test.
-
-    Args:
-      program: The program.
-      test_case: A unittest.TestCase.
-      local_resources: Label -> launch configuration.
-      serialize_py_nodes: Whether to check that all nodes pickle.
-    """
-    from launchpad.launch import launch as lp_launch  # It imports all engines.
-
-    return lp_launch.launch(
-        program,
-        LaunchType.TEST_MULTI_PROCESSING,
-        local_resources=local_resources,
-        test_case=test_case,
-        serialize_py_nodes=serialize_py_nodes,
-    )
+launch = in_tests.launcher(LaunchType.TEST_MULTI_PROCESSING)
