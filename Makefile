@@ -24,7 +24,7 @@ N ?= 10
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
-	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1 --steps 30000
+	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1 --steps 40000
 
 test: $(STAMP)
 	$(SUITE)
