@@ -3,17 +3,19 @@
 The scratch suites import no TensorFlow.
 """
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.suite import durations, plugin
+from tests.suite import durations, plugin, stacks
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,6 +93,24 @@ def test_a_fault_ends_the_run(scratch, tmp_path, fault):
     if "timeout" in FAULTS[fault]:
         assert f"in {name}" in output  # The stacks.
     assert not _is_alive(tmp_path / "neighbour.pid")
+
+
+def test_stacks_are_shortened(tmp_path):
+    """The thread that runs the test comes first, in full; the others, equal ones once."""
+    stop = threading.Event()
+    others = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for thread in others:
+        thread.start()
+    with (tmp_path / "dump").open("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        main, *rest = stacks.shorten(file.read()).split("\n3 x ")
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert "test_stacks_are_shortened" in main.splitlines()[1]
+    assert len(rest) == 1
+    assert "in wait" in rest[0].splitlines()[0]
 
 
 def test_the_deadline_ends_the_run(scratch, tmp_path):

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.suite import durations, leftovers
+from tests.suite import durations, leftovers, stacks
 from tests.suite.plugin import DIRECTORY_VARIABLE, records
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -141,7 +141,7 @@ def main() -> int:
             leftovers.kill_descendants()
             for path in sorted(Path(directory).glob("*.stacks")):
                 if text := path.read_text():
-                    _say(f"stacks of {path.stem}:\n{text}")
+                    _say(f"stacks of {path.stem}:\n{stacks.shorten(text)}")
     return status
 
 
