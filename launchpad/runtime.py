@@ -18,6 +18,7 @@ from typing import Any
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad.launch_type import LaunchContext, LaunchType
+from rl_replicator.processes import ports
 
 logger = logging.getLogger("launchpad")
 
@@ -248,14 +249,8 @@ class NodeRuntime:
                 )
 
     def reserve_port(self) -> int:
-        """Returns a port that no other bind-to-zero of this host gets while this node lives.
-
-        The port is held by a bound socket that does not listen: a server that sets SO_REUSEADDR
-        (gRPC, Reverb and TensorFlow do) can still bind it and listen.
-        """
-        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((self.info.host, 0))
+        """Returns a port that is reserved for this node while it lives; see `ports.reserve`."""
+        holder = ports.reserve(self.info.host)
         self._placeholders.append(holder)
         return holder.getsockname()[1]
 

@@ -9,7 +9,7 @@ from tests import structure
 
 # What a package of this project may import of the others.
 BELOW = {
-    "launchpad": set(),
+    "launchpad": {"rl_replicator.processes"},
     "rl_replicator": set(),
     "environments": set(),
     "agents": {"launchpad", "rl_replicator", "environments"},
@@ -22,12 +22,28 @@ LEAST_DOCUMENTED = 0.98
 @pytest.mark.parametrize("package", BELOW)
 def test_imports_go_downward(package):
     """Imports of any kind: statements, importlib, `sys.modules`, tables of names."""
+    allowed = tuple(f"{name}." for name in BELOW[package] | {package})
     offenders = [
         f"{module.name} imports {name}"
         for module in structure.modules().values()
         if module.name.partition(".")[0] == package
+        for name in sorted(
+            structure.imported(module) | structure.foreign(module) & {"bench", "tests"}
+        )
+        if not f"{name}.".startswith(allowed)
+    ]
+    assert not offenders
+
+
+def test_processes_stand_on_the_standard_library_alone():
+    """Both `launchpad` and `rl_replicator.jobs` import them."""
+    offenders = [
+        f"{module.name} imports {name}"
+        for module in structure.modules().values()
+        if module.room == "rl_replicator.processes"
         for name in sorted(structure.imported(module) | structure.foreign(module))
-        if name.partition(".")[0] in {*BELOW, "bench", "tests"} - BELOW[package] - {package}
+        if name not in sys.stdlib_module_names | {"rl_replicator"}
+        and not f"{name}.".startswith("rl_replicator.processes.")
     ]
     assert not offenders
 

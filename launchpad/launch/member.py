@@ -8,6 +8,7 @@ from typing import Protocol
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 from launchpad.nodes.python import local_multi_processing
+from rl_replicator.processes.restarts import Restarts
 
 
 class Worker(Protocol):
@@ -52,7 +53,7 @@ class Member:
       worker: Its current incarnation; None before the first and between two.
       was_active: True once it had something to do of its own.
       is_abandoned: True if it was given up without having ended.
-      num_restarts: Restarts in a row.
+      restarts: Counts the restarts; None before the first failure.
       started_at: Monotonic time of the last start.
       restart_at: Monotonic time of the next start, or None.
       failed_at: Monotonic time of the failure that it is coming back from, or None.
@@ -69,7 +70,7 @@ class Member:
     state: str = lp_runtime.STARTING
     was_active: bool = False
     is_abandoned: bool = False
-    num_restarts: int = 0
+    restarts: Restarts | None = None
     started_at: float = 0.0
     restart_at: float | None = None
     failed_at: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import pickle
@@ -12,8 +11,6 @@ from collections.abc import Mapping
 
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +36,6 @@ class Start:
             file.write(pickle.dumps(self))
         os.lseek(memory, 0, os.SEEK_SET)
         return memory
-
-
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies, whatever it is doing then."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(connection: int, memory: int) -> int:

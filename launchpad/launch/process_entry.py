@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from launchpad.launch import node_process
+from rl_replicator.processes import command_entry
 
 if __name__ == "__main__":
-    node_process.die_with_parent()
+    command_entry.die_with_parent()
     node_process.leave(node_process.run(int(sys.argv[2]), int(sys.argv[3])))

@@ -40,20 +40,18 @@ def count_restart(
     policy = member.restart_policy
     if policy is None or record is None:
         return None
-    if now - member.started_at > policy.reset_after_secs:
-        member.num_restarts = 0
-    is_exception = record.type_name != errors.PROCESS_DIED
-    if member.num_restarts >= policy.max_restarts or (is_exception and not policy.on_exception):
+    if record.type_name != errors.PROCESS_DIED and not policy.on_exception:
         return None
-    member.num_restarts += 1
-    pause = policy.backoff_secs(member.num_restarts)
-    logger.warning(
-        "%s failed: %s: %s; restart %d of %d in %.3g s",
-        member.name,
-        record.type_name,
-        record.message,
-        member.num_restarts,
-        policy.max_restarts,
-        pause,
-    )
+    if member.restarts is None:
+        member.restarts = policy.count()
+    pause = member.restarts.next_pause(now - member.started_at)
+    if pause is not None:
+        logger.warning(
+            "%s failed: %s: %s; %s in %.3g s",
+            member.name,
+            record.type_name,
+            record.message,
+            member.restarts.progress(),
+            pause,
+        )
     return pause

@@ -11,6 +11,7 @@ from launchpad import address as lp_address
 from launchpad import context
 from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
+from rl_replicator.processes import restarts
 
 ClientType = TypeVar("ClientType")
 HandleType = TypeVar("HandleType", bound="Handle")
@@ -59,9 +60,14 @@ class RestartPolicy:
         if self.max_restarts < 0 or self.initial_backoff_secs < 0 or self.max_backoff_secs < 0:
             raise ValueError(f"numbers of a RestartPolicy can't be negative: {self}")
 
-    def backoff_secs(self, restart: int) -> float:
-        """Returns the pause before restart number `restart`, counted from 1."""
-        return min(self.max_backoff_secs, self.initial_backoff_secs * 2.0 ** min(restart - 1, 30))
+    def count(self) -> restarts.Restarts:
+        """Returns a counter of a node's restarts, with this policy's limit and pauses."""
+        return restarts.Restarts(
+            self.max_restarts,
+            self.initial_backoff_secs,
+            self.max_backoff_secs,
+            self.reset_after_secs,
+        )
 
 
 class Node(abc.ABC, Generic[HandleType]):

@@ -1,11 +1,7 @@
 """Divides the GPUs of this machine among the processes of a job."""
 
-import os
-import pathlib
-
 from rl_replicator import errors
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+from rl_replicator.processes import gpus
 
 
 def shares(num_workers: int) -> list[dict[str, str]]:
@@ -23,26 +19,20 @@ def shares(num_workers: int) -> list[dict[str, str]]:
     Raises:
       ConfigError: if there are GPUs, but fewer than workers.
     """
-    gpus = _visible()
-    if not gpus:
+    visible = gpus.visible()
+    if not visible:
         return [{} for _ in range(num_workers)]
-    each = len(gpus) // num_workers
+    each = len(visible) // num_workers
     if not each:
         raise errors.ConfigError(
-            f"--workers: expected at most {len(gpus)}, one for each GPU of this machine, got "
-            f"{num_workers}; set {_VISIBLE}= to train on the CPU"
+            f"--workers: expected at most {len(visible)}, one for each GPU of this machine, got "
+            f"{num_workers}; set {gpus.VISIBLE}= to train on the CPU"
         )
-    return [{_VISIBLE: ",".join(gpus[i * each : (i + 1) * each])} for i in range(num_workers)]
+    return [
+        {gpus.VISIBLE: ",".join(visible[i * each : (i + 1) * each])} for i in range(num_workers)
+    ]
 
 
 def hidden() -> dict[str, str]:
     """Returns the environment variables that hide the GPUs from a process."""
-    return {_VISIBLE: ""} if _visible() else {}
-
-
-def _visible() -> list[str]:
-    chosen = os.environ.get(_VISIBLE)
-    if chosen is not None:
-        return [name for name in chosen.split(",") if name]
-    devices = pathlib.Path("/dev").glob("nvidia[0-9]*")
-    return sorted((device.name.removeprefix("nvidia") for device in devices), key=int)
+    return {gpus.VISIBLE: ""} if gpus.visible() else {}

@@ -1,26 +1,25 @@
 """A job's processes on this machine, which start and end together."""
 
-import contextlib
 import dataclasses
 import os
-import pathlib
 import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
 
 from rl_replicator import errors
 from rl_replicator.jobs import cluster, gpus
-from rl_replicator.jobs.restarts import Outcome, Restarts
+from rl_replicator.jobs.restarts import Outcome
+from rl_replicator.processes import output, ports
+from rl_replicator.processes.guard import Guard
+from rl_replicator.processes.process_group import ProcessGroup
+from rl_replicator.processes.restarts import Restarts
 
 # Wait after a first failure, because another process may fail too and reveal the cause.
 _SETTLE_SECONDS = 0.3
+# The last lines of ended processes are awaited this long.
+_OUTPUT_SECONDS = 1.0
 _USAGE = 2
-_ENTRY = pathlib.Path(__file__).with_name("task_entry.py")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,21 +44,23 @@ class JobTask:
 class LocalJob:
     """Processes that all run the same command. Not thread-safe."""
 
-    def __init__(self, command: Sequence[str], tasks: Sequence[JobTask], restarts: Restarts):
+    def __init__(self, command: Sequence[str], tasks: Sequence[JobTask], max_restarts: int):
         """Starts nothing yet.
 
         Args:
           command: command of every task, and its arguments.
           tasks: the tasks; at least one has `ends_job`.
-          restarts: limits the restarts of replaceable tasks.
+          max_restarts: greatest number of restarts in a row of each replaceable task.
         """
         self._command = list(command)
         self._tasks = tasks
-        self._restarts = restarts
-        self._running: dict[JobTask, subprocess.Popen] = {}
+        self._restarts = {task: Restarts(max_restarts) for task in tasks if task.is_replaceable}
+        self._running: dict[JobTask, ProcessGroup] = {}
+        self._started_at: dict[JobTask, float] = {}
         self._again_at: dict[JobTask, float] = {}
         self._failed_at: float | None = None
-        self._output = _Output(sys.stdout.buffer)
+        self._copiers: dict[JobTask, output.LineCopier] = {}
+        self._guard = Guard()
 
     def start(self) -> None:
         """Starts all tasks; again after `stop`."""
@@ -112,84 +113,46 @@ class LocalJob:
         Args:
           grace_seconds: seconds between the two signals.
         """
-        for process in self._running.values():
-            if process.poll() is None:
-                process.terminate()
-                process.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
+        for group in self._running.values():
+            group.send_signal(signal.SIGTERM)
+            group.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
         deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline and any(p.poll() is None for p in self._running.values()):
+        while time.monotonic() < deadline and any(g.poll() is None for g in self._running.values()):
             time.sleep(0.02)
-        for process in self._running.values():
-            _kill(process)
-        self._output.drain()
+        for group in self._running.values():
+            group.kill()
+        for group in self._running.values():
+            group.wait()
+        deadline = time.monotonic() + _OUTPUT_SECONDS
+        for copier in self._copiers.values():
+            copier.drain(max(0.0, deadline - time.monotonic()))
+        self._guard.close()
 
     def _start(self, task: JobTask) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *self._command],
-            # Unbuffered, so that lines appear as soon as they are printed.
-            env={"PYTHONUNBUFFERED": "1", **os.environ, **task.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # Only the supervisor handles Ctrl-C. And a session's processes can be killed together.
-            start_new_session=True,
+        # Unbuffered, so that lines appear as soon as they are printed.
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **task.environment}
+        reading, writing = os.pipe()
+        self._copiers[task] = output.LineCopier(
+            f"{task.name} | ", {"stdout": os.fdopen(reading, "rb")}
         )
-        assert process.stdout is not None
-        self._output.follow(task.name, process.stdout)
-        self._running[task] = process
+        with os.fdopen(writing, "wb") as pipe:
+            self._running[task] = ProcessGroup.start(self._command, environment, pipe, self._guard)
+        self._started_at[task] = time.monotonic()
 
     def _replace(self, task: JobTask, status: int) -> Outcome | None:
-        _kill(self._running.pop(task))
-        delay = self._restarts.next_delay()
+        del self._running[task]
+        restarts = self._restarts[task]
+        pause = restarts.next_pause(time.monotonic() - self._started_at[task])
         reason = f"{task.name} {_describe_status(status)}"
-        if delay is None:
+        if pause is None:
             return Outcome(_shell_status(status), f"{reason}, too often", is_final=True)
-        report(f"{reason}; restarting it in {delay:g} s ({self._restarts.progress()})")
-        self._again_at[task] = time.monotonic() + delay
+        report(f"{reason}; restarting it in {pause:g} s ({restarts.progress()})")
+        self._again_at[task] = time.monotonic() + pause
         return None
 
 
-class _Output:
-    """Writes the lines of several processes to a stream, each line prefixed with a name."""
-
-    def __init__(self, stream: IO[bytes]):
-        """Stores the stream."""
-        self._stream = stream
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-
-    def follow(self, name: str, pipe: IO[bytes]) -> None:
-        """Copies the lines of a process in the background.
-
-        Args:
-          name: prefix of the lines.
-          pipe: output of the process.
-        """
-        thread = threading.Thread(target=self._copy, args=(name, pipe), daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
-
-    def drain(self) -> None:
-        """Waits up to a second until the lines of ended processes are written."""
-        for thread in self._threads:
-            thread.join(1)
-
-    def _copy(self, name: str, pipe: IO[bytes]) -> None:
-        with pipe:
-            for line in pipe:
-                # If the reader of the stream is gone, the job continues without output.
-                with self._lock, contextlib.suppress(OSError):
-                    self._stream.write(f"{name} | ".encode() + line.rstrip(b"\n") + b"\n")
-                    self._stream.flush()
-
-
 class Ports:
-    """Reserves free ports of this machine for the job's processes.
-
-    The kernel assigns the port of a bound socket to no other process, even if the socket does not
-    listen. But a server that sets SO_REUSEADDR, as TensorFlow's does, can listen there, and again
-    after a restart.
-    """
+    """Ports of this machine, which are reserved until the object is deleted."""
 
     def __init__(self, count: int):
         """Reserves ports.
@@ -197,12 +160,7 @@ class Ports:
         Args:
           count: number of ports.
         """
-        self._sockets = []
-        for _ in range(count):
-            holder = socket.socket()
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("", 0))
-            self._sockets.append(holder)
+        self._sockets = [ports.reserve("") for _ in range(count)]
 
     @property
     def addresses(self) -> list[str]:
@@ -251,19 +209,10 @@ def report(line: str) -> None:
     print(f"supervisor | {line}", file=sys.stderr, flush=True)
 
 
-def _kill(process: subprocess.Popen) -> None:
-    """Kills a process and all processes of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _describe_status(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
     if status == errors.WORKER_LOST_STATUS:
         return "lost another process"
-    return f"ended with status {status}"
+    return output.describe_end(status)
 
 
 def _shell_status(status: int) -> int:

@@ -1,8 +1,11 @@
-"""Restarts a job after failures: how often, and after which pauses."""
+"""Runs a job, and restarts it after failures."""
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
+
+from rl_replicator.processes.restarts import Restarts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,38 +21,6 @@ class Outcome:
     status: int
     reason: str
     is_final: bool = False
-
-
-class Restarts:
-    """Counts restarts, up to a limit, with pauses that double."""
-
-    def __init__(self, limit: int, first_pause: float = 1.0, longest_pause: float = 30.0):
-        """Counts none yet.
-
-        Args:
-          limit: greatest number of restarts.
-          first_pause: seconds before the first restart.
-          longest_pause: greatest number of seconds before a restart.
-        """
-        self._limit = limit
-        self._first = first_pause
-        self._longest = longest_pause
-        self._count = 0
-
-    def next_delay(self) -> float | None:
-        """Counts a restart.
-
-        Returns:
-          Seconds to wait before it; None if the limit is reached.
-        """
-        if self._count == self._limit:
-            return None
-        self._count += 1
-        return min(self._longest, self._first * 2 ** (self._count - 1))
-
-    def progress(self) -> str:
-        """Returns the number of the last restart and the limit, for messages."""
-        return f"restart {self._count} of {self._limit}"
 
 
 class RestartLoop:
@@ -95,6 +66,7 @@ class RestartLoop:
           The exit status of the last outcome; None after `end`.
         """
         while True:
+            started = time.monotonic()
             try:
                 self._start()
                 outcome = self._watch()
@@ -102,16 +74,17 @@ class RestartLoop:
                 self._stop()
             if outcome is None:
                 return None
-            delay = None if outcome.is_final else self._restarts.next_delay()
-            if delay is None:
+            lived = time.monotonic() - started
+            pause = None if outcome.is_final else self._restarts.next_pause(lived)
+            if pause is None:
                 if outcome.status:
                     self._report(f"{outcome.reason}; not restarting")
                 return outcome.status
             self._report(
-                f"{outcome.reason}; restarting the whole job in {delay:g} s "
+                f"{outcome.reason}; restarting the whole job in {pause:g} s "
                 f"({self._restarts.progress()})"
             )
-            if self._ended.wait(delay):
+            if self._ended.wait(pause):
                 return None
 
     def _watch(self) -> Outcome | None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rl_replicator.jobs import task_entry
+from rl_replicator.processes.process_group import ProcessGroup
 
 # `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
 SECONDS_TO_END = 120.0
 _THREADS = "TF_NUM_INTRAOP_THREADS"
-_ENTRY = Path(task_entry.__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,30 +75,22 @@ class RunProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         defaults = {"PYTHONUNBUFFERED": "1", **(variables or {})}
         with log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *command],
-                env={**defaults, **os.environ, **slot.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+            environment = {**defaults, **os.environ, **slot.environment()}
+            self._group = ProcessGroup.start(command, environment, output)
         if slot.processors:
-            os.sched_setaffinity(self._popen.pid, slot.processors)
+            os.sched_setaffinity(self._group.pid, slot.processors)
 
     def poll(self) -> int | None:
         """Returns the exit status, or minus the signal that killed it; None while it runs."""
-        return self._popen.poll()
+        return self._group.poll()
 
     def interrupt(self) -> None:
         """Asks it to save and to end."""
-        if self.poll() is None:
-            self._popen.send_signal(signal.SIGINT)
+        self._group.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Kills it and what it has started."""
-        if self.poll() is None:
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._group.kill()
 
     def reason(self) -> str:
         """Returns one line that says how it ended: its status and the last line of its output."""

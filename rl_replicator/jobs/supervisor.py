@@ -9,8 +9,11 @@ process that TF_CONFIG names; start one supervisor per process of a job on sever
 
 Workers without parameter servers depend on each other: when one dies, all are restarted, and the
 program continues from its last checkpoint. With parameter servers, a worker is restarted alone, and
-the job ends with the chief. A program that ends with status 2 is not restarted, because its
-arguments are wrong. The exit status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
+the job ends with the chief. Restarts are limited (`--max-restarts`), and counted anew after five
+minutes without a failure. A program that ends with status 2 is not restarted, because its arguments
+are wrong. The exit status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
+
+What a process has started ends with it, and all processes end with the supervisor.
 """
 
 import argparse
@@ -21,7 +24,8 @@ from collections.abc import Sequence
 
 from rl_replicator import errors
 from rl_replicator.jobs import cluster, local_job
-from rl_replicator.jobs.restarts import RestartLoop, Restarts
+from rl_replicator.jobs.restarts import RestartLoop
+from rl_replicator.processes.restarts import Restarts
 
 # Ctrl-C ends everything within ten seconds.
 _GRACE_SECONDS = 5.0
@@ -43,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.ConfigError as error:
         print(f"supervisor: error: {error}", file=sys.stderr)
         return 2
-    restarts = Restarts(options.max_restarts)
-    job = local_job.LocalJob(options.command, tasks, restarts)
+    job = local_job.LocalJob(options.command, tasks, options.max_restarts)
     supervisor = RestartLoop(
-        job.start, job.poll, lambda: job.stop(_GRACE_SECONDS), restarts, local_job.report
+        job.start,
+        job.poll,
+        lambda: job.stop(_GRACE_SECONDS),
+        Restarts(options.max_restarts),
+        local_job.report,
     )
     received: list[int] = []
 
@@ -68,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parameter-servers", type=_natural, default=0, help="makes the job asynchronous"
     )
-    parser.add_argument("--max-restarts", type=_natural, default=5)
+    parser.add_argument(
+        "--max-restarts", type=_natural, default=5, help="in a row; counted anew after five minutes"
+    )
     parser.add_argument("command", nargs="+", help="the program, after --")
     return parser
 

@@ -166,9 +166,13 @@ def test_too_many_deaths_are_fatal(engine, caplog):
     assert "fragile/0 failed: OSError: death number 1; restart 1 of 1 in 0.1 s" in caplog.text
 
 
-def test_backoff_doubles_up_to_its_cap():
-    policy = lp.RestartPolicy(initial_backoff_secs=0.5, max_backoff_secs=3)
-    assert [policy.backoff_secs(n) for n in (1, 2, 3, 4, 999)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+def test_a_policy_limits_restarts():
+    policy = lp.RestartPolicy(
+        max_restarts=4, initial_backoff_secs=0.5, max_backoff_secs=3, reset_after_secs=60
+    )
+    count = policy.count()
+    assert [count.next_pause(lived=1) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, None]
+    assert count.next_pause(lived=61) == 0.5
     with pytest.raises(ValueError, match="negative"):
         lp.RestartPolicy(max_restarts=-1)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import psutil
 import pytest
 
 import launchpad as lp
-from launchpad.nodes.reverb import listeners
 from tests.launchpad import programs
 from tests.suite import sockets
 
@@ -55,22 +52,3 @@ def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
     manager.stop()
     assert manager.wait(timeout=20)
     assert (tmp_path / "entries").read_text() == "0.0\n6\n"
-
-
-def test_listeners_of_other_processes_are_seen():
-    import subprocess
-    import sys
-
-    code = (
-        "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
-        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with child, socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        own.listen()
-        assert listeners.count_foreign(int(child.stdout.readline())) == 1
-        assert listeners.count_foreign(own.getsockname()[1]) == 0
-        child.stdin.close()

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from launchpad.launch import engine
-from launchpad.launch.local_multi_processing import fork_requests, output
+from launchpad.launch.local_multi_processing import fork_requests
+from rl_replicator.processes import output
 
 logger = logging.getLogger("launchpad")
 
@@ -150,7 +151,7 @@ class ForkServer:
                 # would wait on another file if the number of the descriptor were free.
                 self._disconnect(ours)
             if not self._trouble:
-                self._count_end(output.describe(status))
+                self._count_end(f"the process {output.describe_end(status)}")
 
     def _count_end(self, end: str) -> None:
         self._num_unproven += 1
@@ -182,10 +183,9 @@ class ForkServer:
             pass_fds=(control.fileno(),),
             start_new_session=True,
         )
-        for stream, target in ((process.stdout, "stdout"), (process.stderr, "stderr")):
-            threading.Thread(
-                target=output.pump, args=("fork_server/0", stream, target), daemon=True
-            ).start()
+        assert process.stdout is not None and process.stderr is not None
+        streams = {"stdout": process.stdout, "stderr": process.stderr}
+        output.LineCopier("[fork_server/0] ", streams)
         return process
 
     def _send_imports(self, control: socket.socket, names: Sequence[str]) -> None:

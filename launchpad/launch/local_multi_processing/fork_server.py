@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from launchpad.launch import node_process
 from launchpad.launch.local_multi_processing import fork_requests
+from rl_replicator.processes import command_entry
 
 # A forked node waits this long for the launcher to become its parent, in seconds.
 _ADOPTION_SECS = 10.0
@@ -126,7 +127,7 @@ def _settle(launcher: int, stdout: int, stderr: int) -> None:
         if time.monotonic() > deadline:
             os._exit(1)  # The launcher is gone, or there is no way to become its child.
         time.sleep(0.001)
-    node_process.die_with_parent()
+    command_entry.die_with_parent()
     for file, target in ((stdout, 1), (stderr, 2)):
         os.dup2(file, target)
         os.close(file)
@@ -183,7 +184,7 @@ def set_command_line(*words: str) -> None:
 def main() -> int:
     """Serves the launcher; returns the exit status of the server, or of a node."""
     connection, launcher = map(int, sys.argv[1:])
-    node_process.die_with_parent()
+    command_entry.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != launcher:
         return 1  # It died before the kernel was told to watch it.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
-import time
 
 from launchpad import errors
 from launchpad.launch import channel as lp_channel
@@ -15,12 +13,12 @@ from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import (
     fork_client,
-    guard,
     imports,
-    output,
     placement,
     process_start,
 )
+from rl_replicator.processes import guard, output
+from rl_replicator.processes.process_group import ProcessGroup
 
 # Output of a process that has ended is awaited this long, in seconds.
 _OUTPUT_SECS = 1.0
@@ -65,15 +63,14 @@ class ProcessWorker(remote_worker.RemoteWorker):
         super().__init__(member, supervisor)
         self._start = start
         self._guard = watchman
-        self._pid: int | None = None
+        self._group: ProcessGroup | None = None
         self._is_killed = False
-        self._is_reaped = False
         self._life = threading.Lock()
 
     @property
     def pid(self) -> int | None:
         """Process id of the node; None before it is started."""
-        return self._pid
+        return self._group.pid if self._group is not None else None
 
     def start(self) -> None:
         """Begins to start the process; that takes as long as the imports of the fork server."""
@@ -85,8 +82,8 @@ class ProcessWorker(remote_worker.RemoteWorker):
         """Kills the process and what it has started."""
         with self._life:
             self._is_killed = True
-            if self._pid is not None:
-                self._kill_group(self._pid)
+            if self._group is not None:
+                self._group.kill()
                 return
         self.report_end(_death(-signal.SIGKILL))  # It was not there yet.
 
@@ -96,40 +93,26 @@ class ProcessWorker(remote_worker.RemoteWorker):
         except OSError as error:
             self.report_end(errors.ExceptionRecord.of(error))
             return
+        group = ProcessGroup(started.pid, self._guard)
         with self._life:
-            self._pid = started.pid
+            self._group = group
             is_unwanted = self._is_killed
-            if is_unwanted:
-                self._kill_group(started.pid)
-        self._guard.watch(started.pid)
+        if is_unwanted:
+            group.kill()
         self.attach(lp_channel.Channel(started.channel))
-        pumps = [
-            self._thread(output.pump, target, self.name, os.fdopen(file, "rb"), target)
-            for file, target in ((started.stdout, "stdout"), (started.stderr, "stderr"))
-        ]
-        code = self._await_end(started.pid)
-        deadline = time.monotonic() + _OUTPUT_SECS
-        for pump in pumps:
-            pump.join(max(0.0, deadline - time.monotonic()))
+        streams = {
+            "stdout": os.fdopen(started.stdout, "rb"),
+            "stderr": os.fdopen(started.stderr, "rb"),
+        }
+        copier = output.LineCopier(f"[{self.name}] ", streams)
+        code = group.wait()
+        copier.drain(_OUTPUT_SECS)
         self.report_end(_death(code) if code else None)
         if is_unwanted:  # Its end was told before, and nobody else closes its channel.
             self.close()
 
-    def _await_end(self, pid: int) -> int:
-        # Not reaped yet: until then nobody else's process or group can have this number.
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with self._life:
-            self._kill_group(pid)  # What it started must not outlive it.
-            _, status = os.waitpid(pid, 0)
-            self._is_reaped = True
-        self._guard.forget(pid)
-        return os.waitstatus_to_exitcode(status)
-
-    def _kill_group(self, pid: int) -> None:
-        if not self._is_reaped:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-
 
 def _death(code: int) -> errors.ExceptionRecord:
-    return errors.ExceptionRecord(errors.PROCESS_DIED, output.describe(code), "")
+    return errors.ExceptionRecord(
+        errors.PROCESS_DIED, f"the process {output.describe_end(code)}", ""
+    )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Sequence
 
 from launchpad.launch import member as lp_member
-
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+from rl_replicator.processes import gpus
 
 
 def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str]]:
@@ -20,8 +18,8 @@ def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str
       ValueError: the nodes need more CPUs for one node, or more GPUs, than this machine has.
     """
     num_cpus = len(os.sched_getaffinity(0))
-    gpus = visible_gpus()
-    free = dict.fromkeys(gpus, 1.0)
+    visible = gpus.visible()
+    free = dict.fromkeys(visible, 1.0)
     found = {}
     for member in members:
         config = member.launch_config
@@ -33,23 +31,15 @@ def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str
         given = _take(free, config.gpus)
         if given is None:
             raise ValueError(
-                f"node {member.name} asks for {config.gpus:g} GPUs, and of the {len(gpus)} of this "
-                f"machine {sum(free.values()):g} are left: lower local_resources[{member.label!r}]"
+                f"node {member.name} asks for {config.gpus:g} GPUs, and of the {len(visible)} of "
+                f"this machine {sum(free.values()):g} are left: lower "
+                f"local_resources[{member.label!r}]"
             )
         environment = config.environment()
         if config.gpus is not None:
-            environment.setdefault(VISIBLE_GPUS, ",".join(given))
+            environment.setdefault(gpus.VISIBLE, ",".join(given))
         found[member.name] = environment
     return found
-
-
-def visible_gpus() -> list[str]:
-    """Returns the names of the GPUs that this process may use."""
-    told = os.environ.get(VISIBLE_GPUS)
-    if told is not None:
-        return [name for name in told.split(",") if name]
-    devices = pathlib.Path("/dev").glob("nvidia[0-9]*")
-    return sorted((d.name.removeprefix("nvidia") for d in devices), key=int)
 
 
 def _take(free: dict[str, float], wanted: float | None) -> list[str] | None:

@@ -10,7 +10,7 @@ from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 from launchpad.nodes.python import node as python
-from launchpad.nodes.reverb import listeners
+from rl_replicator.processes import ports
 
 if TYPE_CHECKING:
     import reverb
@@ -107,13 +107,13 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         before = runtime.book.get(self._address.key)
         port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
         for _ in range(_BIND_ATTEMPTS):
-            if not listeners.count_foreign(port):
+            if not ports.count_foreign(port):
                 server = reverb.Server(
                     tables=self._priority_tables_fn(), port=port, checkpointer=make_checkpointer()
                 )
-                if not listeners.count_foreign(port):
+                if not ports.count_foreign(port):
                     if runtime.info.host == LOOPBACK:
-                        listeners.confine_to_loopback(port)
+                        ports.confine_to_loopback(port, "Reverb", "the replay")
                     return server
                 server.stop()
             logger.warning("%s: another server listens on port %d", runtime.name, port)

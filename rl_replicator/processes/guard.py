@@ -1,9 +1,9 @@
-"""Kills what the nodes of a dead launcher have started: `python guard.py`.
+"""Kills the process groups that a dead process leaves behind: `python guard.py`.
 
-The kernel kills the nodes with the launcher, however that dies, but not the processes that the
-nodes have started. This process reads the process groups of the nodes from its standard input, one
-number a line, a negative one for a group that has ended, and kills those that are left when the
-input ends. It uses the standard library alone, to be small.
+The kernel kills the leaders of the groups with the process that started them, however that dies,
+but not what the leaders have started. The guard reads the numbers of the groups from its standard
+input, one a line, a negative one for a group that has ended, and kills those that are left when
+the input ends. It uses the standard library alone, to be small.
 """
 
 from __future__ import annotations
@@ -17,30 +17,39 @@ import threading
 
 
 class Guard:
-    """The launcher's side: a process that outlives it by a moment."""
+    """A process that outlives this one by a moment. Thread-safe."""
 
     def __init__(self) -> None:
+        """Starts the process with the first group to watch."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def watch(self, group: int) -> None:
-        """Has the process group killed if this process dies."""
+        """Makes the guard kill a process group if this process dies.
+
+        Args:
+          group: number of the group.
+        """
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", __file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the launcher.
+                    start_new_session=True,  # Ctrl-C of the terminal must not end it.
                 )
         self._write(group)
 
     def forget(self, group: int) -> None:
-        """Notes that no process of the group is left."""
+        """Tells the guard that no process of a group is left.
+
+        Args:
+          group: number of the group.
+        """
         self._write(-group)
 
     def close(self) -> None:
-        """Ends the guard, which kills what it still watches."""
+        """Ends the guard, which kills what it still watches; the next `watch` starts another."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None and process.stdin is not None:
@@ -57,7 +66,7 @@ class Guard:
 
 
 def main() -> None:
-    """Waits for the launcher's end, and kills what its nodes have left."""
+    """Waits until the process that started this one ends, and kills the groups that are left."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         number = int(line)

@@ -1,6 +1,6 @@
-"""A script that executes a task's command in a process that cannot outlive its supervisor.
+"""A script that executes a command in a process that cannot outlive the one that starts it.
 
-    python -IS task_entry.py SUPERVISOR_PID COMMAND [ARGUMENT ...]
+    python -IS command_entry.py PARENT_PID COMMAND [ARGUMENT ...]
 
 It is run by its path and imports nothing of this project, so that it takes a few milliseconds.
 """
@@ -14,19 +14,24 @@ _PR_SET_PDEATHSIG = 1
 _USAGE = 2
 
 
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends."""
+    # Unlike most settings of a process, this one survives `exec`.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(argv: list[str]) -> int:
     """Replaces this process by the command.
 
     Args:
-      argv: path of this script, process id of the supervisor, command, and its arguments.
+      argv: path of this script, process id of the parent, command, and its arguments.
 
     Returns:
       Exit status if that fails.
     """
-    # Makes the kernel kill this process when the supervisor dies; survives the exec below.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != int(argv[1]):
-        return 1  # The supervisor died before the call above.
+        return 1  # The parent died before the call above.
     try:
         os.execvp(argv[2], argv[2:])
     except OSError as error:

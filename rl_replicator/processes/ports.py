@@ -1,4 +1,7 @@
-"""Who listens on a TCP port of this host, and who may connect to it. Linux only."""
+"""TCP ports of this machine: their reservation, who listens there, and who may connect.
+
+Linux only.
+"""
 
 import contextlib
 import logging
@@ -6,18 +9,37 @@ import os
 import socket
 from collections.abc import Iterator
 
-logger = logging.getLogger("launchpad")
+_LOG = logging.getLogger(__name__)
 
 
-def confine_to_loopback(port: int, device: str = "lo") -> bool:
+def reserve(host: str) -> socket.socket:
+    """Reserves a port, which no other bind to port 0 on this machine gets while it is reserved.
+
+    Args:
+      host: address to bind to; empty for all.
+
+    Returns:
+      A socket that is bound to the port and does not listen. Servers that set SO_REUSEADDR (those
+      of gRPC, Reverb and TensorFlow do) can bind the port and listen nevertheless. Closing the
+      socket ends the reservation.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    return holder
+
+
+def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo") -> bool:
     """Lets only this machine connect to the sockets of this process that listen on a port.
 
-    Reverb's server takes a port but no address, and listens on all network interfaces. A listening
-    socket that is bound to the loopback device accepts connections to 127.0.0.1 and ::1 alone.
+    For servers that listen on all network interfaces, whatever they are told. A listening socket
+    that is bound to the loopback device accepts connections to 127.0.0.1 and ::1 alone.
     Unprivileged processes may do this on Linux 5.7 or newer. Elsewhere a warning is logged.
 
     Args:
       port: TCP port.
+      server: name of the server's library, for the warning.
+      exposed: what everybody can read and write who can connect, for the warning.
       device: name of the loopback device.
 
     Returns:
@@ -29,11 +51,13 @@ def confine_to_loopback(port: int, device: str = "lo") -> bool:
             with listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
     except OSError as error:
-        logger.warning(
-            "Reverb's port %d is open to every machine that reaches this one: anyone there can "
-            "read and write the replay. It could not be confined to this machine (%s; Linux 5.7 "
-            "or newer allows it). Close the port with a firewall",
+        _LOG.warning(
+            "%s's port %d is open to every machine that reaches this one: anyone there can read "
+            "and write %s. It could not be confined to this machine (%s; Linux 5.7 or newer allows "
+            "it). Close the port with a firewall",
+            server,
             port,
+            exposed,
             error.strerror,
         )
         return False
@@ -61,7 +85,11 @@ def _listens(found: socket.socket) -> bool:
 
 
 def count_foreign(port: int) -> int:
-    """Returns how many sockets of other processes listen on TCP `port` of this host."""
+    """Counts the sockets of other processes that listen on a port of this machine.
+
+    Args:
+      port: TCP port.
+    """
     own = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # Closed meanwhile, as the directory's own one is.

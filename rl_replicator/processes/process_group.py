@@ -1,0 +1,118 @@
+"""A child process and all that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from rl_replicator.processes import command_entry
+from rl_replicator.processes import guard as guards
+
+_ENTRY = Path(command_entry.__file__)
+
+
+class ProcessGroup:
+    """A child process, the leader of a group of its own, and the processes that it has started.
+
+    What the leader has started is killed when the leader ends. The leader is reaped only
+    afterwards: until then, the kernel gives its number to no other process and to no other group.
+
+    Any thread may send signals; a single thread calls `poll` and `wait`.
+
+    Attributes:
+      pid: process id of the leader, and the number of the group.
+    """
+
+    def __init__(self, pid: int, guard: guards.Guard | None = None):
+        """Takes charge of a child process.
+
+        Args:
+          pid: process id of a child that leads a group.
+          guard: kills the group if this process dies; None for none.
+        """
+        self.pid = pid
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        if guard is not None:
+            guard.watch(pid)
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        guard: guards.Guard | None = None,
+    ) -> ProcessGroup:
+        """Starts a command. The kernel kills it when the calling thread ends.
+
+        It ends with status 2, and a message in its output, if there is no such command.
+
+        Args:
+          command: the command and its arguments.
+          environment: all environment variables.
+          output: file for both standard output and standard error.
+          guard: see the constructor.
+
+        Raises:
+          OSError: if this machine cannot start another process.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C of the terminal reaches this process only, which tells the others.
+            start_new_session=True,
+        )
+        process.returncode = 0  # Makes `subprocess` leave the reaping to us.
+        return cls(process.pid, guard)
+
+    def poll(self) -> int | None:
+        """Returns the leader's exit status, or minus the signal that killed it; None if alive."""
+        if self._code is None:
+            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            if os.waitid(os.P_PID, self.pid, flags) is not None:
+                self._reap()
+        return self._code
+
+    def wait(self) -> int:
+        """Waits for the leader's end; returns what `poll` returns then."""
+        if self._code is None:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self._reap()
+        assert self._code is not None
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the leader unless it has ended."""
+        with self._lock:
+            if self._code is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the leader and all that it has started."""
+        with self._lock:
+            self._kill()
+
+    def _reap(self) -> None:
+        with self._lock:
+            self._kill()
+            _, status = os.waitpid(self.pid, 0)
+            self._code = os.waitstatus_to_exitcode(status)
+        if self._guard is not None:
+            self._guard.forget(self.pid)
+
+    def _kill(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)

@@ -1,0 +1,54 @@
+"""Lines of processes in the output of this one."""
+
+import io
+import os
+import signal
+import sys
+
+import pytest
+
+from rl_replicator.processes import output
+
+
+def copy(data, prefix="[a] "):
+    """Copies `data` as a process would print it; returns once it is copied."""
+    reading, writing = os.pipe()
+    copier = output.LineCopier(prefix, {"stdout": os.fdopen(reading, "rb")})
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(data)
+    copier.drain(timeout=60)
+
+
+def test_every_line_has_a_prefix_and_an_end(capsys):
+    copy(b"one\n\nthree \xff\nfour")
+    assert capsys.readouterr().out == "[a] one\n[a] \n[a] three \ufffd\n[a] four\n"
+
+
+def test_no_line_is_lost_to_an_encoding(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    copy("Gr\u00fc\u00dfe\n".encode())
+    assert raw.getvalue() == b"[a] Gr??e\n"
+
+
+def test_a_process_does_not_block_when_nobody_reads_us(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    # Unbuffered, because a buffer would fail again when it is deleted.
+    broken = io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True)
+    monkeypatch.setattr(sys, "stdout", broken)
+    copy(b"0123456789abcde\n" * 2**14)  # More than a pipe holds.
+    broken.detach().close()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (0, "ended with status 0"),
+        (3, "ended with status 3"),
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-signal.SIGRTMIN - 1, f"was killed by signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_ends_are_described(code, text):
+    assert output.describe_end(code) == text

@@ -1,0 +1,33 @@
+"""Who listens on a port. Who may connect to it: `tests/rl_replicator/jobs/test_ports.py`."""
+
+import socket
+import subprocess
+import sys
+
+from rl_replicator.processes import ports
+
+LISTENER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_listeners_of_other_processes_are_counted():
+    command = [sys.executable, "-IS", "-c", LISTENER]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child, socket.create_server(("127.0.0.1", 0)) as own:
+        assert ports.count_foreign(int(child.stdout.readline())) == 1
+        assert ports.count_foreign(own.getsockname()[1]) == 0
+        child.stdin.close()
+
+
+def test_a_server_may_take_a_reserved_port():
+    with ports.reserve("127.0.0.1") as holder:
+        address = holder.getsockname()
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(address)
+            server.listen()
+            socket.create_connection(address, timeout=10).close()

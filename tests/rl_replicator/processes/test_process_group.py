@@ -1,0 +1,73 @@
+"""Groups of small processes: their ends, and what the leaders have started."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from rl_replicator.processes.process_group import ProcessGroup
+
+
+def start(tmp_path, script):
+    """Starts a shell that runs `script`."""
+    with (tmp_path / "output").open("wb") as output:
+        return ProcessGroup.start(["sh", "-c", script], dict(os.environ), output)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def is_alive(pid):
+    """An orphan that has ended may wait for somebody to ask for its status."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", -signal.SIGKILL)]
+)
+def test_the_end_of_the_leader(tmp_path, script, code):
+    group = start(tmp_path, script)
+    assert group.wait() == group.poll() == code
+    group.send_signal(signal.SIGTERM)
+    group.kill()  # Neither signals anybody else.
+    assert group.wait() == code
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("wait", -signal.SIGKILL)])
+def test_what_the_leader_has_started_ends_with_it(tmp_path, script, code):
+    group = start(tmp_path, f"sleep 1000 & echo $!; {script}")
+    output = tmp_path / "output"
+    child = int(wait_until(output.read_text))
+    if code < 0:
+        group.kill()
+    assert group.wait() == code
+    wait_until(lambda: not is_alive(child))
+
+
+@pytest.mark.processes
+def test_polling_does_not_wait(tmp_path):
+    group = start(tmp_path, "exec sleep 1000")
+    assert group.poll() is None
+    group.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: group.poll() is not None)
+    assert group.poll() == -signal.SIGTERM
+
+
+@pytest.mark.processes
+def test_a_command_that_does_not_exist(tmp_path):
+    with (tmp_path / "output").open("wb") as output:
+        group = ProcessGroup.start(["no-such"], dict(os.environ), output)
+    assert group.wait() == 2
+    assert "expected an executable command, got 'no-such'" in (tmp_path / "output").read_text()

@@ -1,0 +1,20 @@
+"""Restarts are limited, and come after longer and longer pauses."""
+
+from rl_replicator.processes.restarts import Restarts
+
+
+def test_pauses_double_up_to_a_limit():
+    restarts = Restarts(6, first_pause=1.0, longest_pause=10.0)
+    assert [restarts.next_pause(lived=0) for _ in range(7)] == [1, 2, 4, 8, 10, 10, None]
+    assert restarts.progress() == "restart 6 of 6"
+
+
+def test_what_has_recovered_is_counted_anew():
+    restarts = Restarts(2, first_pause=1.0, reset_after=60.0)
+    pauses = [restarts.next_pause(lived) for lived in (0, 60, 60, 61, 0, 0)]
+    assert pauses == [1, 2, None, 1, 2, None]
+
+
+def test_many_restarts_do_not_overflow():
+    restarts = Restarts(3000)
+    assert [restarts.next_pause(lived=0) for _ in range(3000)][-1] == 30.0
