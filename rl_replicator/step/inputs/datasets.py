@@ -1,13 +1,13 @@
 """Inputs from datasets, through a queue that a step can wait on and still be cancelled.
 
-A pump thread moves rows from the datasets into a small queue, and the compiled step takes them from
-there. The queue is what makes an input stoppable: a dataset that waits for data (an empty replay
-table, say) cannot be interrupted, but a mark can always be put into the queue. A step that finds a
-mark does nothing else.
+A pump (`pump.py`) moves rows from the datasets into a small queue, and the compiled step takes them
+from there. The queue is what makes an input stoppable: a dataset that waits for data (an empty
+replay table, say) cannot be interrupted, but a mark can always be put into the queue. A step that
+finds a mark does nothing else.
 """
 
-import contextlib
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.step.inputs import contract
+from rl_replicator.step.inputs import pump as pump_lib
 
 
 class DatasetInputs(contract.Inputs):
@@ -22,7 +23,8 @@ class DatasetInputs(contract.Inputs):
 
     With one dataset, replica i of N receives element k * N + i in step k; with N datasets, element
     k of dataset i. Up to `capacity` rows are read ahead, so what a step receives is that much older
-    than the newest data. An incomplete row at the end of finite data is dropped.
+    than the newest data. An incomplete row at the end of finite data is dropped. Reading ends when
+    the input and all its steps are out of use.
     """
 
     argument_specs = (tf.TensorSpec([], tf.resource),)
@@ -56,9 +58,9 @@ class DatasetInputs(contract.Inputs):
         self._queue = self._new_queue()
         # Holds the entry of a cancelled step, if rows are kept.
         self._unused: tf.queue.FIFOQueue | None = None
-        self._pump: threading.Thread | None = None
+        self._pump: pump_lib.Pump | None = None
+        self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
-        self._error: Exception | None = None
         self._num_cancels = 0  # Marks that no step has met yet.
 
     @property
@@ -119,13 +121,15 @@ class DatasetInputs(contract.Inputs):
             return
         with self._lock:
             if self._pump is None:
-                self._pump = threading.Thread(
-                    target=self._run, args=(self._queue,), name="input-pump", daemon=True
-                )
-                self._pump.start()
+                self._pump = self._new_pump(self._queue)
+                self._finalizer = weakref.finalize(self, pump_lib.close_later, self._queue)
+                self._finalizer.atexit = False
+                self._pump.start(self.position)
 
     def restart(self) -> None:
         with self._lock:
+            if self._finalizer is not None:
+                self._finalizer.detach()
             if self._pump is not None:
                 # A new queue: rows that were read ahead, and the pump that reads them, go with the
                 # old one.
@@ -133,15 +137,15 @@ class DatasetInputs(contract.Inputs):
                 old.close(cancel_pending_enqueues=True)
                 if self._unused is not None and self._unused.size() > 0:
                     self._unused.dequeue()
-            self._pump = self._end = self._error = None
+            self._pump = self._finalizer = self._end = None
             self._position.assign(0)
             for _ in range(self._num_cancels):
-                self._mark_soon(contract.CANCELLED)
+                self._mark_cancelled()
 
     def cancel(self) -> None:
         with self._lock:
             self._num_cancels += 1
-            self._mark_soon(contract.CANCELLED)
+            self._mark_cancelled()
 
     def ended(self, status: int) -> Exception:
         if status == contract.CANCELLED:
@@ -151,9 +155,8 @@ class DatasetInputs(contract.Inputs):
         if status == contract.END:
             self._end = errors.EndOfData("the dataset has ended; repeat() it to train on")
         else:
-            self._end = self._error or errors.StepFailed(
-                "the input of another process failed, see there"
-            )
+            error = self._pump.error if self._pump is not None else None
+            self._end = error or errors.StepFailed("the input of another process failed, see there")
         return self._end
 
     def failure(self, error: Exception) -> Exception:
@@ -174,44 +177,11 @@ class DatasetInputs(contract.Inputs):
         with tf.init_scope(), tf.device("/cpu:0"):
             return tf.queue.FIFOQueue(self._capacity, self._types)
 
-    def _run(self, queue: tf.queue.FIFOQueue) -> None:
-        """Moves rows into `queue` until the data ends or the queue is closed."""
-        try:
-            self._move_rows(queue)
-        except tf.errors.OutOfRangeError:
-            self._mark(queue, contract.END)
-        except Exception as error:  # Of any kind: the caller of the step must see it.
-            if not queue.is_closed():
-                self._error = error
-                self._mark(queue, contract.FAILED)
+    def _new_pump(self, queue: tf.queue.FIFOQueue) -> pump_lib.Pump:
+        return pump_lib.Pump(self._datasets, self._num_replicas, self.specs, queue)
 
-    def _move_rows(self, queue: tf.queue.FIFOQueue) -> None:
-        used = self.position * self._num_replicas // len(self._datasets)
-        iterators = [iter(dataset.skip(used)) for dataset in self._datasets]
-
-        @tf.function(autograph=False)
-        def pump() -> Any:
-            def body(_: Any) -> Any:
-                row = self._row(iterators)
-                with tf.control_dependencies([queue.enqueue(row)]):
-                    return tf.equal(row[0], contract.ELEMENT)
-
-            return tf.while_loop(
-                lambda more: more, body, [tf.constant(True)], parallel_iterations=1
-            )
-
-        pump()
-
-    def _row(self, iterators: Sequence[Any]) -> list[Any]:
-        """Traced by the pump: reads the next entry of the queue."""
-        row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
-        return [tf.constant(contract.ELEMENT), *tf.nest.flatten(row, expand_composites=True)]
-
-    def _mark_soon(self, status: int) -> None:
+    def _mark_cancelled(self) -> None:
         # In a thread of its own: a full queue accepts the mark only when a step takes a row.
-        threading.Thread(target=self._mark, args=(self._queue, status), daemon=True).start()
-
-    def _mark(self, queue: tf.queue.FIFOQueue, status: int) -> None:
-        empty = [tf.zeros([0], s.dtype) for s in self.specs]
-        with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
-            queue.enqueue([status, *empty])
+        threading.Thread(
+            target=pump_lib.mark, args=(self._queue, self.specs, contract.CANCELLED), daemon=True
+        ).start()

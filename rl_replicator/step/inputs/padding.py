@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.step.inputs import contract, datasets
+from rl_replicator.step.inputs import pump as pump_lib
 
 
 class PaddedInputs(datasets.DatasetInputs):
@@ -47,15 +48,34 @@ class PaddedInputs(datasets.DatasetInputs):
         others = tf.tensor_scatter_nd_update(counts, [[contract.END]], [0])
         return tf.where(all_ended, contract.END, super().combine_statuses(others))
 
-    def _move_rows(self, queue: tf.queue.FIFOQueue) -> None:
-        super()._move_rows(queue)
+    def _new_pump(self, queue: tf.queue.FIFOQueue) -> pump_lib.Pump:
+        return _PaddingPump(self._datasets, self._num_replicas, self.specs, queue, self._batch_size)
+
+
+class _PaddingPump(pump_lib.Pump):
+    """Pads each batch, and goes on with padding after the end of the data."""
+
+    def __init__(
+        self,
+        sources: Sequence[tf.data.Dataset],
+        num_replicas: int,
+        specs: Sequence[tf.TensorSpec],
+        queue: tf.queue.FIFOQueue,
+        batch_size: int,
+    ):
+        super().__init__(sources, num_replicas, specs, queue)
+        self._batch_size = batch_size
+
+    def _move_rows(self, position: int) -> None:
+        super()._move_rows(position)
         # Other processes may still have data: then this one takes steps on padding.
-        padding = [tf.zeros(s.shape, s.dtype) for s in self.specs]
+        padding = [tf.zeros(s.shape, s.dtype) for s in self._specs]
         while True:
-            queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
+            self._queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
 
     def _row(self, iterators: Sequence[Any]) -> list[Any]:
         row, found = [], []
+        width = len(self._specs) // self._num_replicas
         for i in range(self._num_replicas):
             optional = iterators[i % len(iterators)].get_next_as_optional()
             found.append(optional.has_value())
@@ -63,7 +83,7 @@ class PaddedInputs(datasets.DatasetInputs):
                 tf.cond(
                     found[-1],
                     lambda optional=optional: pad(optional.get_value(), self._batch_size),
-                    lambda: [tf.zeros(s.shape, s.dtype) for s in self.specs[: self._width]],
+                    lambda: [tf.zeros(s.shape, s.dtype) for s in self._specs[:width]],
                 )
             )
         return [tf.where(tf.reduce_any(found), contract.ELEMENT, contract.END), *row]

@@ -1,7 +1,9 @@
 """Inputs of all kinds: replay tables, finite data, pipelines per replica, positions."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -242,3 +244,25 @@ def test_restart_while_a_step_waits(name):
         got = replicator.gather(first()).tolist()
         assert got == [k * replicator.num_replicas + i for i in range(replicator.num_replicas)]
     assert inputs.position == 10
+
+
+@pytest.mark.parametrize("pad_to", [None, 2])
+def test_reading_ends_with_the_last_reference(pad_to):
+    """Or every input that was ever used would keep its threads and the rows it read ahead."""
+
+    def use():
+        replicator = rr.make("multi_device:2")
+        data = tf.data.Dataset.range(6).batch(2)
+        data = data if pad_to else data.repeat()
+        inputs = replicator.make_inputs(lambda context: data, pad_to=pad_to)
+        replicator.replicate(lambda x: x, inputs)()
+        return weakref.ref(inputs)
+
+    before = set(threading.enumerate())
+    reference = use()
+    pumps = [t for t in set(threading.enumerate()) - before if t.name == "input-pump"]
+    assert len(pumps) == 1
+    gc.collect()
+    assert reference() is None
+    pumps[0].join(60)
+    assert not pumps[0].is_alive()
