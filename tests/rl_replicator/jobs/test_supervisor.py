@@ -24,7 +24,9 @@ task = json.loads(os.environ["TF_CONFIG"])["task"]
 name = f"{task['type']} {task['index']}"
 file = pathlib.Path(sys.argv[1]) / name
 starts = len(file.read_text().split()) + 1 if file.exists() else 1
-file.write_text((file.read_text() if file.exists() else "") + f"{os.getpid()}\\n")
+new = file.with_name("." + name)  # Others look for the file: it must never be empty.
+new.write_text((file.read_text() if file.exists() else "") + f"{os.getpid()}\\n")
+new.replace(file)
 print("start", starts)
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def freeze(): os.kill(os.getpid(), signal.SIGSTOP)
@@ -65,12 +67,12 @@ def run(tmp_path):
             process.wait()
 
 
-def finished(process, timeout=30):
+def finished(process, timeout=90):
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
 
 
-def pids(folder, *names, timeout=20):
+def pids(folder, *names, timeout=60):
     """The process ids of the newest starts, once all the named tasks have started."""
     deadline = time.monotonic() + timeout
     while not all((folder / name).exists() and (folder / name).read_text() for name in names):

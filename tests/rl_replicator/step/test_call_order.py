@@ -98,14 +98,16 @@ import rl_replicator as rr
 import tensorflow as tf
 
 replicator = rr.make("single_device")
-never = threading.Event()
+never, waits = threading.Event(), threading.Event()
 data = tf.data.Dataset.from_generator(
-    lambda: (never.wait() for _ in itertools.count()),
+    lambda: (waits.set() or never.wait() for _ in itertools.count()),
     output_signature=tf.TensorSpec([], tf.bool),
 )
 inputs = replicator.make_inputs(lambda context: data)
 step = replicator.replicate(lambda x: x, inputs)
 futures = [step.begin(), step.begin()]
+# TensorFlow aborts a process that exits while one of its threads calls Python.
+waits.wait()
 raise KeyError("of the user")
 """
 
