@@ -19,7 +19,7 @@ from agents.replay.checkpoint import make_server_checkpointer
 
 # Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask
 # for new ones every 250 steps.
-_CACHE_MS = 200
+CACHE_MS = 200
 
 
 # How long calls wait for a server that is restarting: on a busy machine a learner takes a minute to
@@ -58,7 +58,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
     if plan.num_caches:
         with program.group("cache"):
             sources = [
-                program.add_node(lp.CacherNode(learner, _CACHE_MS, _CACHE_MS))
+                program.add_node(lp.CacherNode(learner, CACHE_MS, CACHE_MS))
                 for _ in range(plan.num_caches)
             ]
     with program.group("actor"):

@@ -13,7 +13,7 @@ from agents.acting.acting_policy import ActingPolicy, ServedPolicy
 from agents.agent import VariableSource
 
 # Environment steps between two requests for weights.
-_STEPS_PER_UPDATE = 250
+STEPS_PER_UPDATE = 250
 
 
 class PolicyActor(core.Actor):
@@ -81,7 +81,7 @@ class ExploringActor:
         spec = policy.observation_spec
         self._observations = np.zeros((size, *spec.shape), spec.dtype.as_numpy_dtype)
         self._extras: list[Any] = [()] * size
-        self._steps_to_update = _STEPS_PER_UPDATE
+        self._steps_to_update = STEPS_PER_UPDATE
 
     def begin(self, index: int, timestep: dm_env.TimeStep) -> None:
         """Starts an episode of environment `index`."""
@@ -104,7 +104,7 @@ class ExploringActor:
         self._adders[index].add(action, next_timestep, self._extras[index])
         self._steps_to_update -= 1
         if self._steps_to_update == 0:
-            self._steps_to_update = _STEPS_PER_UPDATE
+            self._steps_to_update = STEPS_PER_UPDATE
             self._policy.update()
 
     def update(self) -> None:

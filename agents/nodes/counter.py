@@ -18,7 +18,7 @@ from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks for more.
-_LEASE = 100
+LEASE = 100
 _SECONDS_BETWEEN_TIMES = 10.0
 
 
@@ -146,7 +146,7 @@ class Counter:
                         "episodes": self._episodes,
                     },
                 )
-            steps = min(_LEASE, self._total_steps - self._granted)
+            steps = min(LEASE, self._total_steps - self._granted)
             if steps > 0:
                 self._granted += steps
                 self._leases[actor] = steps

@@ -1,0 +1,1 @@
+"""Predicts the speed of a run on other hardware from a measurement of its parts."""

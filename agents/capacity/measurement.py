@@ -1,0 +1,344 @@
+"""Measures the parts of a run on this machine."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+import reverb
+import tensorflow as tf
+
+import rl_replicator as rr
+from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
+from agents.capacity.parts import Parts
+from agents.capacity.server import ReplayProcess, Usage
+from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES
+from agents.replay.transitions import TABLE
+from agents.task import Task
+from launchpad.rpc import courier
+from rl_replicator.errors import ConfigError
+
+# The policy is called with one observation and with so many, the learner with the batch and with
+# this part of it: two points make the line between which the model interpolates.
+_ROWS, _DIVISOR = 16, 4
+# Shares of the time of the measurement.
+_SHARES = {"environment": 0.08, "policy": 0.06, "insert": 0.18, "sample": 0.14, "fetch": 0.06}
+_LEARNER_SHARE = 0.2  # Of each of two batches.
+# Figures are medians over so many windows.
+_WINDOWS = 5
+_RECORDED_ACTIONS = 1000
+_TOTAL_STEPS = 100_000
+
+
+class Cost(NamedTuple):
+    """What one unit of work takes.
+
+    Attributes:
+      thread: processor seconds of the calling thread.
+      process: processor seconds of this process.
+      server: processor seconds of the replay server.
+      busiest: processor seconds of the thread of this process that was the busiest.
+      received: bytes that the server received.
+      sent: bytes that the server sent.
+    """
+
+    thread: float
+    process: float
+    server: float
+    busiest: float
+    received: float
+    sent: float
+
+
+def measure(
+    make_agent: Callable[[Any, Any], Agent], config: Any, task: Task, what: str, seconds: float
+) -> Parts:
+    """Measures the parts.
+
+    Args:
+      make_agent: (config, environment spec) -> the agent.
+      config: the agent's hyper-parameters.
+      task: the environment.
+      what: name of agent and environment, for `Parts`.
+      seconds: roughly how long it may take, after everything has been imported and compiled.
+
+    Returns:
+      The parts.
+
+    Raises:
+      ConfigError: if the agent has no batch.
+    """
+    batch = getattr(config, "global_batch_size", None)
+    if batch is None:
+        raise ConfigError(
+            f"expected an agent whose config has global_batch_size, got {type(config).__name__}"
+        )
+    environment = task.make(seed=0)
+    agent = make_agent(config, task.spec())
+    small_batch = max(1, batch // _DIVISOR)
+    small = make_agent(
+        dataclasses.replace(config, global_batch_size=small_batch), agent.environment_spec
+    )
+    with ReplayProcess(agent) as server:
+        bench = _Bench(agent, server, environment, seconds)
+        figures = bench.acting()
+        learner = bench.learner(agent)
+        figures |= bench.inserting(learner)
+        figures |= bench.sampling(batch)
+        figures |= bench.fetching(learner)
+        figures |= _step_figures(
+            {
+                batch: bench.learning(learner, config.steps_per_call),
+                small_batch: bench.learning(bench.learner(small), config.steps_per_call),
+            },
+            figures["sample_learner"],
+        )
+        figures["gradient_bytes"] = _gradient_bytes(learner)
+        bench.close()
+    environment.close()
+    return Parts(what=what, machine=_machine(), cores=_cores(), batch=batch, **figures)
+
+
+class _Bench:
+    """What all measurements share: an agent, its replay server, and an environment."""
+
+    def __init__(
+        self, agent: Agent, server: ReplayProcess, environment: dm_env.Environment, seconds: float
+    ):
+        self._agent, self._server, self._environment = agent, server, environment
+        self._seconds = seconds
+        self._record: list[tuple[np.ndarray, dm_env.TimeStep]] = []
+        self._learners: list[AgentLearner] = []
+
+    def acting(self) -> dict[str, float]:
+        """Measures the environment, and records what is inserted later."""
+        spec, random = self._agent.environment_spec, np.random.default_rng(0)
+        low, high = np.full(spec.actions.shape, -1.0), np.full(spec.actions.shape, 1.0)
+        actions = [random.uniform(low, high).astype(np.float32) for _ in range(64)]
+        first, length, longest = self._environment.reset(), 0, 0
+
+        def act(count: int) -> None:
+            nonlocal length, longest
+            for action in itertools.islice(itertools.cycle(actions), count):
+                step = self._environment.step(action)
+                length += 1
+                longest = max(longest, length)
+                if len(self._record) < _RECORDED_ACTIONS:
+                    self._record.append((action, step))
+                if step.last():
+                    self._environment.reset()
+                    length = 0
+
+        cost = self._timed(act, "environment")
+        self._first = first
+        return {"environment": cost.thread, "episode_actions": float(longest)}
+
+    def learner(self, agent: Agent) -> AgentLearner:
+        """Makes a learner on the server; it samples once it steps."""
+        learner = agent.make_learner(rr.make("single_device"), [self._server.address], _TOTAL_STEPS)
+        self._learners.append(learner)
+        return learner
+
+    def inserting(self, learner: AgentLearner) -> dict[str, float]:
+        """Measures the policy and the insertion."""
+        client = reverb.Client(self._server.address)
+        adder = self._agent.make_adder(client, lambda seconds: None)
+        one, many = (self._actor(learner, [adder] * rows) for rows in (1, _ROWS))
+        observation = self._first.observation
+        for actor, rows in ((one, 1), (many, _ROWS)):
+            for index in range(rows):
+                actor.begin(index, self._first)
+        calls = {
+            rows: self._timed(_repeated(actor.select_actions, [observation] * rows), "policy")
+            for actor, rows in ((one, 1), (many, _ROWS))
+        }
+        row = max(0.0, (calls[_ROWS].thread - calls[1].thread) / (_ROWS - 1))
+        steps = self._replayed()
+        one.begin(0, self._first)
+
+        def insert(count: int) -> None:
+            for action, step in itertools.islice(steps, count):
+                if step.first():
+                    one.begin(0, step)
+                else:
+                    one.observe(0, action, step)
+            adder.flush()
+
+        cost = self._timed(insert, "insert")
+        adder.close()
+        return {
+            "policy_call": max(0.0, calls[1].thread - row),
+            "policy_row": row,
+            "insert_thread": cost.thread,
+            "insert_actor": cost.process,
+            "insert_server": cost.server,
+            "insert_bytes": cost.received,
+        }
+
+    def sampling(self, batch: int) -> dict[str, float]:
+        """Measures samples that nobody uses."""
+        dataset = reverb.TrajectoryDataset.from_table_signature(
+            self._server.address,
+            TABLE,
+            max_in_flight_samples_per_worker=IN_FLIGHT_BATCHES * batch,
+            num_workers_per_iterator=1,
+        ).batch(batch, drop_remainder=True)
+        batches = iter(dataset.prefetch(PREFETCHED_BATCHES))
+
+        def sample(count: int) -> None:
+            for _ in range(-(-count // batch)):
+                next(batches)
+
+        cost = self._timed(sample, "sample", unit=batch)
+        return {
+            "sample_learner": cost.process,
+            "sample_thread": cost.busiest,
+            "sample_bytes": cost.sent,
+        }
+
+    def fetching(self, learner: AgentLearner) -> dict[str, float]:
+        """Measures remote calls: one that serves the weights, and a small one."""
+        server = courier.Server()
+        server.Bind("get_variables", learner.get_variables)
+        server.Bind("small", lambda: None)
+        server.Start()
+        client = courier.Client(server.address)
+        names = learner.network_names
+        fetch = self._timed(_repeated(client.get_variables, names), "fetch")
+        small = self._timed(_repeated(client.small), "fetch")
+        server.Stop()
+        weights = learner.get_variables(names)
+        return {
+            "weight_bytes": float(sum(array.nbytes for array in weights.values())),
+            "fetch_actor": fetch.thread,
+            "fetch_learner": fetch.process - fetch.thread,
+            "call": small.process - small.thread,
+        }
+
+    def learning(self, learner: AgentLearner, steps_per_call: int) -> Cost:
+        """Measures a learner step, its input and its priorities included."""
+
+        def step(count: int) -> None:
+            for _ in range(-(-count // steps_per_call)):
+                learner.step()
+
+        return self._timed(step, _LEARNER_SHARE, unit=steps_per_call)
+
+    def close(self) -> None:
+        """Ends the learners' threads."""
+        for learner in self._learners:
+            learner.close()
+
+    def _actor(self, learner: AgentLearner, adders: Sequence[Any]) -> BatchActor:
+        contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(len(adders))]
+        return self._agent.make_actor(learner, adders, contexts)
+
+    def _replayed(self) -> Iterator[tuple[np.ndarray, dm_env.TimeStep]]:
+        """Yields what was recorded, again and again; each round begins an episode."""
+        while True:
+            for action, step in self._record:
+                yield action, step
+                if step.last():
+                    yield action, self._first
+            if not self._record[-1][1].last():
+                yield self._record[0][0], self._first
+
+    def _timed(self, work: Callable[[int], None], share: str | float, unit: int = 1) -> Cost:
+        """Measures `work(count)`, which does a multiple of `unit`, for a share of the time."""
+        part = _SHARES[share] if isinstance(share, str) else share
+        window = max(part * self._seconds / _WINDOWS, 1e-3)
+        for _ in range(2):  # The first call compiles or connects.
+            started = time.perf_counter()
+            work(unit)
+        once = max(time.perf_counter() - started, 1e-6)
+        count = unit * max(1, round(min(window, 1.0) / once / 10))
+        started = time.perf_counter()
+        work(count)
+        once = max((time.perf_counter() - started) / count, 1e-9)
+        count = unit * max(1, round(window / once / unit))
+        costs = [self._window(work, count) for _ in range(_WINDOWS)]
+        medians = [statistics.median(column) for column in zip(*costs, strict=True)]
+        return Cost(*medians)
+
+    def _window(self, work: Callable[[int], None], count: int) -> Cost:
+        before, threads = self._server.usage(), _thread_seconds()
+        thread, process = time.thread_time(), time.process_time()
+        work(count)
+        thread, process = time.thread_time() - thread, time.process_time() - process
+        busiest = max(now - threads.get(name, 0.0) for name, now in _thread_seconds().items())
+        grown = Usage(*(b - a for a, b in zip(before, self._server.usage(), strict=True)))
+        cost = Cost(thread, process, grown.seconds, busiest, grown.received, grown.sent)
+        return Cost(*(figure / count for figure in cost))
+
+
+def _repeated(function: Callable[..., Any], *args: Any) -> Callable[[int], None]:
+    """Returns what calls a function a number of times."""
+
+    def call(count: int) -> None:
+        for _ in range(count):
+            function(*args)
+
+    return call
+
+
+def _thread_seconds() -> dict[str, float]:
+    """Returns the processor seconds of each thread of this process."""
+    seconds = {}
+    for path in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # It has ended.
+            seconds[path.name] = int((path / "schedstat").read_text().split()[0]) * 1e-9
+    return seconds
+
+
+def _step_figures(costs: dict[int, Cost], sample: float) -> dict[str, float]:
+    """Divides the costs of learner steps of two batches into those of a step and of its rows.
+
+    Args:
+      costs: by batch, the larger one first; equal ones make one entry.
+      sample: processor seconds of one sampled transition in the learner.
+    """
+    (batch, cost), *others = costs.items()
+    row = cost.process / batch
+    for small, other in others:
+        row = min(row, max(0.0, (cost.process - other.process) / (batch - small)))
+    call = cost.process - row * batch
+    row -= sample
+    threads = (cost.process - sample * batch) / cost.busiest
+    return {
+        "step_call": max(0.0, call + min(row, 0.0) * batch),
+        "step_row": max(0.0, row),
+        "step_threads": min(max(1.0, threads), float(_cores())),
+        "sample_server": cost.server / batch,
+    }
+
+
+def _gradient_bytes(learner: AgentLearner) -> float:
+    """Returns the bytes of all trained variables; those of target networks are only copied."""
+    modules = [part for part in learner.trackables().values() if isinstance(part, tf.Module)]
+    return float(
+        sum(
+            variable.shape.num_elements() * variable.dtype.size
+            for module in modules
+            for variable in module.trainable_variables
+            if not variable.name.startswith("target")
+        )
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{_cores()} x {names[0] if names else platform.machine()}"

@@ -1,0 +1,221 @@
+"""A bound on the speed of a run: what every action and learner step takes of every resource.
+
+The rate limiter of the replay ties both sides together: a learner step for each
+`samples_per_insert / batch` transitions, which are actions. So every load is one of actions, and
+the run is as fast as the resource that is used up first. Nothing else slows it down in this model:
+actors and learner overlap perfectly, and nobody waits for a turn.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from agents.acting.actors import STEPS_PER_UPDATE
+from agents.capacity.hardware import Deployment, Hardware
+from agents.capacity.parts import Parts
+from agents.nodes.counter import LEASE
+from agents.program import CACHE_MS
+
+_CALLS_PER_LEASE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """Something that a run can use up.
+
+    Attributes:
+      name: for users.
+      demand: what each action takes of it.
+      capacity: what there is of it in a second.
+      base: what the run takes of it in a second, however fast it is.
+    """
+
+    name: str
+    demand: float
+    capacity: float
+    base: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Actions per second that it allows."""
+        free = max(0.0, self.capacity - self.base)
+        return free / self.demand if self.demand > 0 else math.inf
+
+    def load(self, actions: float) -> float:
+        """Returns the used share of it at a rate of actions."""
+        return (self.base + self.demand * actions) / self.capacity
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The speed of a run.
+
+    Attributes:
+      resources: all resources, the one that is used up first in front.
+      actions: actions per second.
+      deployment: how the run is spread.
+    """
+
+    resources: tuple[Resource, ...]
+    actions: float
+    deployment: Deployment
+
+    @property
+    def bottleneck(self) -> Resource:
+        """The resource that is used up first."""
+        return self.resources[0]
+
+    @property
+    def environment_steps(self) -> float:
+        """Environment steps per second."""
+        return self.actions * self.deployment.action_repeat
+
+    @property
+    def learner_steps(self) -> float:
+        """Learner steps per second."""
+        return self.actions * self.deployment.steps_per_action
+
+
+def predict(parts: Parts, deployment: Deployment, hardware: Hardware) -> Prediction:
+    """Predicts the speed of a run.
+
+    Args:
+      parts: what its parts cost.
+      deployment: how it is spread.
+      hardware: on which machines.
+    """
+    model = _Model(parts, deployment, hardware)
+    resources = sorted(model.resources(), key=lambda resource: resource.limit)
+    return Prediction(tuple(resources), resources[0].limit, deployment)
+
+
+class _Model:
+    """The demands of one run on its resources, in processor seconds and bytes of an action."""
+
+    def __init__(self, parts: Parts, deployment: Deployment, hardware: Hardware):
+        self._parts, self._run, self._hardware = parts, deployment, hardware
+        self._ratio = deployment.steps_per_action
+        self._samples = self._ratio * deployment.batch
+        # In threads, the weights are fetched by reference.
+        self._has_fetches = not deployment.in_threads
+
+    def resources(self) -> Iterator[Resource]:
+        """Yields everything that can be used up."""
+        parts, run, hardware = self._parts, self._run, self._hardware
+        act = self._act
+        thread = act + parts.insert_thread + self._fetches * parts.fetch_actor
+        yield Resource("the actors", thread, run.actors)
+        if run.in_threads:
+            # NumPy and MuJoCo release it at times, so that this is the worst case.
+            yield Resource("Python's lock in threads", thread + self._evaluate, 1.0)
+        step = self._ratio * self._step_clock()
+        yield Resource("the learner's steps", step, 1.0)
+        stream = self._samples / run.replicas * parts.sample_thread
+        yield Resource("the samples of a replica", stream, 1.0)
+        server = parts.insert_server + self._samples * parts.sample_server
+        cores = min(hardware.cores, hardware.server_cores)
+        yield Resource("the replay servers", server / run.replay_shards, cores)
+        learner = self._ratio * self._step_processors() + self._samples * parts.sample_learner
+        actor = act + parts.insert_actor + self._fetches * parts.fetch_actor
+        calls = _CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
+        fetched, fetched_always = self._fetched()
+        served, always = fetched * parts.fetch_learner, fetched_always * parts.fetch_learner
+        processors = actor + self._evaluate + learner + served + server + calls
+        yield Resource("the processors", processors, hardware.machines * hardware.cores, always)
+        if not run.in_threads:
+            yield Resource("the counter", calls, 1.0)
+        if hardware.machines > 1:
+            yield Resource(
+                "the processors of the learner's machines",
+                learner + served,
+                min(run.learner_processes, hardware.machines) * hardware.cores,
+                always,
+            )
+            yield from self._network(fetched, fetched_always)
+
+    @property
+    def _act(self) -> float:
+        """An action, without insertion."""
+        parts = self._parts
+        policy = parts.policy_call / self._run.envs_per_actor + parts.policy_row
+        return parts.environment + policy
+
+    @property
+    def _evaluate(self) -> float:
+        """The evaluations' part in an action."""
+        parts, run = self._parts, self._run
+        actions = run.evaluation * run.action_repeat * parts.episode_actions
+        return actions * (parts.environment + parts.policy_call + parts.policy_row)
+
+    @property
+    def _fetches(self) -> float:
+        """Fetches of weights for each action."""
+        return 1.0 / STEPS_PER_UPDATE if self._has_fetches else 0.0
+
+    def _fetched(self) -> tuple[float, float]:
+        """Returns the weights that the learner serves: for each action, and in each second."""
+        if self._run.caches:
+            return 0.0, self._run.caches * 1000.0 / CACHE_MS
+        return self._fetches, 0.0
+
+    def _one_replica(self) -> float:
+        """Processor seconds of a learner step of one replica."""
+        parts, run = self._parts, self._run
+        return parts.step_call + parts.step_row * run.batch / run.replicas
+
+    def _step_processors(self) -> float:
+        """Processor seconds of a learner step; none if accelerators compute it."""
+        if self._hardware.device_speedup is not None:
+            return 0.0
+        return self._one_replica() * self._run.replicas
+
+    def _step_clock(self) -> float:
+        """Seconds of a learner step by the clock, its input being there."""
+        parts, run, hardware = self._parts, self._run, self._hardware
+        seconds = self._one_replica() / parts.step_threads
+        if hardware.device_speedup is not None:
+            return seconds / hardware.device_speedup + self._all_reduce()
+        machines = min(run.learner_processes, hardware.machines)
+        threads = min(machines * hardware.cores, run.replicas * parts.step_threads)
+        return self._one_replica() * run.replicas / threads + self._all_reduce()
+
+    def _all_reduce(self) -> float:
+        """Seconds to average the gradients in a ring, by the clock.
+
+        On the processors of one machine it is part of the step.
+        """
+        run, hardware = self._run, self._hardware
+        between_machines = min(run.learner_processes, hardware.machines) > 1
+        if run.replicas == 1 or not (between_machines or hardware.device_speedup):
+            return 0.0
+        gbps = hardware.network_gbps if between_machines else hardware.link_gbps
+        members = run.learner_processes if between_machines else run.replicas
+        moved = 2.0 * (members - 1) / members * self._parts.gradient_bytes
+        latency = hardware.latency_us * 1e-6 if between_machines else 0.0
+        return 8e-9 * moved / gbps + 2 * (members - 1) * latency
+
+    def _network(self, fetched: float, fetched_always: float) -> Iterator[Resource]:
+        """Yields the networks of the machines, in bytes."""
+        parts, run = self._parts, self._run
+        capacity = self._hardware.network_gbps * 1e9 / 8
+        learners = min(run.learner_processes, self._hardware.machines)
+        reduced = 0.0
+        if learners > 1:
+            reduced = 2.0 * (learners - 1) / learners * parts.gradient_bytes * self._ratio
+        sampled = self._samples * parts.sample_bytes
+        yield Resource("the network into the learner", sampled / learners + reduced, capacity)
+        weights = parts.weight_bytes
+        yield Resource(
+            "the network out of the learner",
+            weights * fetched + reduced,
+            capacity,
+            weights * fetched_always,
+        )
+        shards = min(run.replay_shards, self._hardware.machines)
+        yield Resource("the network into the replay", parts.insert_bytes / shards, capacity)
+        yield Resource("the network out of the replay", sampled / shards, capacity)
+        if run.caches:
+            caches = min(run.caches, self._hardware.machines)
+            yield Resource(
+                "the network out of the caches", weights * self._fetches / caches, capacity
+            )

@@ -1,0 +1,103 @@
+"""What the parts of a run cost on the machine that measured them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Self
+
+from rl_replicator.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The cost of each part of a run.
+
+    Seconds are processor seconds, all threads of the process counted unless a line says otherwise:
+    a machine that does other work too stretches the clock, and hardly these.
+
+    Attributes:
+      what: the agent and the environment that were measured.
+      machine: description of the machine.
+      cores: processors of the machine.
+      batch: transitions of a learner step for which the parts were measured.
+      environment: one action in an environment, in the actor's thread.
+      policy_call: one call of the policy, without its observations, in the actor's thread.
+      policy_row: each observation of that call, exploration included.
+      insert_thread: one transition into the replay, in the actor's own thread.
+      insert_actor: the same, all threads of the actor counted.
+      insert_server: the same, in the replay server.
+      insert_bytes: bytes that it sends to the server.
+      sample_learner: one sampled transition, in the learner's process.
+      sample_thread: the same in the busiest thread of a stream of samples.
+      sample_server: the same in the replay server, the new priority included.
+      sample_bytes: bytes that the server sends for it.
+      step_call: one learner step, without its transitions; priorities and the weights' copy
+        included.
+      step_row: each transition of that step.
+      step_threads: processors that a learner step keeps busy: all its threads by the busiest one.
+      weight_bytes: bytes of the weights that an actor fetches.
+      fetch_actor: one such fetch, in the actor.
+      fetch_learner: the same, in the process that serves the weights.
+      gradient_bytes: bytes of the gradients that replicas average in a learner step.
+      call: a small remote call, in the process that answers it.
+      episode_actions: actions of an episode; if it was not played to its end, those played.
+    """
+
+    what: str
+    machine: str
+    cores: int
+    batch: int
+    environment: float
+    policy_call: float
+    policy_row: float
+    insert_thread: float
+    insert_actor: float
+    insert_server: float
+    insert_bytes: float
+    sample_learner: float
+    sample_thread: float
+    sample_server: float
+    sample_bytes: float
+    step_call: float
+    step_row: float
+    step_threads: float
+    weight_bytes: float
+    fetch_actor: float
+    fetch_learner: float
+    gradient_bytes: float
+    call: float
+    episode_actions: float
+
+    def save(self, path: Path) -> None:
+        """Writes the parts as JSON.
+
+        Raises:
+          UsageError: if the file cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"--parts: cannot write {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads what `save` wrote.
+
+        Raises:
+          UsageError: if the file holds anything else.
+        """
+        try:
+            plain = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--parts: cannot read {path}: {error}") from error
+        names = {field.name for field in dataclasses.fields(cls)}
+        given = {*plain} if isinstance(plain, dict) else set()
+        if given != names or not all(
+            isinstance(value, str if name in ("what", "machine") else int | float)
+            for name, value in plain.items()
+        ):
+            raise UsageError(
+                f"--parts: expected what this version of 'rl-replicator plan' has measured, got "
+                f"{path}; remove it to measure again"
+            )
+        return cls(**plain)

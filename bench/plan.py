@@ -1,0 +1,212 @@
+"""What `rl-replicator plan` predicts for short runs on this machine, beside what they do.
+
+    PYTHONPATH=. python bench/plan.py
+
+Prints, and writes bench/results/plan.json, where rows of cases that were left out stay. The parts
+are measured first, and again after every four runs; each run is compared with the prediction from
+the newest ones. A run is measured between its
+first learner report and its last one, at the figures in its `metrics/learner.csv`. On a machine
+that does other work too, the model gets the processors that this work has left during the run, as
+/proc/stat has them; how much that was is printed.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from agents.capacity.command import deploy
+from agents.capacity.hardware import Hardware
+from agents.capacity.parts import Parts
+from rl_replicator.cli import options, trainables
+from rl_replicator.runs.metrics import read_metrics
+
+PACKAGES = ("numpy", "tensorflow", "dm-reverb", "dm-control", "mujoco")
+TASK = ["--env", "cheetah:run"]
+# One learner step for each environment step (the default), and one for 64: the learner or the
+# actors are the bottleneck.
+OFTEN: list[str] = []
+SELDOM = ["--agent.replay.samples-per-insert", "4", "--agent.replay.min-size", "8000"]
+CASES = {
+    "learner-bound, 1 actor, threads": OFTEN,
+    "learner-bound, 4 actors, threads": [*OFTEN, "--actors", "4"],
+    "learner-bound, 2 replicas, threads": [*OFTEN, "--replicas", "2"],
+    "learner-bound, 2 actors, processes": [*OFTEN, "--actors", "2", "--launch", "processes"],
+    "learner-bound, 2 actors, 2 shards, processes": [
+        *(*OFTEN, "--actors", "2", "--replay-shards", "2", "--launch", "processes")
+    ],
+    "learner-bound, 2 learner processes": [
+        *(*OFTEN, "--replicas", "multi_worker:2", "--launch", "processes")
+    ],
+    "actor-bound, 1 actor, threads": SELDOM,
+    "actor-bound, 2 actors, threads": [*SELDOM, "--actors", "2"],
+    "actor-bound, 4 actors, threads": [*SELDOM, "--actors", "4"],
+    "actor-bound, 1 actor of 16, threads": [*SELDOM, "--envs-per-actor", "16"],
+    "actor-bound, 1 actor, processes": [*SELDOM, "--launch", "processes"],
+    "actor-bound, 2 actors, processes": [*SELDOM, "--actors", "2", "--launch", "processes"],
+    "actor-bound, 4 actors, processes": [*SELDOM, "--actors", "4", "--launch", "processes"],
+    "actor-bound, 2 actors, 2 shards, processes": [
+        *(*SELDOM, "--actors", "2", "--replay-shards", "2", "--launch", "processes")
+    ],
+}
+COMMON = [*TASK, "--no-video", "--evaluation.every", "100000000", "--checkpoint-seconds", "1000"]
+STEPS = 10_000_000  # More than a run takes before it is stopped.
+RUNS_PER_MEASUREMENT = 4
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Processors:
+    """Adds up what a group of processes takes of the processors, and what others take."""
+
+    def __init__(self, session: int):
+        self._session = session
+        self._others: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def free(self, start: float, end: float) -> float:
+        """Ends; returns the processors that others have left between two times."""
+        self._over.set()
+        self._thread.join()
+        rates = [rate for moment, rate in self._others if start <= moment <= end]
+        return (os.cpu_count() or 1) - statistics.mean(rates)
+
+    def _watch(self) -> None:
+        own, busy, moment = self._read()
+        while not self._over.wait(1.0):
+            own_now, busy_now, now = self._read()
+            others = (busy_now - busy) - max(0.0, own_now - own)
+            self._others.append((time.time(), max(0.0, others / (now - moment))))
+            own, busy, moment = own_now, busy_now, now
+
+    def _read(self) -> tuple[float, float, float]:
+        own = 0.0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == self._session:
+                own += (int(fields[11]) + int(fields[12])) / _TICKS
+        user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return own, (user + nice + system + sum(more)) / _TICKS, time.monotonic()
+
+
+def measure_parts(folder: Path, seconds: float) -> Parts:
+    """Measures the parts in a process of its own."""
+    path = folder / f"{time.time()}.json"
+    command = [sys.executable, "-m", "rl_replicator.cli.main", "plan", "d4pg", *TASK]
+    command += ["--parts", str(path), "--measure-seconds", str(seconds)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return Parts.load(path)
+
+
+def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, float]:
+    """Runs a program; returns environment steps/s, learner steps/s, and free processors."""
+    run_dir = folder / f"run-{time.time()}"
+    command = [sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg", *COMMON, *words]
+    command += ["--steps", str(STEPS), "--run-dir", str(run_dir)]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    watch = Processors(process.pid)
+    begun = None
+    deadline = time.monotonic() + 10 * seconds + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.5)
+        table = read_metrics(run_dir, "learner") if (run_dir / "metrics").exists() else {}
+        if begun is None and len(table.get("learner_steps", ())) >= 3:
+            begun = time.time()
+        if begun is not None and time.time() - begun >= seconds:
+            break
+    ended = time.time()
+    free = watch.free(begun or 0.0, ended)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # The first rows fall into the start-up of some nodes.
+    rows = {name: column[2:] for name, column in read_metrics(run_dir, "learner").items()}
+    clock = rows["wall_time"] - rows["wall_time"][0]
+    last = int((clock <= seconds).sum()) - 1
+    rates = [
+        float((rows[name][last] - rows[name][0]) / clock[last])
+        for name in ("environment_steps", "learner_steps")
+    ]
+    return rates[0], rates[1], free
+
+
+def predict(parts: Parts, words: list[str], cores: float) -> Any:
+    """Returns the prediction for a run."""
+    from agents.capacity import model
+
+    trainable: Any = trainables.load("d4pg")
+    settings = options.parse(trainable.options_type([]), "bench", [*COMMON, *words])
+    hardware = Hardware(cores=cores)
+    return model.predict(parts, deploy(settings, hardware), hardware)
+
+
+def main() -> None:
+    """Prints the figures and writes the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
+    parser.add_argument("--measure-seconds", type=float, default=30.0)
+    parser.add_argument("--cases", nargs="*", default=[""], help="parts of the cases' names")
+    parser.add_argument("--output", type=Path, default=Path("bench/results/plan.json"))
+    chosen = parser.parse_args()
+    cases = {
+        name: words for name, words in CASES.items() if any(part in name for part in chosen.cases)
+    }
+    about = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for index, (name, words) in enumerate(cases.items()):
+            if index % RUNS_PER_MEASUREMENT == 0:
+                parts = measure_parts(Path(folder), chosen.measure_seconds)
+                print(dataclasses.asdict(parts), flush=True)
+            environment, learner, free = run(words, Path(folder), chosen.seconds)
+            predicted = predict(parts, words, free)
+            # Limiter and start-up let one side run ahead: the slower side is the speed of the run.
+            actions = min(environment, learner / predicted.deployment.steps_per_action)
+            row = {
+                "case": name,
+                "free_processors": round(free, 2),
+                "environment_steps": round(environment, 1),
+                "learner_steps": round(learner, 2),
+                "predicted_environment_steps": round(predicted.environment_steps, 1),
+                "predicted_learner_steps": round(predicted.learner_steps, 2),
+                "error": round(predicted.actions / actions - 1, 3),
+                "bottleneck": predicted.bottleneck.name,
+                "machine": parts.machine,
+            }
+            rows.append({**row, **about})
+            print(
+                f"| {name} | {free:.2f} | {environment:,.0f} | {predicted.environment_steps:,.0f} "
+                f"| {learner:,.1f} | {predicted.learner_steps:,.1f} | {row['error']:+.0%} "
+                f"| {predicted.bottleneck.name} |",
+                flush=True,
+            )
+    if chosen.output.exists():
+        before = [json.loads(line) for line in chosen.output.read_text().splitlines()]
+        rows = [row for row in before if row["case"] not in cases] + rows
+    chosen.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The parts of a tiny agent are measured on real tables; no figure is compared with a clock."""
+
+import dataclasses
+import math
+
+import pytest
+
+from agents.capacity import measurement
+from agents.capacity.parts import Parts
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.replay.config import ReplayConfig
+from agents.task import Task
+
+CONFIG = D4PGConfig(
+    policy_layers=(6,),
+    critic_layers=(7,),
+    num_atoms=11,
+    value_min=0.0,
+    global_batch_size=8,
+    steps_per_call=2,
+    # Its limiter would stop this table after a few rows.
+    replay=ReplayConfig(min_size=16, samples_per_insert=10.0),
+)
+# The chain has observations of 2 numbers, actions of 1, and episodes of 10 actions.
+POLICY_BYTES = 4 * ((2 * 6 + 6) + (6 + 6) + (6 * 1 + 1))  # Two layers, and LayerNorm.
+CRITIC_BYTES = 4 * ((3 * 7 + 7) + (7 + 7) + (7 * 11 + 11))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    task = Task("environments.fakes:chain")
+    return measurement.measure(D4PG, CONFIG, task, "d4pg on a chain", seconds=1.0)
+
+
+def test_everything_costs_something(parts):
+    figures = dataclasses.asdict(parts)
+    may_vanish = {"policy_call", "policy_row", "step_call", "step_row"}  # Differences.
+    for name, figure in figures.items():
+        if isinstance(figure, float):
+            assert math.isfinite(figure) and figure >= 0, name
+            assert figure > 0 or name in may_vanish, name
+    assert parts.policy_call + parts.policy_row > 0
+    assert parts.step_call + parts.step_row > 0
+    assert 1 <= parts.step_threads <= parts.cores
+
+
+def test_sizes_are_exact(parts):
+    assert (parts.batch, parts.episode_actions) == (8, 10)
+    assert parts.weight_bytes == POLICY_BYTES
+    assert parts.gradient_bytes == POLICY_BYTES + CRITIC_BYTES
+    # A row of 2 + 1 + 1 + 1 + 2 float32, and what goes with it on the wire.
+    assert 0 < parts.insert_bytes < 2000
+    assert 0 < parts.sample_bytes < 4000
+
+
+def test_parts_are_kept_in_a_file(parts, tmp_path):
+    parts.save(tmp_path / "parts.json")
+    assert Parts.load(tmp_path / "parts.json") == parts

@@ -1,0 +1,154 @@
+"""The arithmetic of the model, with parts that are easy to add up."""
+
+import dataclasses
+
+import pytest
+
+from agents.capacity.changes import best_changes
+from agents.capacity.hardware import Deployment, Hardware
+from agents.capacity.model import predict
+from tests.agents.capacity.parts import PARTS
+
+RUN = Deployment(
+    actors=1,
+    envs_per_actor=1,
+    in_threads=False,
+    replicas=1,
+    learner_processes=1,
+    replay_shards=1,
+    caches=0,
+    batch=100,
+    samples_per_insert=25.0,
+    action_repeat=1,
+)
+ALONE = Hardware(cores=4.0)
+CLUSTER = Hardware(machines=8, cores=4.0)
+
+
+def rate(parts=PARTS, run=RUN, hardware=ALONE, **changes):
+    return predict(parts, dataclasses.replace(run, **changes), hardware)
+
+
+def limit(prediction, name):
+    (resource,) = [resource for resource in prediction.resources if resource.name == name]
+    return resource.limit
+
+
+def test_one_actor_takes_an_action_a_millisecond():
+    prediction = rate(action_repeat=2)
+    assert prediction.bottleneck.name == "the actors"
+    assert prediction.actions == pytest.approx(1000)
+    assert prediction.environment_steps == pytest.approx(2000)
+    assert prediction.learner_steps == pytest.approx(250)  # 25 of 100 transitions an action.
+    # 1 ms of an action and a quarter of 2 ms of a step, on four processors.
+    assert limit(prediction, "the processors") == pytest.approx(4 / 1.5e-3)
+    assert limit(prediction, "the learner's steps") == pytest.approx(4 / 2e-3)
+
+
+def test_several_environments_share_a_call_of_the_policy():
+    # 0.4 + 0.3 / 3 + 0.1 + 0.2 ms.
+    assert rate(envs_per_actor=3).actions == pytest.approx(1 / 0.8e-3)
+
+
+def test_the_learner_holds_the_actors_back():
+    prediction = rate(actors=16)
+    assert prediction.bottleneck.name == "the learner's steps"
+    assert prediction.learner_steps == pytest.approx(500)
+    assert prediction.actions == pytest.approx(2000)
+
+
+def test_replicas_divide_the_batch_and_repeat_the_rest_of_a_step():
+    # Each of two takes 1 ms + 50 x 10 us, beside each other.
+    assert limit(rate(replicas=2), "the learner's steps") == pytest.approx(4 / 1.5e-3)
+    # Processors: 1 ms, and a quarter of 3 ms.
+    assert limit(rate(replicas=2), "the processors") == pytest.approx(4 / 1.75e-3)
+    # On one processor they take turns: 3 ms.
+    narrow = Hardware(cores=1.0)
+    assert limit(rate(replicas=2, hardware=narrow), "the learner's steps") == pytest.approx(
+        4 / 3e-3
+    )
+
+
+def test_threads_share_one_lock():
+    # 1 ms an action, whatever the number of actors.
+    assert rate(actors=8, in_threads=True).actions == pytest.approx(1000)
+    # Half of an episode of 100 actions of 0.8 ms for each 100 steps.
+    evaluated = rate(in_threads=True, evaluation=0.5 / 100)
+    assert evaluated.actions == pytest.approx(1 / 1.4e-3)
+
+
+def test_replay_servers_share_the_transitions():
+    # 25 samples of 40 us and an insert of 1 ms for each action; a server keeps two processors busy.
+    parts = dataclasses.replace(PARTS, insert_server=1e-3, sample_server=40e-6)
+    hardware = dataclasses.replace(CLUSTER, server_cores=2.0)
+    for shards in (1, 4):
+        prediction = rate(parts, actors=16, replay_shards=shards, hardware=hardware)
+        assert limit(prediction, "the replay servers") == pytest.approx(shards * 2 / 2e-3)
+
+
+def test_accelerators_average_their_gradients():
+    # A step of 1.5 ms, ten times as fast; then 2 x 1/2 x 1 MB over 8 Gbit/s: a millisecond.
+    hardware = Hardware(cores=4.0, device_speedup=10.0, link_gbps=8.0)
+    prediction = rate(replicas=2, hardware=hardware)
+    assert limit(prediction, "the learner's steps") == pytest.approx(4 / 1.15e-3)
+    assert limit(prediction, "the processors") == pytest.approx(4 / 1e-3)
+    # Between four machines: 2 x 3/4 x 1 MB over 16 Gbit/s, and 6 messages of 100 us; the step of 25
+    # transitions takes 0.125 ms.
+    hardware = dataclasses.replace(hardware, machines=8, network_gbps=16.0, latency_us=100.0)
+    prediction = rate(replicas=4, learner_processes=4, hardware=hardware)
+    assert limit(prediction, "the learner's steps") == pytest.approx(4 / (0.125e-3 + 1.35e-3))
+
+
+def test_bytes_on_the_network():
+    # 8 Gbit/s are 1 GB/s. An action inserts 1000 bytes and samples 25 x 500; every 250th fetches
+    # a megabyte.
+    hardware = dataclasses.replace(CLUSTER, network_gbps=8.0)
+    prediction = rate(hardware=hardware)
+    assert limit(prediction, "the network into the replay") == pytest.approx(1e9 / 1000)
+    assert limit(prediction, "the network out of the replay") == pytest.approx(1e9 / 12_500)
+    assert limit(prediction, "the network into the learner") == pytest.approx(1e9 / 12_500)
+    assert limit(prediction, "the network out of the learner") == pytest.approx(1e9 * 250 / 1e6)
+    # Each of two caches fetches it five times a second.
+    cached = rate(actors=2, caches=2, hardware=hardware)
+    (out,) = [r for r in cached.resources if r.name == "the network out of the learner"]
+    assert out.load(1e6) == pytest.approx(10 * 1e6 / 1e9)
+    assert limit(cached, "the network out of the caches") == pytest.approx(2 * 1e9 * 250 / 1e6)
+
+
+@pytest.mark.parametrize("run", [RUN, dataclasses.replace(RUN, actors=64, samples_per_insert=400)])
+@pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
+def test_more_never_predicts_less(run, hardware):
+    parts = dataclasses.replace(PARTS, insert_server=1e-4, sample_server=1e-5, sample_learner=1e-5)
+    before = predict(parts, run, hardware)
+    assert all(resource.limit >= before.actions for resource in before.resources)
+    assert before.bottleneck.load(before.actions) == pytest.approx(1)
+    more = [(dataclasses.replace(run, actors=2 * run.actors), hardware)]
+    more += [
+        (run, dataclasses.replace(hardware, **{name: 2 * value}))
+        for name, value in dataclasses.asdict(hardware).items()
+        if value is not None and name != "latency_us"
+    ]
+    for changed_run, changed_hardware in more:
+        assert predict(parts, changed_run, changed_hardware).actions >= before.actions
+    # A part that takes longer never makes a run faster.
+    for name in ("environment", "policy_row", "insert_server", "sample_server", "step_row"):
+        slower = dataclasses.replace(parts, **{name: 2 * getattr(parts, name)})
+        assert predict(slower, run, hardware).actions <= before.actions
+
+
+def test_changes_relieve_the_bottleneck():
+    # One actor: 1000 actions/s. Two actors: 2000, as the learner's steps allow.
+    (first, *others) = best_changes(PARTS, RUN, ALONE)
+    assert first.option == "--actors 2"
+    assert first.gain == pytest.approx(2)
+    assert all(change.gain <= 2 for change in others)
+    # A learner that is not the bottleneck: no option of it helps.
+    assert not any("device" in change.option for change in others)
+
+
+def test_changes_keep_what_a_run_demands():
+    """101 transitions have no halves; 64 shards would be more than there are environments."""
+    run = dataclasses.replace(RUN, actors=16, batch=101)
+    options = [change.option for change in best_changes(PARTS, run, ALONE, most=100)]
+    assert options[0].startswith("--device-speedup 10")
+    assert not any(option.startswith(("--replicas", "--replay-shards")) for option in options)

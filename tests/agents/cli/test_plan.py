@@ -1,0 +1,74 @@
+"""`rl-replicator plan`, with parts that were measured before."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rl_replicator.cli import main, stderr_filter
+from tests.agents.capacity.parts import PARTS
+
+FAKE = ("plan", "d4pg", "--env", "environments.fakes:target")
+WHAT = "d4pg on environments.fakes:target"
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path, monkeypatch):
+    """The command is registered, and the parts lie in a file."""
+    info = tmp_path / "site" / "tests_of_plan-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests-of-plan\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rl_replicator.commands]\nplan = agents.cli.plan\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    dataclasses.replace(PARTS, what=WHAT).save(tmp_path / "parts.json")
+
+
+def test_it_names_what_saturates_and_what_helps(capsys):
+    # A step of 100 actions takes 2 ms on one thread of 16: 500 a second, and as many actions.
+    words = ("--parts", "parts.json", "--actors", "64", "--launch", "ray", "--machines", "8")
+    words += ("--cores", "16", "--steps", "30000", "--agent.global-batch-size", "100")
+    words += ("--agent.replay.samples-per-insert", "100", "--agent.replay.min-size", "1000")
+    assert main.main([*FAKE, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "measured on tests" in lines[0]
+    (predicted,) = [line for line in lines if "learner steps/s" in line]
+    assert predicted == (
+        "  500 environment steps/s, 500.0 learner steps/s, 1.0 minutes to 30,000 environment steps"
+    )
+    assert "saturates first: the learner's steps" in lines
+    assert any("--network-gbps 10" in line for line in lines)
+    assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("plan",), "expected"),
+        (("plan", "resnet"), "expected an agent"),
+        (("plan", "d4pg"), "expected --env"),
+        ((*FAKE, "--machines", "0"), "--machines: expected at least 1, got 0"),
+        ((*FAKE, "--cores", "inf"), "--cores: expected a number greater than 0"),
+        ((*FAKE, "--device-speedup", "-1"), "--device-speedup"),
+        ((*FAKE, "--latency-us", "-1"), "--latency-us"),
+        ((*FAKE, "--measure-seconds", "0"), "--measure-seconds"),
+        ((*FAKE, "--machines", "2"), "--launch: expected ray on several machines, got threads"),
+        ((*FAKE, "--replicas", "mesh:data=2"), "--replicas: expected a number"),
+        ((*FAKE, "--replicas", "multi_worker:2"), "--launch processes"),
+        ((*FAKE, "--replicas", "7"), "a multiple of 7 replicas"),
+        ((*FAKE, "--actors", "4", "--replay-shards", "3"), "--replay-shards"),
+        ((*FAKE, "--deterministic"), "--deterministic"),
+        ((*FAKE, "--macines", "2"), "got '--macines'"),
+        ((*FAKE, "--parts", "nowhere/parts.json"), "--parts: expected a file in a folder"),
+        ((*FAKE, "--parts", "broken.json"), "--parts"),
+        ((*FAKE, "--env", "cartpole:balance", "--parts", "parts.json"), f"parts.json of {WHAT}"),
+    ],
+    ids=lambda value: " ".join(value[3:])[:60] if isinstance(value, tuple) else "",
+)
+def test_bad_options_take_one_line(capsys, tmp_path, words, expected):
+    (tmp_path / "broken.json").write_text(json.dumps({"what": WHAT}))
+    assert main.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1 and expected in err, err
