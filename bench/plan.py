@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from agents.capacity.command import deploy
 from agents.capacity.hardware import Hardware
 from agents.capacity.parts import Parts
@@ -118,7 +120,8 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
     run_dir = folder / f"run-{time.time()}"
     command = [sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg", *COMMON, *words]
     command += ["--steps", str(STEPS), "--run-dir", str(run_dir)]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    with open(folder / "log.txt", "w") as log:
+        process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
     watch = Processors(process.pid)
     begun = None
     deadline = time.monotonic() + 10 * seconds + 200

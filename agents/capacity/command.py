@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
-from agents.runs.launching import share_processors
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
 
@@ -84,6 +83,9 @@ def run(
     """
     deployment = deploy(options, hardware)
     spec = options.task.spec()  # An unknown environment is noticed before TensorFlow is imported.
+
+    from agents.runs.launching import share_processors
+
     share_processors()  # Before TensorFlow's threads start.
     agent = source.make_agent(options.agent, spec)
     # Raises if batch, replicas, shards and rate limiter do not fit each other.

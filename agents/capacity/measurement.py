@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import rl_replicator as rr
 from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
 from agents.capacity.parts import Parts
 from agents.capacity.server import ReplayProcess, Usage
+from agents.environment_loop import explore
 from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES
 from agents.replay.transitions import TABLE
 from agents.task import Task
@@ -34,7 +35,6 @@ _SHARES = {"environment": 0.08, "policy": 0.06, "insert": 0.18, "sample": 0.14, 
 _LEARNER_SHARE = 0.2  # Of each of two batches.
 # Figures are medians over so many windows.
 _WINDOWS = 5
-_RECORDED_ACTIONS = 1000
 _TOTAL_STEPS = 100_000
 
 
@@ -89,9 +89,8 @@ def measure(
     )
     with ReplayProcess(agent) as server:
         bench = _Bench(agent, server, environment, seconds)
-        figures = bench.acting()
         learner = bench.learner(agent)
-        figures |= bench.inserting(learner)
+        figures = bench.acting(learner)
         figures |= bench.sampling(batch)
         figures |= bench.fetching(learner)
         figures |= _step_figures(
@@ -115,30 +114,65 @@ class _Bench:
     ):
         self._agent, self._server, self._environment = agent, server, environment
         self._seconds = seconds
-        self._record: list[tuple[np.ndarray, dm_env.TimeStep]] = []
         self._learners: list[AgentLearner] = []
 
-    def acting(self) -> dict[str, float]:
-        """Measures the environment, and records what is inserted later."""
+    def acting(self, learner: AgentLearner) -> dict[str, float]:
+        """Measures the environment, the policy, and what remains of an actor: insertion.
+
+        Insertion is measured at the pace of an actor, in its loop: by itself it is several times as
+        fast, since then each message to the server holds many transitions.
+        """
+        environment = self._stepping()
+        client = reverb.Client(self._server.address)
+        adder = self._agent.make_adder(client, lambda seconds: None)
+        actors = {rows: self._actor(learner, [adder] * rows) for rows in (1, _ROWS)}
+        first = self._environment.reset()
+        calls = {}
+        for rows, actor in actors.items():
+            for index in range(rows):
+                actor.begin(index, first)
+            observations = [first.observation] * rows
+            calls[rows] = self._timed(_repeated(actor.select_actions, observations), "policy")
+        row = max(0.0, (calls[_ROWS].thread - calls[1].thread) / (_ROWS - 1))
+        steps = explore([self._environment], actors[1])
+
+        def act(count: int) -> None:
+            while count > 0:
+                _, step = next(steps)
+                count -= not step.first()
+            adder.flush()
+
+        cost = self._timed(act, "insert")
+        adder.finish()
+        adder.close()
+        others = environment["environment"] + calls[1].thread
+        return environment | {
+            "policy_call": max(0.0, calls[1].thread - row),
+            "policy_row": row,
+            "insert_thread": max(0.0, cost.thread - others),
+            "insert_actor": max(0.0, cost.process - others),
+            "insert_server": cost.server,
+            "insert_bytes": cost.received,
+        }
+
+    def _stepping(self) -> dict[str, float]:
+        """Measures the environment alone, and how long an episode is."""
         spec, random = self._agent.environment_spec, np.random.default_rng(0)
-        low, high = np.full(spec.actions.shape, -1.0), np.full(spec.actions.shape, 1.0)
-        actions = [random.uniform(low, high).astype(np.float32) for _ in range(64)]
-        first, length, longest = self._environment.reset(), 0, 0
+        shape = (64, *spec.actions.shape)
+        actions = itertools.cycle(random.uniform(-1.0, 1.0, shape).astype(np.float32))
+        self._environment.reset()
+        length, longest = 0, 0
 
         def act(count: int) -> None:
             nonlocal length, longest
-            for action in itertools.islice(itertools.cycle(actions), count):
-                step = self._environment.step(action)
+            for action in itertools.islice(actions, count):
                 length += 1
                 longest = max(longest, length)
-                if len(self._record) < _RECORDED_ACTIONS:
-                    self._record.append((action, step))
-                if step.last():
+                if self._environment.step(action).last():
                     self._environment.reset()
                     length = 0
 
         cost = self._timed(act, "environment")
-        self._first = first
         return {"environment": cost.thread, "episode_actions": float(longest)}
 
     def learner(self, agent: Agent) -> AgentLearner:
@@ -146,42 +180,6 @@ class _Bench:
         learner = agent.make_learner(rr.make("single_device"), [self._server.address], _TOTAL_STEPS)
         self._learners.append(learner)
         return learner
-
-    def inserting(self, learner: AgentLearner) -> dict[str, float]:
-        """Measures the policy and the insertion."""
-        client = reverb.Client(self._server.address)
-        adder = self._agent.make_adder(client, lambda seconds: None)
-        one, many = (self._actor(learner, [adder] * rows) for rows in (1, _ROWS))
-        observation = self._first.observation
-        for actor, rows in ((one, 1), (many, _ROWS)):
-            for index in range(rows):
-                actor.begin(index, self._first)
-        calls = {
-            rows: self._timed(_repeated(actor.select_actions, [observation] * rows), "policy")
-            for actor, rows in ((one, 1), (many, _ROWS))
-        }
-        row = max(0.0, (calls[_ROWS].thread - calls[1].thread) / (_ROWS - 1))
-        steps = self._replayed()
-        one.begin(0, self._first)
-
-        def insert(count: int) -> None:
-            for action, step in itertools.islice(steps, count):
-                if step.first():
-                    one.begin(0, step)
-                else:
-                    one.observe(0, action, step)
-            adder.flush()
-
-        cost = self._timed(insert, "insert")
-        adder.close()
-        return {
-            "policy_call": max(0.0, calls[1].thread - row),
-            "policy_row": row,
-            "insert_thread": cost.thread,
-            "insert_actor": cost.process,
-            "insert_server": cost.server,
-            "insert_bytes": cost.received,
-        }
 
     def sampling(self, batch: int) -> dict[str, float]:
         """Measures samples that nobody uses."""
@@ -240,16 +238,6 @@ class _Bench:
     def _actor(self, learner: AgentLearner, adders: Sequence[Any]) -> BatchActor:
         contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(len(adders))]
         return self._agent.make_actor(learner, adders, contexts)
-
-    def _replayed(self) -> Iterator[tuple[np.ndarray, dm_env.TimeStep]]:
-        """Yields what was recorded, again and again; each round begins an episode."""
-        while True:
-            for action, step in self._record:
-                yield action, step
-                if step.last():
-                    yield action, self._first
-            if not self._record[-1][1].last():
-                yield self._record[0][0], self._first
 
     def _timed(self, work: Callable[[int], None], share: str | float, unit: int = 1) -> Cost:
         """Measures `work(count)`, which does a multiple of `unit`, for a share of the time."""

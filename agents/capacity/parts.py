@@ -23,7 +23,8 @@ class Parts:
       environment: one action in an environment, in the actor's thread.
       policy_call: one call of the policy, without its observations, in the actor's thread.
       policy_row: each observation of that call, exploration included.
-      insert_thread: one transition into the replay, in the actor's own thread.
+      insert_thread: one transition into the replay, in the actor's thread, and what else the actor
+        does for an action.
       insert_actor: the same, all threads of the actor counted.
       insert_server: the same, in the replay server.
       insert_bytes: bytes that it sends to the server.
