@@ -69,10 +69,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Processors:
-    """Adds up what a group of processes takes of the processors, and what others take."""
+    """Watches what all but a process and its descendants take of the processors."""
 
-    def __init__(self, session: int):
-        self._session = session
+    def __init__(self, root: int):
+        self._root = root
         self._others: list[tuple[float, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -94,14 +94,20 @@ class Processors:
             own, busy, moment = own_now, busy_now, now
 
     def _read(self) -> tuple[float, float, float]:
-        own = 0.0
+        parents, seconds = {}, {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = path.read_text().rpartition(")")[2].split()
-            except OSError:
+            except OSError:  # It has ended.
                 continue
-            if int(fields[3]) == self._session:
-                own += (int(fields[11]) + int(fields[12])) / _TICKS
+            pid = int(path.parent.name)
+            parents[pid] = int(fields[1])
+            seconds[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+        family, members = set(), {self._root}
+        while members:
+            family |= members
+            members = {pid for pid, parent in parents.items() if parent in members}
+        own = sum(seconds.get(pid, 0.0) for pid in family)
         user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split()[1:9])
         return own, (user + nice + system + sum(more)) / _TICKS, time.monotonic()
 
@@ -185,8 +191,8 @@ def main() -> None:
                 print(dataclasses.asdict(parts), flush=True)
             environment, learner, free = run(words, Path(folder), chosen.seconds)
             predicted = predict(parts, words, free)
-            # Limiter and start-up let one side run ahead: the slower side is the speed of the run.
-            actions = min(environment, learner / predicted.deployment.steps_per_action)
+            # The limiter lets either side run ahead for some seconds.
+            actions = (environment + learner / predicted.deployment.steps_per_action) / 2
             row = {
                 "case": name,
                 "free_processors": round(free, 2),

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from agents.capacity.command import deploy
 from agents.runs.command import AgentCommand
 from rl_replicator.cli import main, options, trainables
 from rl_replicator.cli.compare import CompareOptions
@@ -57,6 +58,10 @@ def parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(AgentCommand, "video", use)
     monkeypatch.setattr("agents.suites.command.run", lambda plan: use(None, plan))
     monkeypatch.setattr("rl_replicator.sweeps.command.run", lambda plan: use(None, plan))
+    monkeypatch.setattr(
+        "agents.capacity.command.run",
+        lambda source, chosen, hardware, *_: use(source, deploy(chosen, hardware)),
+    )
     # The entry points of this tree, whatever is installed.
     info = tmp_path / "site" / "rl_replicator-0.dist-info"
     info.mkdir(parents=True)
@@ -78,7 +83,7 @@ def run(words, parsed):
         return options.parse(ExportOptions, "rl-replicator export", words[1:])
     if words[0] == "compare":
         return options.parse(CompareOptions, "rl-replicator compare", words[1:])
-    if words[0] not in ("train", "eval", "video", "suite", "sweep"):
+    if words[0] not in ("train", "eval", "video", "suite", "sweep", "plan"):
         # What it would do is not known here; its options must be in its module.
         registered = references.registered_commands()
         module = registered[words[0]] if words[0] in registered else main.COMMANDS[words[0]][0]
