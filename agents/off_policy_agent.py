@@ -209,7 +209,7 @@ class OffPolicyAgent(abc.ABC):
         """Makes one table of n-step transitions."""
         config, demand = self.config.replay, self._demand(num_replicas)
         error_buffer(config, demand)  # Raises with the numbers that users have set.
-        return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self._layout)]
+        return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self.layout)]
 
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], None]
@@ -217,7 +217,7 @@ class OffPolicyAgent(abc.ABC):
         """Makes the adder, which writes discounted n-step transitions."""
         return NStepTransitionAdder(
             client,
-            self._layout,
+            self.layout,
             n_step=self.config.n_step,
             discount=self.config.discount,
             initial_priority=self.initial_priority,
@@ -248,7 +248,7 @@ class OffPolicyAgent(abc.ABC):
         return self._make_learner(
             replicator,
             total_agent_steps,
-            make_input_fn(replay_addresses, self._layout, demand),
+            make_input_fn(replay_addresses, self.layout, demand),
             lambda: PriorityWriter(replay_addresses),
         )
 
@@ -262,7 +262,7 @@ class OffPolicyAgent(abc.ABC):
                 "with extras, which cannot be computed again; leave the option out"
             )
         demand = self._demand(replicator.num_replicas)
-        input_fn = replay.make_input_fn(self._layout, demand)
+        input_fn = replay.make_input_fn(self.layout, demand)
         return self._make_learner(replicator, total_agent_steps, input_fn, lambda: replay)
 
     def _make_learner(
@@ -291,7 +291,8 @@ class OffPolicyAgent(abc.ABC):
         return make_observations(self.config, self.environment_spec)
 
     @functools.cached_property
-    def _layout(self) -> Layout:
+    def layout(self) -> Layout:
+        """How transitions are laid out in the table."""
         return self.observations.make_layout(self.extras_spec)
 
     def _demand(self, num_replicas: int) -> LearnerDemand:

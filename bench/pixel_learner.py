@@ -48,7 +48,7 @@ def serve(agent):
         remover=reverb.selectors.Fifo(),
         max_size=100_000,
         rate_limiter=reverb.rate_limiters.MinSize(1),
-        signature=agent._layout.signature,
+        signature=agent.layout.signature,
     )
     server = reverb.Server([free])
     return server, f"localhost:{server.port}"

@@ -91,7 +91,8 @@ def part_name(shard: int) -> str:
 def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], CheckpointerBase]:
     """Makes the constructor of a replay server's checkpointer.
 
-    When the server starts, it loads the tables of the newest checkpoint, if there is one.
+    When the server starts, it loads the tables of the newest checkpoint. If there is none, it loads
+    those that were filled for it before the start of the run, if there are any.
 
     Args:
       run_dir: directory of the run.
@@ -108,9 +109,10 @@ def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], Checkpoi
         shutil.rmtree(scratch, ignore_errors=True)  # Left by a server that was killed.
         scratch.mkdir(parents=True)
         latest = Checkpointer(run.checkpoints).latest()
+        stored = latest.path / part_name(shard) if latest else prefilled(run_dir) / str(shard)
         return DefaultCheckpointer(
             path=str(scratch),
-            fallback_checkpoint_path=str(latest.path / part_name(shard)) if latest else None,
+            fallback_checkpoint_path=str(stored) if latest or stored.exists() else None,
         )
 
     return make
@@ -119,3 +121,8 @@ def make_server_checkpointer(run_dir: Path, shard: int) -> Callable[[], Checkpoi
 def replay_scratch(run_dir: Path) -> Path:
     """Returns the folder where replay servers write before their files move to a checkpoint."""
     return RunDirectory(run_dir).checkpoints / ".replay"
+
+
+def prefilled(run_dir: Path) -> Path:
+    """Returns the folder of the tables with which a run starts, a folder for each replay server."""
+    return run_dir / "prefill"

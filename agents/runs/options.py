@@ -45,6 +45,9 @@ class AgentOptions:
     replay_shards: int = 1
     """Replay servers, each with an equal part of the transitions: for more actors than one server
     can take. Their number divides that of all environments."""
+    prefill: str | None = None
+    """Minari dataset, its ID or its folder, whose episodes fill the replay before the actors start.
+    They count for `--agent.replay.min-size`, and make no learner steps due (docs/data.md)."""
     launch: Literal["threads", "processes", "ray"] = "threads"
     """Where the nodes run: threads of one process, processes of this machine, or Ray."""
     address: str | None = None
@@ -105,6 +108,8 @@ class AgentOptions:
         )
         if self.deterministic:
             self._check_deterministic()
+        is_possible = self.prefill is None or not self.pixels
+        check_option(is_possible, "prefill", "no --pixels with it", "--pixels")
         if self.pixels != isinstance(self, PixelAgentOptions):
             raise ConfigError(
                 "expected --pixels or --no-pixels, got both (in Python, options with pixels=True "
@@ -120,6 +125,7 @@ class AgentOptions:
             "launch": (self.launch, "threads"),
             "pixels": (self.pixels, False),
             "profile_steps": (self.profile_steps, None),
+            "prefill": (self.prefill, None),
         }
         for name, (value, expected) in values.items():
             check_option(value == expected, name, f"{expected} with --deterministic", value)
@@ -141,6 +147,7 @@ class AgentOptions:
             "wrap": [*self.wrap],
             "time_limit": self.time_limit,
             "deterministic": self.deterministic,
+            "prefill": self.prefill,
         }
         if self.replay_shards > 1:  # A server restores the items that it had.
             around["replay_shards"] = self.replay_shards

@@ -25,6 +25,7 @@ from agents.runs.bottleneck import explain
 from agents.runs.films import Films, video_command
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.options import AgentOptions
+from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
 from agents.task import Task
 from environments import frame_rate
@@ -74,6 +75,7 @@ def train(
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas, options.replay_shards)
     about = _announce(agent, task)
+    prefilling = Prefilling(options, run)
 
     identity = options.identity
     with run.opened(source.name, identity) as there:
@@ -106,7 +108,12 @@ def train(
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED
         events.record(run.path, events.RUN, how, f"--steps {options.steps:,}")
-        return _run(agent, plan, options, run, listener)
+        if not continues:
+            prefilling.fill(agent, replicas.num_replicas)
+        try:
+            return _run(agent, plan, options, run, listener)
+        finally:
+            prefilling.close()
 
 
 def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOptions]:

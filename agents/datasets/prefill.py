@@ -1,0 +1,124 @@
+"""Fills the replay of a new run with recorded episodes.
+
+A server that nobody else knows takes the transitions and writes its tables to files, from which the
+replay servers of the run start until there is a checkpoint. So they are filled before any actor
+starts, also those that are started again.
+"""
+
+import functools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import reverb
+
+from agents.agent import Agent
+from agents.datasets.minari_datasets import EpisodeDataset
+from agents.datasets.recording import RecordedEpisode
+from agents.replay import stored_tables
+from agents.replay.checkpoint import prefilled
+from agents.replay.transitions import TABLE
+from rl_replicator.errors import UsageError
+
+_SECONDS_TO_CONFIRM = 300.0
+
+
+def fill(
+    agent: Agent, dataset: EpisodeDataset, num_replicas: int, num_shards: int, run_dir: Path
+) -> int:
+    """Writes the filled tables of all replay servers.
+
+    Args:
+      agent: makes the tables, and the adders that fill them.
+      dataset: the episodes; each server gets every `num_shards`-th one.
+      num_replicas: of the learner.
+      num_shards: number of replay servers.
+      run_dir: directory of the run.
+
+    Returns:
+      Number of transitions in the tables.
+
+    Raises:
+      UsageError: if the agent cannot learn from recorded episodes, or the disk is full.
+    """
+    discard(run_dir)
+    make_tables = functools.partial(agent.make_tables, num_replicas, num_shards)
+    held = 0
+    try:
+        with tempfile.TemporaryDirectory(prefix=".prefill-", dir=run_dir) as scratch:
+            for shard in range(num_shards):
+                episodes = dataset.episodes(range(shard, dataset.num_episodes, num_shards))
+                folder = Path(scratch) / "filled" / str(shard)
+                held += _fill_server(agent, make_tables, episodes, folder, Path(scratch))
+            (Path(scratch) / "filled").rename(prefilled(run_dir))
+    except OSError as error:
+        raise UsageError(f"--prefill: cannot write to {run_dir}: {error}") from error
+    return held
+
+
+def discard(run_dir: Path) -> None:
+    """Deletes the files that `fill` has written."""
+    shutil.rmtree(prefilled(run_dir), ignore_errors=True)
+
+
+def _fill_server(
+    agent: Agent,
+    make_tables: Callable[[], Sequence[reverb.Table]],
+    episodes: Iterable[RecordedEpisode],
+    folder: Path,
+    scratch: Path,
+) -> int:
+    with stored_tables.served(make_tables(), scratch / f"{folder.name}-empty") as client:
+        empty = Path(client.checkpoint())
+    limits = {table.table_name: table.rate_limiter for table in stored_tables.read(empty)}
+    # Nothing is sampled yet, so the limiter would soon hold back the inserts.
+    stored_tables.change(empty, stored_tables.lift_limit)
+    with stored_tables.served(make_tables(), scratch / f"{folder.name}-filled", empty) as client:
+        _insert(agent, client, episodes)
+        held = client.server_info()[TABLE].current_size
+        filled = Path(client.checkpoint())
+    stored_tables.change(filled, lambda table: _limit(table, limits[table.table_name]))
+    folder.parent.mkdir(exist_ok=True)
+    filled.rename(folder)
+    return held
+
+
+def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpisode]) -> None:
+    """Inserts all steps; returns once the server has confirmed them."""
+    adder: Any = agent.make_adder(client, lambda seconds: None)
+    expected = 0
+    try:
+        for episode in episodes:
+            episode.add_to(adder)
+            expected += episode.num_steps
+    except UsageError:
+        raise
+    except ValueError as error:  # It has extras, perhaps.
+        raise UsageError(
+            f"--prefill: expected an agent that learns from recorded steps alone: {error}"
+        ) from error
+    deadline = time.monotonic() + _SECONDS_TO_CONFIRM
+    while True:
+        adder.finish()
+        completed = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
+        if completed >= expected:
+            break
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the replay confirmed {completed} of {expected} transitions")
+    adder.close()
+
+
+def _limit(table: Any, limiter: Any) -> None:
+    """Gives a filled table its limiter, as if its transitions had been sampled as often as due.
+
+    They count for the least number of transitions with which sampling starts. Beyond that, only
+    the steps of the run's own actors make learner steps due, as many for each as without them.
+    """
+    counts = table.rate_limiter.insert_count, table.rate_limiter.delete_count
+    table.rate_limiter.CopyFrom(limiter)
+    table.rate_limiter.insert_count, table.rate_limiter.delete_count = counts
+    surplus = max(0, counts[0] - limiter.min_size_to_sample)
+    table.rate_limiter.sample_count = round(surplus * limiter.samples_per_insert)

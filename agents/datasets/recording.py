@@ -1,0 +1,165 @@
+"""Plays the policy of a run and keeps whole episodes."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import dm_env
+import numpy as np
+from acme import core
+from acme.adders import base as adders
+
+from agents.agent import ExplorationContext
+from agents.environment_loop import evaluation_episode
+from agents.plan.evaluation import EvaluationSchedule
+from agents.policies.policy import Policy
+
+_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedEpisode:
+    """An episode of T actions in an environment of `environments.make`.
+
+    Attributes:
+      observations: [T + 1, N] float32.
+      actions: [T, A] float32 in [-1, 1].
+      rewards: [T] float32.
+      discounts: [T] float32, as the environment gave them: the last one is 0 after a termination.
+      seed: of the environment; None if unknown.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    discounts: np.ndarray
+    seed: int | None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of actions, T."""
+        return len(self.rewards)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the episode ended with a discount of 0, and was not cut off by a time limit."""
+        return bool(self.discounts[-1] == 0)
+
+    @property
+    def episode_return(self) -> float:
+        """The undiscounted sum of rewards."""
+        return float(self.rewards.sum(dtype=np.float64))
+
+    def add_to(self, adder: adders.Adder) -> None:
+        """Adds every step to a replay table, as an actor does.
+
+        Args:
+          adder: writer to the table.
+        """
+        adder.add_first(dm_env.restart(self.observations[0]))
+        for step in range(self.num_steps):
+            is_last = step == self.num_steps - 1
+            timestep = dm_env.TimeStep(
+                dm_env.StepType.LAST if is_last else dm_env.StepType.MID,
+                self.rewards[step],
+                self.discounts[step],
+                self.observations[step + 1],
+            )
+            adder.add(self.actions[step], timestep)
+
+
+def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[RecordedEpisode]:
+    """Plays episodes, each in an environment with a seed of its own.
+
+    Args:
+      policy: the policy.
+      episodes: number of episodes.
+      seed: of the first episode; each of the others has the seed of the one before, plus 1.
+      explore: whether to act as the actors of the run did after its last environment step, with
+        the agent's exploration.
+
+    Yields:
+      Each episode. One that does not end within the limit of evaluations is cut off there.
+    """
+    context = ExplorationContext(np.random.default_rng(seed), lambda: policy.environment_steps)
+    actor = _SingleActor(policy, context) if explore else policy.actor
+    recorder = _Recorder(actor)
+    max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
+    for episode_seed in range(seed, seed + episodes):
+        # An episode follows from its own seed, whatever was played before it.
+        context.random.bit_generator.state = np.random.default_rng(episode_seed).bit_generator.state
+        context.memory.clear()
+        environment = policy.make_environment(episode_seed)
+        try:
+            evaluation_episode(environment, recorder, max_actions)
+        finally:
+            environment.close()
+        yield recorder.episode(episode_seed)
+
+
+class _Recorder(core.Actor):
+    """Passes everything on to another actor, and keeps the episode."""
+
+    def __init__(self, actor: core.Actor):
+        self._actor = actor
+        self._timesteps: list[dm_env.TimeStep] = []
+        self._actions: list[np.ndarray] = []
+
+    def observe_first(self, timestep: dm_env.TimeStep) -> None:
+        self._timesteps, self._actions = [timestep], []
+        self._actor.observe_first(timestep)
+
+    def select_action(self, observation: Any) -> np.ndarray:
+        return self._actor.select_action(observation)
+
+    def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
+        # Environments clip actions too.
+        self._actions.append(np.clip(action, -1.0, 1.0).astype(np.float32))
+        self._timesteps.append(next_timestep)
+        self._actor.observe(action, next_timestep)
+
+    def update(self, wait: bool = False) -> None:
+        del wait
+
+    def episode(self, seed: int) -> RecordedEpisode:
+        """Returns the newest episode."""
+        after = self._timesteps[1:]
+        return RecordedEpisode(
+            np.stack([timestep.observation for timestep in self._timesteps]),
+            np.stack(self._actions),
+            np.array([timestep.reward for timestep in after], np.float32),
+            np.array([timestep.discount for timestep in after], np.float32),
+            seed,
+        )
+
+
+class _SingleActor(core.Actor):
+    """An exploring actor of a run, in one environment and without a replay table."""
+
+    def __init__(self, policy: Policy, context: ExplorationContext):
+        self._actor = policy.agent.make_actor(policy.weights, [_NoTable()], [context])
+
+    def observe_first(self, timestep: dm_env.TimeStep) -> None:
+        self._actor.begin(0, timestep)
+
+    def select_action(self, observation: Any) -> np.ndarray:
+        return self._actor.select_actions([observation])[0]
+
+    def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
+        self._actor.observe(0, action, next_timestep)
+
+    def update(self, wait: bool = False) -> None:
+        del wait
+
+
+class _NoTable(adders.Adder):
+    """Drops all steps."""
+
+    def reset(self) -> None:
+        pass
+
+    def add_first(self, timestep: dm_env.TimeStep) -> None:
+        pass
+
+    def add(self, action: Any, next_timestep: dm_env.TimeStep, extras: Any = ()) -> None:
+        pass

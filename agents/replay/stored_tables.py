@@ -1,0 +1,133 @@
+"""The files that a replay server has written: the limits of its tables, and a server of them.
+
+Reverb restores all of a table from its files, the settings included, whatever the table is that the
+new server was made with.
+"""
+
+import contextlib
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from reverb.cc import schema_pb2
+from reverb.cc.checkpointing import checkpoint_pb2
+from reverb.platform.checkpointers_lib import DefaultCheckpointer
+
+_TABLES, _ITEMS = "tables.tfrecord", "items.tfrecord"
+_COMPRESSION = "ZLIB"
+# Of a TFRecord: length with checksum, checksum.
+_HEADER, _FOOTER = 12, 4
+# Beyond any difference between samples and inserts.
+_NO_LIMIT = 1e300
+
+
+def change(folder: Path, change_table: Callable[[Any], None]) -> None:
+    """Changes the settings of the tables in files.
+
+    Args:
+      folder: that a server has written.
+      change_table: is called with each `PriorityTableCheckpoint`, and changes it in place.
+    """
+    path = folder / _TABLES
+    tables = read(folder)
+    # Its own file: the old one may be linked to that of a run.
+    path.unlink()
+    with tf.io.TFRecordWriter(str(path), _COMPRESSION) as writer:
+        for table in tables:
+            change_table(table)
+            writer.write(table.SerializeToString())
+
+
+def read(folder: Path) -> list[Any]:
+    """Returns the settings of the tables in files, a `PriorityTableCheckpoint` each."""
+    parse = checkpoint_pb2.PriorityTableCheckpoint.FromString
+    return [parse(record) for record in _records(folder / _TABLES)]
+
+
+def reset_times_sampled(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Makes the items in files look as if they had never been sampled.
+
+    Args:
+      folder: that a server has written.
+
+    Returns:
+      The priorities of the items, [n] float64, and how often they had been sampled, [n] int64.
+    """
+    path = folder / _ITEMS
+    records = list(_records(path))
+    priorities, times = np.zeros(len(records)), np.zeros(len(records), np.int64)
+    path.unlink()
+    with tf.io.TFRecordWriter(str(path), _COMPRESSION) as writer:
+        for index, record in enumerate(records):
+            item = schema_pb2.PrioritizedItem.FromString(record)
+            priorities[index], times[index] = item.priority, item.times_sampled
+            item.times_sampled = 0
+            writer.write(item.SerializeToString())
+    return priorities, times
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    # Without tf.data, which would settle the devices of a process that a learner is to run in.
+    data, start = zlib.decompress(path.read_bytes()), 0
+    while start < len(data):
+        (size,) = struct.unpack_from("<Q", data, start)
+        yield data[start + _HEADER : start + _HEADER + size]
+        start += _HEADER + size + _FOOTER
+
+
+def lift_limit(table: Any) -> None:
+    """Lets a table be filled and sampled without a rate limit.
+
+    Args:
+      table: the `PriorityTableCheckpoint`.
+    """
+    table.rate_limiter.min_size_to_sample = 1
+    table.rate_limiter.min_diff, table.rate_limiter.max_diff = -_NO_LIMIT, _NO_LIMIT
+
+
+def link(source: Path, folder: Path) -> None:
+    """Makes a copy of a server's files that takes no space where links are possible.
+
+    Args:
+      source: that a server has written.
+      folder: to make.
+    """
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        try:
+            (folder / path.name).hardlink_to(path)
+        except OSError:  # Another file system.
+            shutil.copy(path, folder / path.name)
+
+
+@contextlib.contextmanager
+def served(
+    tables: Sequence[reverb.Table], scratch: Path, stored: Path | None = None
+) -> Iterator[reverb.Client]:
+    """Serves tables in this process.
+
+    Args:
+      tables: of the server.
+      scratch: folder to make, for what the client lets the server write.
+      stored: files to restore the tables from.
+
+    Yields:
+      A client.
+    """
+    scratch.mkdir(parents=True)
+    server = reverb.Server(
+        tables,
+        checkpointer=DefaultCheckpointer(
+            str(scratch), fallback_checkpoint_path=None if stored is None else str(stored)
+        ),
+    )
+    try:
+        yield reverb.Client(f"localhost:{server.port}")
+    finally:
+        server.stop()

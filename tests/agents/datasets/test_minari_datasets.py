@@ -1,0 +1,86 @@
+"""Datasets of others: their action ranges, and what is wrong with them, in one line."""
+
+import minari
+import numpy as np
+import pytest
+from gymnasium import spaces
+from minari.data_collector import EpisodeBuffer
+
+from agents.datasets import minari_datasets
+from agents.task import Task
+from rl_replicator.errors import UsageError
+
+RANGED = "tests.agents.policies.range_fake:make"
+LOW, HIGH = np.array([[-3.0, 0.0]]), np.array([[5.0, 0.25]])
+
+
+@pytest.fixture(autouse=True)
+def minari_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+
+
+def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED):
+    """Makes a dataset of two actions as other programs do; `changes` replaces arrays of it."""
+    arrays = {
+        "observations": np.arange(15.0).reshape(3, 5),
+        "actions": np.array([[[1.0, 0.25]], [[-3.0, 0.125]]]),
+        "rewards": np.array([0.25, 0.5]),
+        "terminations": np.array([False, True]),
+        "truncations": np.array([False, False]),
+    }
+    episodes = [] if changes is None else [EpisodeBuffer(**(arrays | changes))]
+    dataset = minari.create_dataset_from_buffers(
+        "a-v0",
+        episodes,
+        observation_space=spaces.Box(-np.inf, np.inf, observation, np.float64),
+        action_space=spaces.Box(low, high, dtype=np.float64),
+    )
+    dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": {"env": env}}}})
+
+
+def test_actions_are_mapped_from_the_range_of_the_environment():
+    make({})
+    (episode,) = minari_datasets.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    np.testing.assert_allclose(episode.actions, [[0.0, 1.0], [-1.0, 0.0]])
+    np.testing.assert_array_equal(episode.observations, np.arange(15.0).reshape(3, 5))
+    assert episode.rewards.tolist() == [0.25, 0.5] and episode.discounts.tolist() == [1.0, 0.0]
+    assert {episode.observations.dtype, episode.actions.dtype} == {np.dtype(np.float32)}
+
+
+def test_an_episode_without_an_end_was_cut_off():
+    make({"terminations": np.array([False, False])})
+    (episode,) = minari_datasets.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    assert episode.discounts.tolist() == [1.0, 1.0] and not episode.is_terminated
+
+
+@pytest.mark.parametrize(
+    ("changes", "specs", "message"),
+    [
+        (None, {}, "expected episodes in the dataset a-v0, got none"),
+        ({"rewards": np.array([0.0, np.nan])}, {}, "expected finite rewards in episode 0"),
+        ({"observations": np.full((3, 5), np.inf)}, {}, "expected finite observations in episode"),
+        ({"actions": np.full((2, 1, 2), 6.0)}, {}, "expected actions within the dataset's action"),
+        ({"rewards": np.zeros(3)}, {}, "got 2 actions, 3 rewards and 3 observations"),
+        ({"truncations": np.array([True, False])}, {}, "an end at the last step only in episode 0"),
+        (
+            {"infos": {"discount": np.array([1.0, 2.0, 1.0])}},
+            {},
+            "expected a discount from 0 to 1 for each action in episode 0",
+        ),
+        ({}, {"observation": (4,)}, "expected observations in a Box of 5 numbers"),
+        ({}, {"low": np.zeros(3), "high": np.ones(3)}, "expected actions in a Box of 2 numbers"),
+        ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
+        ({}, {"env": "walker:walk"}, "got those of walker:walk, whose rewards are others"),
+    ],
+)
+def test_one_line(changes, specs, message):
+    make(changes, **specs)
+    with pytest.raises(UsageError, match=message) as error:
+        minari_datasets.open_dataset("a-v0", Task(RANGED)).check()
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_dataset(tmp_path):
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(UsageError, match="expected a Minari dataset in"):
+        minari_datasets.open_dataset(str(tmp_path), Task(RANGED))

@@ -1,0 +1,189 @@
+"""A replay that starts with recorded episodes: its rows, its limit, and a run that goes on."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import reverb
+
+import environments
+from agents import td3
+from agents.datasets import minari_datasets, prefill
+from agents.datasets.recording import RecordedEpisode
+from agents.plan.evaluation import EvaluationSchedule
+from agents.replay import stored_tables
+from agents.replay.checkpoint import make_server_checkpointer, prefilled
+from agents.replay.config import ReplayConfig
+from agents.replay.transitions import TABLE
+from agents.runs.options import AgentOptions
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.replay.queue_table import make_table
+
+CHAIN, TARGET = "environments.fakes:chain", "environments.fakes:target"
+CONFIG = td3.command.config(
+    policy_layers=(16,),
+    critic_layers=(16,),
+    global_batch_size=32,
+    steps_per_call=4,
+    n_step=3,
+    discount=0.5,
+    replay=ReplayConfig(min_size=200, samples_per_insert=16.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def minari_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def make_dataset(name, env, episodes):
+    """Records random actions."""
+    random = np.random.default_rng(0)
+
+    def play(seed):
+        environment = environments.make(env, seed=seed)
+        steps, actions = [environment.reset()], []
+        while not steps[-1].last():
+            actions.append(random.uniform(-1, 1, 1).astype(np.float32))
+            steps.append(environment.step(actions[-1]))
+        return RecordedEpisode(
+            np.stack([step.observation for step in steps]),
+            np.stack(actions),
+            np.array([step.reward for step in steps[1:]], np.float32),
+            np.array([step.discount for step in steps[1:]], np.float32),
+            seed,
+        )
+
+    played = [play(seed) for seed in range(episodes)]
+    minari_datasets.write(name, played, {"algorithm_name": "random"})
+    return played
+
+
+def options(run_dir, **changes):
+    settings = {
+        "env": TARGET,
+        "steps": 400,
+        "run_dir": run_dir,
+        "agent": CONFIG,
+        "checkpoint_seconds": 1.0,
+        "video": False,
+        "evaluation": EvaluationSchedule(every=400, episodes=1, last_episodes=1),
+    }
+    return AgentOptions(**(settings | changes))
+
+
+def fill(name, env, run_dir, config=CONFIG, num_shards=1):
+    """Fills the replay of a run of TD3; returns the agent."""
+    chosen = options(run_dir, env=env, agent=config)
+    agent = td3.command.make_agent(config, chosen.task.spec())
+    with RunDirectory(run_dir).opened("td3", chosen.identity):
+        RunDirectory(run_dir).describe("td3", chosen.identity, {})
+    dataset = minari_datasets.open_dataset(name, chosen.task)
+    prefill.fill(agent, dataset, 1, num_shards, run_dir)
+    return agent
+
+
+def rows(agent, run_dir, shard, count):
+    """What the replay server of a run starts with: [(row, priority)]."""
+    checkpointer = make_server_checkpointer(run_dir, shard)()
+    stored = prefilled(run_dir) / str(shard)
+    # As the server has it, but sampled without a limit, in the order of insertion.
+    stored_tables.change(stored, stored_tables.lift_limit)
+    stored_tables.change(stored, lambda table: table.sampler.Clear())
+    stored_tables.change(stored, lambda table: setattr(table.sampler, "fifo", True))
+    stored_tables.change(stored, lambda table: setattr(table, "max_times_sampled", 1))
+    server = reverb.Server([make_table(agent.layout)], checkpointer=checkpointer)
+    try:
+        client = server.localhost_client()
+        samples = client.sample(TABLE, num_samples=count, emit_timesteps=False)
+        return [(np.ravel(one.data), one.info.priority) for one in samples]
+    finally:
+        server.stop()
+
+
+def test_rows_are_those_of_actors(tmp_path):
+    (episode,) = make_dataset("a-v0", CHAIN, 1)
+    agent = fill("a-v0", CHAIN, tmp_path / "run")
+    found = rows(agent, tmp_path / "run", 0, 10)
+    for step, (row, priority) in enumerate(found):
+        last = min(step + 3, 10)
+        np.testing.assert_array_equal(row[:2], episode.observations[step])
+        np.testing.assert_array_equal(row[2:3], episode.actions[step])
+        # Rewards of 1 and gamma of 0.5 over three steps; the last one terminates.
+        assert row[3] == [1.75, 1.5, 1.0][max(0, step - 7)]
+        assert row[4] == (0.0 if last == 10 else 0.125)
+        np.testing.assert_array_equal(row[5:], episode.observations[last])
+        assert priority == agent.initial_priority
+
+
+def test_shards_take_turns(tmp_path):
+    played = make_dataset("a-v0", CHAIN, 3)
+    agent = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
+    for shard, numbers in ((0, (0, 2)), (1, (1,))):
+        found = rows(agent, tmp_path / "run", shard, 10 * len(numbers))
+        expected = np.concatenate([played[number].actions for number in numbers])
+        np.testing.assert_array_equal([row[2:3] for row, _ in found], expected)
+
+
+@pytest.mark.parametrize(("episodes", "sampled"), [(15, 16 * (300 - 200)), (5, 0)])
+def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_path):
+    make_dataset("a-v0", TARGET, episodes)
+    agent = fill("a-v0", TARGET, tmp_path / "run")
+    (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
+    own = agent.make_tables(1)[0].info.rate_limiter_info
+    limiter = table.rate_limiter
+    for name in ("samples_per_insert", "min_diff", "max_diff", "min_size_to_sample"):
+        assert getattr(limiter, name) == getattr(own, name)
+    assert (limiter.insert_count, limiter.sample_count) == (20 * episodes, sampled)
+    assert table.sampler.prioritized.priority_exponent == CONFIG.replay.priority_exponent
+
+
+def test_a_small_table_keeps_the_newest(tmp_path):
+    played = make_dataset("a-v0", TARGET, 15)
+    replay = dataclasses.replace(CONFIG.replay, max_size=250)
+    agent = fill("a-v0", TARGET, tmp_path / "run", dataclasses.replace(CONFIG, replay=replay))
+    (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
+    assert (table.rate_limiter.insert_count, table.rate_limiter.delete_count) == (300, 50)
+    (row, _), *_ = rows(agent, tmp_path / "run", 0, 1)
+    np.testing.assert_array_equal(row[:2], played[2].observations[10])
+
+
+def test_a_run_starts_with_the_data_and_never_takes_it_again(tmp_path, capsys):
+    make_dataset("a-v0", TARGET, 20)
+    run_dir = tmp_path / "run"
+    folder = tmp_path / "minari" / "a-v0"
+    assert td3.command.train(options(run_dir, prefill=str(folder))) == 0
+    assert f"prefill {folder}: 20 episodes (0 terminated), 400 actions, " in capsys.readouterr().out
+
+    def progress():
+        checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
+        (table,) = stored_tables.read(checkpoint / "replay")
+        state = json.loads((checkpoint / "progress" / "state.json").read_text())
+        return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
+
+    steps, learner_steps, inserted = progress()
+    assert (steps, inserted) == (400, 800)
+    # 16 samples per step in batches of 32, from the first step on; with the data's own 300.
+    assert abs(learner_steps - 200) <= 40
+    assert not prefilled(run_dir).exists()
+    folder.rename(tmp_path / "elsewhere")
+    assert td3.command.train(options(run_dir, prefill=str(folder), steps=500)) == 0
+    assert (progress()[0], progress()[2]) == (500, 900)
+    with pytest.raises(UsageError, match="prefill was .* and is now None"):
+        td3.command.train(options(run_dir, steps=600))
+
+
+def test_bad_data_ends_before_the_run_begins(tmp_path):
+    make_dataset("a-v0", CHAIN, 1)
+    for name, changes, message in (
+        ("b-v0", {}, "expected a Minari dataset or its folder, found none of the name b-v0"),
+        ("a-v0", {"env": "cartpole:swingup"}, "expected observations in a Box of 5 numbers"),
+        ("a-v0", {"deterministic": True}, "--prefill: expected None with --deterministic"),
+    ):
+        with pytest.raises(UsageError, match=message) as error:
+            td3.command.train(options(tmp_path / "run", prefill=name, **changes))
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,137 @@
+"""`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
+
+import minari
+import numpy as np
+import pytest
+
+import agents
+from agents.cli import record
+from agents.datasets import minari_datasets
+from agents.task import Task
+from rl_replicator.cli import stderr_filter
+from rl_replicator.errors import UsageError
+from tests.agents.datasets.untrained import make_run
+
+TARGET = "environments.fakes:target"
+
+
+@pytest.fixture(autouse=True)
+def minari_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    # It would filter the file descriptor of stderr, which outlasts the test.
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return make_run(tmp_path / "run", TARGET)
+
+
+def by_hand(run_dir, seed):
+    """Plays an episode: observations, actions, rewards."""
+    policy = agents.load_policy(run_dir)
+    environment = policy.make_environment(seed)
+    timestep = environment.reset()
+    policy.reset()
+    observations, actions, rewards = [timestep.observation], [], []
+    while not timestep.last():
+        actions.append(np.array(policy.act(timestep.observation)))
+        timestep = environment.step(actions[-1])
+        observations.append(timestep.observation)
+        rewards.append(timestep.reward)
+    return np.stack(observations), np.stack(actions), np.stack(rewards)
+
+
+def test_minari_reads_what_was_played(run_dir, capsys):
+    words = [str(run_dir), "--episodes", "3", "--seed", "7", "--dataset", "fakes/target-v0"]
+    assert record.run(words) == 0
+    dataset = minari.load_dataset("fakes/target-v0")
+    assert (dataset.total_episodes, dataset.total_steps) == (3, 60)
+    returns = []
+    for seed, episode in zip((7, 8, 9), dataset, strict=True):
+        observations, actions, rewards = by_hand(run_dir, seed)
+        np.testing.assert_array_equal(episode.observations, observations)
+        np.testing.assert_array_equal(episode.actions, actions)
+        np.testing.assert_array_equal(episode.rewards, rewards)
+        assert dataset.observation_space.contains(episode.observations[0])
+        assert dataset.action_space.contains(episode.actions[0])
+        # `target` ends by its time limit.
+        assert episode.truncations.tolist() == [False] * 19 + [True]
+        assert not episode.terminations.any()
+        returns.append(float(rewards.sum(dtype=np.float64)))
+    found = list(dataset.storage.get_episode_metadata(range(3)))
+    assert [each["seed"] for each in found] == [7, 8, 9]
+    assert [each["return"] for each in found] == pytest.approx(returns)
+    about = dataset.storage.metadata
+    assert about["algorithm_name"] == "td3"
+    assert about["rl_replicator"]["config"]["identity"]["env"] == TARGET
+    assert about["rl_replicator"]["environment_steps"] == 1000
+    mean = f"{np.mean(returns):.1f}"
+    assert capsys.readouterr().out == (
+        "dataset fakes/target-v0: 3 episodes (0 terminated), 60 actions, return "
+        f"{mean} (min {min(returns):.1f}, max {max(returns):.1f})\n"
+    )
+
+
+def test_a_termination_is_none_of_the_time_limit(tmp_path):
+    run_dir = make_run(tmp_path / "run", "environments.fakes:chain")
+    assert record.run([str(run_dir), "--episodes", "1"]) == 0
+    (episode,) = minari.load_dataset("environments-fakes-chain-td3-v0")
+    assert episode.terminations.tolist() == [False] * 9 + [True]
+    assert not episode.truncations.any()
+
+
+def test_exploration_follows_from_the_seed(run_dir):
+    def actions(name, *words):
+        assert record.run([str(run_dir), "--dataset", name, *words]) == 0
+        return [episode.actions for episode in minari.load_dataset(name)]
+
+    greedy = actions("a-v0", "--episodes", "2")
+    noisy = actions("b-v0", "--episodes", "2", "--explore")
+    (second,) = actions("c-v0", "--episodes", "1", "--explore", "--seed", "1001")
+    assert np.abs(noisy[0] - greedy[0]).max() > 0.05 and np.abs(noisy[0]).max() <= 1
+    np.testing.assert_array_equal(noisy[1], second)
+
+
+def test_what_was_recorded_is_read_as_it_was_played(run_dir):
+    assert record.run([str(run_dir), "--episodes", "2", "--dataset", "a-v0"]) == 0
+    data = minari_datasets.open_dataset("a-v0", Task(TARGET))
+    (episode,) = data.episodes([1])
+    observations, actions, rewards = by_hand(run_dir, 1001)
+    np.testing.assert_array_equal(episode.observations, observations)
+    np.testing.assert_array_equal(episode.actions, actions)
+    np.testing.assert_array_equal(episode.rewards, rewards)
+    assert episode.discounts.tolist() == [1.0] * 20
+    assert data.check().num_steps == 40
+
+
+def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
+    class BreaksError(Exception):
+        pass
+
+    make = agents.policies.policy.Policy.make_environment
+
+    def breaks(self, seed):
+        if seed == 1001:
+            assert (tmp_path / "minari" / "a-v0").exists()
+            raise BreaksError
+        return make(self, seed)
+
+    monkeypatch.setattr(agents.policies.policy.Policy, "make_environment", breaks)
+    with pytest.raises(BreaksError):
+        record.run([str(run_dir), "--dataset", "a-v0"])
+    assert not (tmp_path / "minari" / "a-v0").exists()
+
+
+def test_bad_input(run_dir, tmp_path):
+    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
+    for words, message in (
+        ([str(tmp_path)], "expected the directory of a run"),
+        ([str(run_dir), "--episodes", "0"], "--episodes: expected at least 1, got 0"),
+        ([str(run_dir), "--dataset", "a b"], "--dataset: expected an ID such as"),
+        ([str(run_dir), "--dataset", "a-v0"], "--dataset: expected a new dataset, got a-v0"),
+        ([str(run_dir), "--best"], "expected a checkpoint in .*best"),
+    ):
+        with pytest.raises(UsageError, match=message) as error:
+            record.run(words)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,32 @@
+"""Run directories with weights that were not trained."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from agents import td3
+from agents.learning.variables import copy_variables
+from agents.learning.weights import WeightsPart
+from agents.runs.options import AgentOptions
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.runs.run_directory import RunDirectory
+
+CONFIG = td3.command.config(policy_layers=(8,), critic_layers=(8,), n_step=3)
+
+
+def make_run(path, env):
+    """Writes the directory of a run of TD3 after 1,000 environment steps."""
+    options = AgentOptions(env=env, agent=CONFIG)
+    run = RunDirectory(path)
+    path.mkdir()
+    run.describe("td3", options.identity, dataclasses.asdict(options) | {"run_dir": None})
+    agent = td3.command.make_agent(CONFIG, options.task.spec())
+    tf.random.set_seed(1)
+    networks = agent.make_acting_networks()
+    arrays = copy_variables(networks, [name for name in networks if networks[name].variables])
+    state = {"environment_steps": 1000, "learner_steps": 400}
+    Checkpointer(run.checkpoints).save(
+        400, {"weights": WeightsPart(arrays), "progress": JsonPart(lambda: state, lambda _: None)}
+    )
+    return path

@@ -1,0 +1,129 @@
+"""`rl-replicator replay`: figures of what Reverb has stored, which stays as it is."""
+
+import json
+import shutil
+
+import pytest
+import reverb
+
+import environments
+from agents import td3
+from agents.cli import replay
+from agents.replay import inspection
+from agents.replay.checkpoint import ReplayPart
+from agents.replay.transitions import TABLE
+from agents.task import Task
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.cli import stderr_filter
+from rl_replicator.errors import UsageError
+from tests.agents.datasets.untrained import make_run
+
+CHAIN = "environments.fakes:chain"
+
+
+@pytest.fixture(autouse=True)
+def keep_stderr(monkeypatch):
+    """The command filters the file descriptor of stderr, which would outlast the test."""
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+
+
+class Files:
+    """A part of a checkpoint with files that are there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def save(self, folder):
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run whose newest checkpoint has a replay of 10 episodes of 10 steps, sampled 40 times."""
+    run = make_run(tmp_path / "run", CHAIN)
+    source, config = td3.command, td3.command.config(n_step=3, policy_layers=(8,))
+    agent = source.make_agent(config, Task(CHAIN).spec())
+    table = reverb.Table(
+        TABLE,
+        reverb.selectors.Prioritized(0.5),
+        reverb.selectors.Fifo(),
+        max_size=1000,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=agent.layout.signature,
+    )
+    server = reverb.Server([table])
+    client = server.localhost_client()
+    adder = agent.make_adder(reverb.Client(f"localhost:{server.port}"), lambda seconds: None)
+    environment = environments.make(CHAIN, seed=0)
+    for _ in range(10):
+        timestep = environment.reset()
+        adder.add_first(timestep)
+        while not timestep.last():
+            action = environment.action_spec().generate_value()
+            timestep = environment.step(action)
+            adder.add(action, timestep)
+    while client.server_info()[TABLE].current_size < 100:
+        adder.finish()
+    adder.close()
+    sampled = list(client.sample(TABLE, num_samples=40, emit_timesteps=False))
+    client.mutate_priorities(TABLE, updates={sampled[0].info.key: 81.0})
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    ReplayPart(client).save(folder)
+    server.stop()
+    weights = Checkpointer(run / "checkpoints").latest().path
+    Checkpointer(run / "checkpoints").save(
+        401,
+        {name: Files(weights / name) for name in ("weights", "progress")}
+        | {"replay": Files(folder)},
+    )
+    return run
+
+
+def test_figures(run_dir, capsys):
+    checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    assert replay.run([str(run_dir), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"] == checkpoint.name and found["environment_steps"] == 1000
+    assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 1000, 100)
+    assert found["recorded"] == 0
+    assert found["age"] == {"min": 0, "median": 49.5, "max": 99}
+    # One of 9 = 81 ** 0.5 beside 99 of 1.
+    priority = found["priority"]
+    assert priority["mass_of_top_1_percent"] == pytest.approx(9 / 108)
+    assert (priority["min"], priority["max"], priority["exponent"]) == (1, 81, 0.5)
+    assert (priority["histogram"]["counts"][0], priority["histogram"]["counts"][-1]) == (99, 1)
+    # Of ten steps one is the last, and three lead to the end within three steps.
+    gamma = td3.command.config().discount
+    full = 1 + gamma + gamma**2
+    assert found["reward"]["max"] == pytest.approx(full) and found["reward"]["min"] == 1
+    assert found["reward"]["mean"] == pytest.approx((8 * full + 1 + gamma + 1) / 10)
+    assert found["terminal_share"] == pytest.approx(0.3)
+    assert 0 < found["times_sampled"]["never_share"] < 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_every_sample_is_counted(run_dir):
+    agent = td3.command.make_agent(td3.command.config(n_step=3), Task(CHAIN).spec())
+    folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
+    # Reverb's client asks for more samples than it returns.
+    assert inspection.read(agent, folder).times_sampled.sum() >= 40
+
+
+def test_the_table_for_people(run_dir, capsys):
+    assert replay.run([str(run_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "transitions             100 of 1,000"
+    assert "top 1 % by priority     8.3 % of samples" in lines
+    assert len(lines) == 10 + 10 and lines[-1].endswith(" 1")
+
+
+def test_bad_input(run_dir, tmp_path):
+    folder = tmp_path / "deterministic"
+    folder.mkdir()
+    (folder / "rows.npy").touch()
+    with pytest.raises(UsageError, match="expected the replay of a run without --deterministic"):
+        inspection.read(None, folder)
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        replay.run([str(tmp_path)])
