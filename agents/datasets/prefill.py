@@ -16,7 +16,7 @@ from typing import Any
 import reverb
 
 from agents.agent import Agent
-from agents.datasets.minari_datasets import EpisodeDataset
+from agents.datasets.reading import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
 from agents.replay import stored_tables
 from agents.replay.checkpoint import prefilled

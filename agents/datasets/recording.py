@@ -1,7 +1,7 @@
 """Plays the policy of a run and keeps whole episodes."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dm_env
@@ -66,6 +66,36 @@ class RecordedEpisode:
                 self.observations[step + 1],
             )
             adder.add(self.actions[step], timestep)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSummary:
+    """What a dataset holds.
+
+    Attributes:
+      num_steps: actions of all episodes.
+      returns: the undiscounted return of each episode.
+      num_terminated: episodes that ended with a discount of 0.
+    """
+
+    num_steps: int
+    returns: tuple[float, ...]
+    num_terminated: int
+
+    @classmethod
+    def of(cls, episodes: Iterable[RecordedEpisode]) -> "DatasetSummary":
+        """Sums up episodes; keeps none of them."""
+        figures = [(e.num_steps, e.episode_return, e.is_terminated) for e in episodes]
+        steps, returns, terminated = zip(*figures, strict=True) if figures else ((), (), ())
+        return cls(sum(steps), returns, sum(terminated))
+
+    def __str__(self) -> str:
+        mean = sum(self.returns) / len(self.returns)
+        return (
+            f"{len(self.returns):,} episodes ({self.num_terminated:,} terminated), "
+            f"{self.num_steps:,} actions, return {mean:.1f} (min {min(self.returns):.1f}, max "
+            f"{max(self.returns):.1f})"
+        )
 
 
 def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[RecordedEpisode]:

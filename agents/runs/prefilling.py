@@ -2,7 +2,7 @@
 
 from agents.agent import Agent
 from agents.datasets import prefill
-from agents.datasets.minari_datasets import EpisodeDataset, open_dataset
+from agents.datasets.reading import EpisodeDataset, open_dataset
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.runs.run_directory import RunDirectory

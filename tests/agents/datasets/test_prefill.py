@@ -9,7 +9,7 @@ import reverb
 
 import environments
 from agents import td3
-from agents.datasets import minari_datasets, prefill
+from agents.datasets import prefill, reading, writing
 from agents.datasets.recording import RecordedEpisode
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay import stored_tables
@@ -58,7 +58,7 @@ def make_dataset(name, env, episodes):
         )
 
     played = [play(seed) for seed in range(episodes)]
-    minari_datasets.write(name, played, {"algorithm_name": "random"})
+    writing.write(name, played, {"algorithm_name": "random"})
     return played
 
 
@@ -81,7 +81,7 @@ def fill(name, env, run_dir, config=CONFIG, num_shards=1):
     agent = td3.command.make_agent(config, chosen.task.spec())
     with RunDirectory(run_dir).opened("td3", chosen.identity):
         RunDirectory(run_dir).describe("td3", chosen.identity, {})
-    dataset = minari_datasets.open_dataset(name, chosen.task)
+    dataset = reading.open_dataset(name, chosen.task)
     prefill.fill(agent, dataset, 1, num_shards, run_dir)
     return agent
 

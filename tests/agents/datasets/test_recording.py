@@ -6,7 +6,7 @@ import pytest
 
 import agents
 from agents.cli import record
-from agents.datasets import minari_datasets
+from agents.datasets import reading
 from agents.task import Task
 from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import UsageError
@@ -95,7 +95,7 @@ def test_exploration_follows_from_the_seed(run_dir):
 
 def test_what_was_recorded_is_read_as_it_was_played(run_dir):
     assert record.run([str(run_dir), "--episodes", "2", "--dataset", "a-v0"]) == 0
-    data = minari_datasets.open_dataset("a-v0", Task(TARGET))
+    data = reading.open_dataset("a-v0", Task(TARGET))
     (episode,) = data.episodes([1])
     observations, actions, rewards = by_hand(run_dir, 1001)
     np.testing.assert_array_equal(episode.observations, observations)

@@ -1,157 +1,20 @@
-"""Minari datasets of recorded episodes: written, read, and compared with an environment.
-
-Observations and actions are those of agents: flat float32 vectors, and actions in [-1, 1]. `infos`
-holds the discounts, `[T + 1]`, of which the first is 1.
-"""
+"""Reads a Minari dataset, ours or another one, as episodes that fit an environment."""
 
 import contextlib
-import dataclasses
-import re
-import shutil
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.datasets.recording import RecordedEpisode
+from agents.datasets import minari_library
+from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
 from rl_replicator.errors import UsageError
 
-# Key of what this project adds to the metadata of a dataset.
-METADATA = "rl_replicator"
-_DISCOUNT = "discount"
 _METADATA_FILE = "metadata.json"
 # How far rounding may take a mapped action out of its range.
 _TOLERANCE = 1e-5
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetSummary:
-    """What a dataset holds.
-
-    Attributes:
-      num_steps: actions of all episodes.
-      returns: the undiscounted return of each episode.
-      num_terminated: episodes that ended with a discount of 0.
-    """
-
-    num_steps: int
-    returns: tuple[float, ...]
-    num_terminated: int
-
-    def __str__(self) -> str:
-        mean = sum(self.returns) / len(self.returns)
-        return (
-            f"{len(self.returns):,} episodes ({self.num_terminated:,} terminated), "
-            f"{self.num_steps:,} actions, return {mean:.1f} (min {min(self.returns):.1f}, max "
-            f"{max(self.returns):.1f})"
-        )
-
-
-def default_id(trainable: str, task: str) -> str:
-    """Returns a dataset ID for a run.
-
-    Args:
-      trainable: name of its agent.
-      task: name of its environment.
-    """
-    words = re.sub(r"[^A-Za-z0-9]+", "-", f"{task}-{trainable}").strip("-")
-    return f"{words}-v0"
-
-
-def check_new(dataset_id: str) -> None:
-    """Checks that a dataset can be made under an ID.
-
-    Raises:
-      UsageError: if it is no ID of Minari, or there is such a dataset.
-    """
-    _minari()
-    from minari.dataset.minari_dataset import parse_dataset_id
-    from minari.storage.datasets_root_dir import get_dataset_path
-
-    try:
-        parse_dataset_id(dataset_id)
-    except ValueError:
-        raise UsageError(
-            f"--dataset: expected an ID such as cartpole/expert-v0, got {dataset_id!r}"
-        ) from None
-    path = get_dataset_path(dataset_id)
-    if path.exists():
-        raise UsageError(
-            f"--dataset: expected a new dataset, got {dataset_id}, which is in {path}; choose "
-            "another ID"
-        )
-
-
-def write(
-    dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
-) -> DatasetSummary:
-    """Writes episodes as a dataset into Minari's folder. If that fails, nothing is left.
-
-    Args:
-      dataset_id: of the new dataset.
-      episodes: at least one.
-      about: metadata of Minari and, under `METADATA`, our own, as plain data.
-
-    Raises:
-      UsageError: if the folder cannot be written.
-    """
-    minari = _minari()
-    from minari.storage.datasets_root_dir import get_dataset_path
-
-    path, dataset = get_dataset_path(dataset_id), None
-    returns: list[float] = []
-    steps = terminated = 0
-    try:
-        for index, episode in enumerate(episodes):
-            if dataset is None:
-                dataset = _created(minari, dataset_id, episode)
-            dataset.update_dataset_from_buffer([_buffer(episode)])
-            dataset.storage.update_episode_metadata([{"return": episode.episode_return}], [index])
-            returns.append(episode.episode_return)
-            steps += episode.num_steps
-            terminated += episode.is_terminated
-        assert dataset is not None
-        dataset.storage.update_metadata(dict(about))
-    except BaseException as error:
-        shutil.rmtree(path, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"cannot write the dataset to {path}: {error}") from error
-        raise
-    return DatasetSummary(steps, tuple(returns), terminated)
-
-
-def _created(minari: Any, dataset_id: str, episode: RecordedEpisode) -> Any:
-    """Creates a dataset without episodes that has the specs of one."""
-    from gymnasium import spaces
-
-    observation, action = episode.observations[0].shape, episode.actions[0].shape
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It asks for an author and a link.
-        return minari.create_dataset_from_buffers(
-            dataset_id,
-            [],
-            observation_space=spaces.Box(-np.inf, np.inf, observation, np.float32),
-            action_space=spaces.Box(-1.0, 1.0, action, np.float32),
-        )
-
-
-def _buffer(episode: RecordedEpisode) -> Any:
-    from minari.data_collector import EpisodeBuffer
-
-    ends = np.zeros(episode.num_steps, bool)
-    ends[-1] = True
-    return EpisodeBuffer(
-        seed=episode.seed,
-        observations=episode.observations,
-        actions=episode.actions,
-        rewards=episode.rewards,
-        terminations=ends & episode.is_terminated,
-        truncations=ends & (not episode.is_terminated),
-        infos={_DISCOUNT: np.concatenate([np.ones(1, np.float32), episode.discounts])},
-    )
 
 
 class EpisodeDataset:
@@ -185,18 +48,13 @@ class EpisodeDataset:
         Raises:
           UsageError: if there is no episode, or one holds what no environment could have given.
         """
-        returns: list[float] = []
-        steps = terminated = 0
-        for episode in self.episodes(range(self.num_episodes)):
-            returns.append(episode.episode_return)
-            steps += episode.num_steps
-            terminated += episode.is_terminated
-        if not returns:
+        summary = DatasetSummary.of(self.episodes(range(self.num_episodes)))
+        if not summary.returns:
             raise UsageError(
                 f"expected episodes in the dataset {self.name}, got none; record some with "
                 "'rl-replicator record'"
             )
-        return DatasetSummary(steps, tuple(returns), terminated)
+        return summary
 
     def episodes(self, indices: Sequence[int]) -> Iterator[RecordedEpisode]:
         """Reads episodes.
@@ -243,7 +101,7 @@ class EpisodeDataset:
             raise wrong("an end at the last step only", f"one at step {int(np.argmax(ends))}")
         discounts = np.ones(steps, np.float32)
         discounts[-1] = not data.terminations[-1]
-        recorded = (data.infos or {}).get(_DISCOUNT)
+        recorded = (data.infos or {}).get(minari_library.DISCOUNT)
         if recorded is not None:
             discounts = np.asarray(recorded, np.float32)[1:]
             if len(discounts) != steps or not ((discounts >= 0) & (discounts <= 1)).all():
@@ -269,7 +127,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     """
     with _readable(name):
         data = _opened(name)
-    about = data.storage.metadata.get(METADATA, {})
+    about = data.storage.metadata.get(minari_library.METADATA, {})
     recorded = about.get("config", {}).get("identity", {}).get("env", task.name)
     if recorded != task.name:
         raise UsageError(
@@ -307,7 +165,7 @@ def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _opened(name: str) -> Any:
-    minari = _minari()
+    minari = minari_library.imported()
     for folder in (Path(name) / "data", Path(name)):
         if (folder / _METADATA_FILE).is_file():
             return minari.MinariDataset(folder)
@@ -328,20 +186,3 @@ def _readable(name: str) -> Iterator[None]:
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error
-
-
-def _minari() -> Any:
-    """Imports Minari.
-
-    Raises:
-      UsageError: if it is not installed.
-    """
-    try:
-        import h5py  # noqa: F401 - Minari reads and writes its files with it.
-        import minari
-    except ModuleNotFoundError:
-        raise UsageError(
-            "expected Minari for datasets, found none; install it: pip install "
-            "'rl-replicator[data]'"
-        ) from None
-    return minari

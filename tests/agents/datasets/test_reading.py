@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
-from agents.datasets import minari_datasets
+from agents.datasets import reading
 from agents.task import Task
 from rl_replicator.errors import UsageError
 
@@ -40,7 +40,7 @@ def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED):
 
 def test_actions_are_mapped_from_the_range_of_the_environment():
     make({})
-    (episode,) = minari_datasets.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
     np.testing.assert_allclose(episode.actions, [[0.0, 1.0], [-1.0, 0.0]])
     np.testing.assert_array_equal(episode.observations, np.arange(15.0).reshape(3, 5))
     assert episode.rewards.tolist() == [0.25, 0.5] and episode.discounts.tolist() == [1.0, 0.0]
@@ -49,7 +49,7 @@ def test_actions_are_mapped_from_the_range_of_the_environment():
 
 def test_an_episode_without_an_end_was_cut_off():
     make({"terminations": np.array([False, False])})
-    (episode,) = minari_datasets.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
     assert episode.discounts.tolist() == [1.0, 1.0] and not episode.is_terminated
 
 
@@ -76,11 +76,11 @@ def test_an_episode_without_an_end_was_cut_off():
 def test_one_line(changes, specs, message):
     make(changes, **specs)
     with pytest.raises(UsageError, match=message) as error:
-        minari_datasets.open_dataset("a-v0", Task(RANGED)).check()
+        reading.open_dataset("a-v0", Task(RANGED)).check()
     assert "\n" not in str(error.value)
 
 
 def test_what_is_no_dataset(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
     with pytest.raises(UsageError, match="expected a Minari dataset in"):
-        minari_datasets.open_dataset(str(tmp_path), Task(RANGED))
+        reading.open_dataset(str(tmp_path), Task(RANGED))
