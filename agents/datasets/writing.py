@@ -59,9 +59,9 @@ def write(
       about: metadata of Minari and, under `minari_library.METADATA`, our own, as plain data.
 
     Raises:
-      UsageError: if the folder cannot be written.
+      UsageError: as `check_new`, and if the folder cannot be written.
     """
-    minari_library.imported()
+    check_new(dataset_id)  # What is there must not be deleted below.
     from minari.storage.datasets_root_dir import get_dataset_path
 
     path = get_dataset_path(dataset_id)

@@ -6,7 +6,7 @@ import pytest
 
 import agents
 from agents.cli import record
-from agents.datasets import reading
+from agents.datasets import reading, writing
 from agents.task import Task
 from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import UsageError
@@ -121,6 +121,13 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
     with pytest.raises(BreaksError):
         record.run([str(run_dir), "--dataset", "a-v0"])
     assert not (tmp_path / "minari" / "a-v0").exists()
+
+
+def test_what_is_there_stays(run_dir, tmp_path):
+    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "a-v0"]) == 0
+    with pytest.raises(UsageError, match="expected a new dataset, got a-v0"):
+        writing.write("a-v0", [], {})
+    assert minari.load_dataset("a-v0").total_steps == 20
 
 
 def test_bad_input(run_dir, tmp_path):
