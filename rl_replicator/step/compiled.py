@@ -14,7 +14,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.layers import batch_norm, statistics
-from rl_replicator.step import data_dependence, replica_check, unwrapped_optimizers
+from rl_replicator.step import data_dependence, output_arrays, replica_check, unwrapped_optimizers
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
@@ -253,7 +253,7 @@ class CompiledStep(ReplicatedStep):
         outputs = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
             lambda: self._step(one_step, row),
-            lambda: blanks(one_step, []),
+            lambda: [output_arrays.blank(x) for x in one_step.outputs],
         )
         return status, outputs or []
 
@@ -271,16 +271,13 @@ class CompiledStep(ReplicatedStep):
         Returns:
           The status of the last row, the number of steps taken, and the outputs.
         """
-        arrays = [
-            tf.TensorArray(x.dtype, size=count, element_shape=x.shape) for x in one_step.outputs
-        ]
+        outputs = output_arrays.OutputArrays(one_step.outputs)
 
         def body(taken: tf.Tensor, _: tf.Tensor, arrays: Any) -> Any:
             status, row = self._take(arguments)
 
             def step() -> list[tf.TensorArray]:
-                outputs = self._step(one_step, row)
-                return [array.write(taken, x) for array, x in zip(arrays, outputs, strict=True)]
+                return outputs.write(arrays, taken, self._step(one_step, row))
 
             has_row = tf.equal(status, inputs_lib.ELEMENT)
             arrays = tf.cond(has_row, step, lambda: arrays)
@@ -289,15 +286,9 @@ class CompiledStep(ReplicatedStep):
         def goes_on(taken: tf.Tensor, status: tf.Tensor, _: Any) -> tf.Tensor:
             return tf.logical_and(taken < most, tf.equal(status, inputs_lib.ELEMENT))
 
-        start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), arrays]
+        start = [tf.constant(0), tf.constant(inputs_lib.ELEMENT), outputs.make(count)]
         taken, status, arrays = tf.while_loop(goes_on, body, start, parallel_iterations=1)
-        # An array without a single element has no shape to stack.
-        outputs = tf.cond(
-            taken > 0,
-            lambda: [array.gather(tf.range(taken)) for array in arrays],
-            lambda: blanks(one_step, [0]),
-        )
-        return status, taken, outputs or []
+        return status, taken, outputs.stack(arrays or [], taken)
 
     def _take(self, arguments: Sequence[Any]) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         status, row = self._inputs.take(*arguments)
@@ -329,14 +320,6 @@ def _seed_process(process_index: int) -> None:
     graph = tf.compat.v1.get_default_graph()
     if graph.seed is not None:
         graph.seed = (graph.seed + process_index * _SEED_STRIDE) % 2**31
-
-
-def blanks(one_step: _Function, leading: list[int]) -> list[tf.Tensor]:
-    """Makes tensors of the types of a step's outputs, for a call that takes no step."""
-    return [
-        tf.zeros(leading + [d or 0 for d in (x.shape if x.shape.rank else [])], x.dtype)
-        for x in one_step.outputs
-    ]
 
 
 def as_tensor(value: Any) -> tf.Tensor | None:

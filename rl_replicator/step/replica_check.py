@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log
 from rl_replicator.step import host as host_lib
+from rl_replicator.step import tensor_groups
 
 # Differences show in the first steps, so these are checked as well: steps 1, 10 and 100.
 _EARLY = (1, 10, 100)
+# Smaller variables of the same kind are packed: tracing the comparison took a third of the time to
+# trace a step on two replicas.
+_MOST_PACKED = 2**16
 _DECLARED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
 
@@ -37,9 +42,7 @@ class ReplicaCheck:
         self._num_steps = 0
 
         def replica(index: int) -> tf.Tensor:
-            del index
-            own = [checksum(variable.read_value()) for variable in self._variables]
-            return collectives.all_gather(tf.stack(own))
+            return collectives.all_gather(checksums([_read(v, index) for v in self._variables]))
 
         @tf.function(autograph=False)
         def compare() -> Any:
@@ -80,21 +83,37 @@ class ReplicaCheck:
         )
 
 
-def checksum(x: tf.Tensor) -> tf.Tensor:
-    """Sums the bits of a tensor, exactly, as integers that wrap around.
+def _read(variable: tf.Variable, index: int) -> tf.Tensor:
+    """Reads a replica's copy, with one operation; `read_value` adds two more."""
+    copies = getattr(variable, "values", None) or (variable,)
+    return tf.raw_ops.ReadVariableOp(resource=copies[index].handle, dtype=variable.dtype)
+
+
+def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Sums the bits of each tensor, exactly, as integers that wrap around.
 
     Args:
-      x: numbers or bools of any shape.
+      values: V tensors of numbers or bools, of any shapes.
 
     Returns:
-      An int64 scalar. Tensors with the same bits have the same checksum on any device.
+      [V] int64. Tensors with the same bits have the same checksum on any device.
     """
-    if x.dtype.is_bool:
-        return tf.reduce_sum(tf.cast(x, tf.int64))
-    size = x.dtype.size
-    integers = {1: tf.int8, 2: tf.int16, 4: tf.int32}.get(size, tf.int64)
-    bits = x if x.dtype == integers else tf.bitcast(x, integers)
-    return tf.reduce_sum(tf.cast(bits, tf.int64))
+    groups = tensor_groups.same_kind(values, _MOST_PACKED)
+    axis = tf.constant([1])
+    sums = []
+    for group in groups:
+        first = values[group[0]]
+        packed = first if len(group) == 1 else tf.stack([values[index] for index in group])
+        rows = tf.reshape(_bits(packed), [len(group), -1])
+        sums.append(tf.reduce_sum(tf.cast(rows, tf.int64), axis))
+    order = np.argsort(np.concatenate(groups))
+    return tf.gather(tf.concat(sums, axis=0), order)
+
+
+def _bits(x: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of numbers as integers; bools as they are."""
+    integers = {1: tf.int8, 2: tf.int16, 4: tf.int32}.get(x.dtype.size, tf.int64)
+    return x if x.dtype in (integers, tf.bool) else tf.bitcast(x, integers)
 
 
 def is_declared(variable: tf.Variable) -> bool:

@@ -109,9 +109,12 @@ def test_a_later_difference_is_found_at_the_next_check(steps_per_call):
     ids=lambda values: values.dtype.name,
 )
 def test_checksums_see_a_single_bit(values):
-    one = replica_check.checksum(tf.constant(values)).numpy()
-    assert one == replica_check.checksum(tf.constant(values.copy())).numpy()
     changed = values.copy().reshape(-1)
     changed.view(np.uint8)[0] ^= 1
-    other = replica_check.checksum(tf.constant(changed.reshape(values.shape))).numpy()
-    assert one != other
+    changed = changed.reshape(values.shape)
+    other_kind = np.arange(5)
+    # Packed with others, which come before, between and after them.
+    arrays = [values, other_kind, values.copy(), changed, np.zeros(2**17, values.dtype)]
+    first, other, same, flipped, zeros = replica_check.checksums([*map(tf.constant, arrays)])
+    assert first == same != flipped and zeros == 0 and other == 10
+    assert replica_check.checksums([tf.constant(changed)])[0] == flipped

@@ -1,0 +1,109 @@
+"""Collects the outputs of several steps inside a graph."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from rl_replicator.step import tensor_groups
+
+# Larger tensors have an array of their own, which saves a copy of them.
+_MOST_ELEMENTS = 1024
+
+
+class OutputArrays:
+    """Stacks each output of a step over the steps of a loop.
+
+    Small outputs of the same shape and type share an array, because operations per output took a
+    third of the time to trace a step: learners return many scalars, each once per replica.
+    """
+
+    def __init__(self, outputs: Sequence[tf.Tensor]):
+        """Groups the outputs.
+
+        Args:
+          outputs: those of a traced step.
+        """
+        self._outputs = list(outputs)
+        self._groups = tensor_groups.same_kind(self._outputs, _MOST_ELEMENTS)
+
+    def make(self, count: int) -> list[tf.TensorArray]:
+        """Creates empty arrays.
+
+        Args:
+          count: the greatest possible number of steps.
+        """
+        return [
+            tf.TensorArray(self._outputs[group[0]].dtype, count, element_shape=self._shape(group))
+            for group in self._groups
+        ]
+
+    def write(
+        self, arrays: Sequence[tf.TensorArray], index: tf.Tensor, outputs: Sequence[tf.Tensor]
+    ) -> list[tf.TensorArray]:
+        """Stores the outputs of one step.
+
+        Args:
+          arrays: from `make`, or from the last `write`.
+          index: int32 scalar, the number of steps before.
+          outputs: the tensors of the step, in the order of those that the constructor got.
+
+        Returns:
+          The arrays with the outputs.
+        """
+        return [
+            array.write(index, outputs[group[0]] if len(group) == 1 else _pack(outputs, group))
+            for array, group in zip(arrays, self._groups, strict=True)
+        ]
+
+    def stack(self, arrays: Sequence[tf.TensorArray], count: tf.Tensor) -> list[tf.Tensor]:
+        """Stacks what was stored.
+
+        Args:
+          arrays: from the last `write`.
+          count: int32 scalar, number of steps stored, from 0.
+
+        Returns:
+          The outputs, each with a leading axis [count].
+        """
+        stacked: list[tf.Tensor] = [None] * len(self._outputs)
+        for rows, group in zip(self._gather(arrays, count), self._groups, strict=True):
+            parts = [rows] if len(group) == 1 else tf.unstack(rows, axis=1)
+            for index, part in zip(group, parts, strict=True):
+                stacked[index] = part
+        return stacked
+
+    def _shape(self, group: Sequence[int]) -> tf.TensorShape:
+        shape = self._outputs[group[0]].shape
+        return shape if len(group) == 1 else tf.TensorShape([len(group), *shape])
+
+    def _empty(self, group: Sequence[int]) -> tf.Tensor:
+        if len(group) == 1:
+            return blank(self._outputs[group[0]], [0])
+        return blank(self._outputs[group[0]], [0, len(group)])
+
+    def _gather(self, arrays: Sequence[tf.TensorArray], count: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the elements of each array, [count, ...]."""
+        indices = tf.range(count)
+
+        def gather() -> list[tf.Tensor]:
+            return [array.gather(indices) for array in arrays]
+
+        if all(self._shape(group).is_fully_defined() for group in self._groups):
+            return gather()
+        # An array without elements does not know its shape.
+        return tf.cond(count > 0, gather, lambda: [self._empty(group) for group in self._groups])
+
+
+def blank(output: tf.Tensor, leading: Sequence[int] = ()) -> tf.Tensor:
+    """Returns a tensor of an output's type, for a call that takes no step.
+
+    Args:
+      output: of a traced step; unknown dimensions become 0.
+      leading: dimensions before those of the output.
+    """
+    shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
+    return tf.zeros([*leading, *shape], output.dtype)
+
+
+def _pack(outputs: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
+    return tf.stack([outputs[index] for index in group])

@@ -1,0 +1,24 @@
+"""Groups tensors that can be packed into one, so that a graph needs few operations for them."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def same_kind(tensors: Sequence[tf.Tensor], most_elements: int) -> list[list[int]]:
+    """Groups tensors by type and shape.
+
+    Args:
+      tensors: of any types and shapes.
+      most_elements: larger tensors have a group of their own, which saves a copy of them; so have
+        tensors of unknown shape.
+
+    Returns:
+      The indices of the tensors in each group, in the order of each group's first tensor.
+    """
+    groups: dict[object, list[int]] = {}
+    for index, x in enumerate(tensors):
+        is_packed = x.shape.is_fully_defined() and math.prod(x.shape) <= most_elements
+        groups.setdefault((x.dtype, *x.shape) if is_packed else index, []).append(index)
+    return list(groups.values())
