@@ -486,7 +486,7 @@ def an_error_in_the_step_of_one(replicator):
     if replicator.process_index == 1:
         with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
             step()
-        time.sleep(8)  # It does not have to end for the others to hear of it.
+        wait_for_report(0)  # It does not have to end for the others to hear of it.
         return
     begun = time.monotonic()
     match = r"^the step failed in worker 1 \(127.0.0.1:\d+\): .*not finite.*; see its output$"
@@ -509,10 +509,7 @@ def a_call_that_one_does_not_make(replicator):
     ):
         replicator.reduce("mean", tf.zeros([]))
     DETAILS["seconds"] = time.time() - begun
-    # If this process ended first, the other would find it gone.
-    deadline = time.monotonic() + 60
-    while not pathlib.Path(f"{sys.argv[1]}.1").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_report(1)  # If this process ended first, the other would find it gone.
 
 
 def different_steps(replicator):
@@ -521,6 +518,13 @@ def different_steps(replicator):
         step()
     with pytest.raises(rr.ConfigError, match="same steps in the same order"):
         steps[replicator.process_index]()
+
+
+def wait_for_report(index):
+    """Waits, at most a minute, until another process of the group has written its report."""
+    deadline = time.monotonic() + 60
+    while not pathlib.Path(f"{sys.argv[1]}.{index}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def leave(name, how):
