@@ -160,9 +160,15 @@ def test_behaviour(groups, size, name):
     groups(size).check(name)
 
 
+@pytest.fixture(scope="module")
+def reference():
+    """Weights and losses of one device."""
+    return multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
+
+
 @pytest.mark.parametrize("size", BEHAVIOURS)
-def test_20_steps_equal_one_replica_with_the_global_batch(groups, size):
-    weights, losses = multi_worker_program.train(rr.SingleDeviceReplicator(), 20)
+def test_20_steps_equal_one_replica_with_the_global_batch(groups, reference, size):
+    weights, losses = reference
     for index in range(size):
         for got_weights, got_losses in groups(size).details(index)["trained"]:
             np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
