@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import threading
 
 import pytest
 
@@ -18,6 +19,14 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_threads():
+    """Frees the inputs that a module's tests used: each has threads of ours and of tf.data."""
+    yield
+    if threading.active_count() > 30:
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

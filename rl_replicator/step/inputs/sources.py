@@ -33,7 +33,7 @@ def call_input_fn(
                     f"expected datasets with equal elements, got {found[0].element_spec} and "
                     f"{source.element_spec}; let input_fn differ only in what it reads"
                 )
-        return found
+        return [_without_autotuning(source) for source in found]
     if all(callable(source) for source in found) and pad_to is None:
         return found
     raise errors.ConfigError(
@@ -67,3 +67,17 @@ def make(
     if pad_to is not None:
         return padding.PaddedInputs(found, num_replicas, pad_to)
     return datasets.DatasetInputs(found, num_replicas)
+
+
+def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset without the thread that tunes it, unless its own options ask for one.
+
+    TensorFlow 2.15 frees an iterator only once that thread has ended. The thread sleeps for up to a
+    minute at a time, may miss its cancellation, and the garbage collector waits for it with the GIL
+    held. Without it, `tf.data.AUTOTUNE` stands for the number of cores, at most 16.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

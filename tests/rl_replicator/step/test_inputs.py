@@ -266,3 +266,20 @@ def test_reading_ends_with_the_last_reference(pad_to):
     assert reference() is None
     pumps[0].join(60)
     assert not pumps[0].is_alive()
+
+
+def test_autotuning_is_off_unless_asked_for():
+    """With it, the garbage collector may wait for a minute, GIL held, to free an iterator."""
+    data = tf.data.Dataset.range(100).map(lambda x: x + 1, tf.data.AUTOTUNE)
+    tuned = tf.data.Options()
+    tuned.autotune.enabled = True
+
+    def is_tuned(data):
+        (found,) = inputs_lib.call_input_fn(
+            lambda context: data, [rr.InputContext(num_replicas=1)], None
+        )
+        assert found.element_spec == data.element_spec
+        return found.options().autotune.enabled
+
+    assert is_tuned(data) is False
+    assert is_tuned(data.with_options(tuned)) is True
