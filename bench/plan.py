@@ -2,12 +2,11 @@
 
     PYTHONPATH=. python bench/plan.py
 
-Prints, and writes bench/results/plan.json, where rows of cases that were left out stay. The parts
-are measured first, and again after every four runs; each run is compared with the prediction from
-the newest ones. A run is measured between its
-first learner report and its last one, at the figures in its `metrics/learner.csv`. On a machine
-that does other work too, the model gets the processors that this work has left during the run, as
-/proc/stat has them; how much that was is printed.
+Prints, and appends to bench/results/plan.json. The parts are measured first, and again after every
+four runs; each run is compared with the prediction from the newest ones. A run is measured from one
+of its first learner reports on, by its `metrics/learner.csv`. On a machine that does other work the
+model gets the processors that this work has left during the run, as /proc/stat has them; how much
+that was is printed.
 """
 
 import argparse
@@ -128,6 +127,28 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
     command += ["--steps", str(STEPS), "--run-dir", str(run_dir)]
     with open(folder / "log.txt", "w") as log:
         process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+    try:
+        free = watched(process, run_dir, seconds)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    # The first rows fall into the start-up of some nodes.
+    rows = {name: column[2:] for name, column in read_metrics(run_dir, "learner").items()}
+    clock = rows["wall_time"] - rows["wall_time"][0]
+    last = int((clock <= seconds).sum()) - 1
+    rates = [
+        float((rows[name][last] - rows[name][0]) / clock[last])
+        for name in ("environment_steps", "learner_steps")
+    ]
+    return rates[0], rates[1], free
+
+
+def watched(process: subprocess.Popen, run_dir: Path, seconds: float) -> float:
+    """Waits until a run has trained for some seconds; returns the processors free meanwhile."""
     watch = Processors(process.pid)
     begun = None
     deadline = time.monotonic() + 10 * seconds + 200
@@ -138,23 +159,7 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
             begun = time.time()
         if begun is not None and time.time() - begun >= seconds:
             break
-    ended = time.time()
-    free = watch.free(begun or 0.0, ended)
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    # The first rows fall into the start-up of some nodes.
-    rows = {name: column[2:] for name, column in read_metrics(run_dir, "learner").items()}
-    clock = rows["wall_time"] - rows["wall_time"][0]
-    last = int((clock <= seconds).sum()) - 1
-    rates = [
-        float((rows[name][last] - rows[name][0]) / clock[last])
-        for name in ("environment_steps", "learner_steps")
-    ]
-    return rates[0], rates[1], free
+    return watch.free(begun or 0.0, time.time())
 
 
 def predict(parts: Parts, words: list[str], cores: float) -> Any:
@@ -168,7 +173,7 @@ def predict(parts: Parts, words: list[str], cores: float) -> Any:
 
 
 def main() -> None:
-    """Prints the figures and writes the rows."""
+    """Prints the figures and appends the rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
     parser.add_argument("--measure-seconds", type=float, default=30.0)
@@ -183,7 +188,6 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for index, (name, words) in enumerate(cases.items()):
             if index % RUNS_PER_MEASUREMENT == 0:
@@ -204,17 +208,14 @@ def main() -> None:
                 "bottleneck": predicted.bottleneck.name,
                 "machine": parts.machine,
             }
-            rows.append({**row, **about})
+            with open(chosen.output, "a") as output:
+                output.write(json.dumps({**row, **about}) + "\n")
             print(
                 f"| {name} | {free:.2f} | {environment:,.0f} | {predicted.environment_steps:,.0f} "
                 f"| {learner:,.1f} | {predicted.learner_steps:,.1f} | {row['error']:+.0%} "
                 f"| {predicted.bottleneck.name} |",
                 flush=True,
             )
-    if chosen.output.exists():
-        before = [json.loads(line) for line in chosen.output.read_text().splitlines()]
-        rows = [row for row in before if row["case"] not in cases] + rows
-    chosen.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Cost(NamedTuple):
       thread: processor seconds of the calling thread.
       process: processor seconds of this process.
       server: processor seconds of the replay server.
-      busiest: processor seconds of the thread of this process that was the busiest.
+      busiest: processor seconds of the busiest thread of this process.
       received: bytes that the server received.
       sent: bytes that the server sent.
     """
@@ -140,10 +140,9 @@ class _Bench:
             while count > 0:
                 _, step = next(steps)
                 count -= not step.first()
-            adder.flush()
+            adder.finish()
 
         cost = self._timed(act, "insert")
-        adder.finish()
         adder.close()
         others = environment["environment"] + calls[1].thread
         return environment | {
@@ -253,15 +252,19 @@ class _Bench:
         once = max((time.perf_counter() - started) / count, 1e-9)
         count = unit * max(1, round(window / once / unit))
         costs = [self._window(work, count) for _ in range(_WINDOWS)]
-        medians = [statistics.median(column) for column in zip(*costs, strict=True)]
-        return Cost(*medians)
+        columns = list(zip(*costs, strict=True))
+        medians = Cost(*map(statistics.median, columns))
+        # Bytes are not disturbed by other work, but some belong to the window before.
+        means = Cost(*map(statistics.mean, columns))
+        return medians._replace(received=means.received, sent=means.sent)
 
     def _window(self, work: Callable[[int], None], count: int) -> Cost:
         before, threads = self._server.usage(), _thread_seconds()
         thread, process = time.thread_time(), time.process_time()
         work(count)
         thread, process = time.thread_time() - thread, time.process_time() - process
-        busiest = max(now - threads.get(name, 0.0) for name, now in _thread_seconds().items())
+        grown_threads = (now - threads.get(name, 0.0) for name, now in _thread_seconds().items())
+        busiest = max([thread, *grown_threads])  # The kernel's figures may be a tick behind.
         grown = Usage(*(b - a for a, b in zip(before, self._server.usage(), strict=True)))
         cost = Cost(thread, process, grown.seconds, busiest, grown.received, grown.sent)
         return Cost(*(figure / count for figure in cost))

@@ -35,13 +35,14 @@ def parts():
 
 def test_everything_costs_something(parts):
     figures = dataclasses.asdict(parts)
-    may_vanish = {"policy_call", "policy_row", "step_call", "step_row"}  # Differences.
+    # Differences of measurements may vanish.
+    may_vanish = {"policy_call", "policy_row", "step_call", "step_row"}
+    may_vanish |= {"insert_thread", "insert_actor"}
     for name, figure in figures.items():
         if isinstance(figure, float):
             assert math.isfinite(figure) and figure >= 0, name
             assert figure > 0 or name in may_vanish, name
     assert parts.policy_call + parts.policy_row > 0
-    assert parts.step_call + parts.step_row > 0
     assert 1 <= parts.step_threads <= parts.cores
 
 
