@@ -5,10 +5,60 @@ and no stopped gradient of a learner can hide in it. Weights are `{path: array}`
 """
 
 import numpy as np
+import tensorflow as tf
 
+import rl_replicator as rr
+from tests.agents import fixed_samples
 from tests.agents.d4pg.numpy_step import Adam, gradient, mlp
 
 __all__ = ["Adam", "gradient", "importance", "mlp", "names", "twin", "update_targets"]
+
+# Transitions of a global batch, and steps of a test.
+BATCH, STEPS = 8, 4
+
+
+def check_training(replicator_name, agent, make_reference, weights_of, is_due, rtol, atol):
+    """Compares a learner with its reference after every step on the same batches.
+
+    Args:
+      replicator_name: such as "multi_device:2".
+      agent: makes the learner's module.
+      make_reference: makes the reference from the learner's weights, `{path: array}`.
+      weights_of: returns the weights of the learner's module.
+      is_due: (path, number of the step from 0) -> whether the step trains this variable.
+      rtol: relative tolerance of weights and priorities.
+      atol: absolute tolerance.
+    """
+    replicator = rr.make(replicator_name)
+    with replicator.scope():
+        module = agent.make_module(replicator, total_steps=STEPS)
+    random = np.random.default_rng(11)
+    for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
+        variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
+    reference = make_reference(weights_of(module))
+    samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
+
+    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
+    for number in range(STEPS):
+        outputs = replicator.local_results(step())
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        before = reference.weights
+        expected = reference.step(
+            samples.probabilities[rows],
+            samples.table_size[rows],
+            [x[rows] for x in samples.transition[:5]],
+        )
+        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+        for path, array in weights_of(module).items():
+            new, message = reference.weights[path], f"{path} after step {number + 1}"
+            np.testing.assert_allclose(array, new, rtol=rtol, atol=atol, err_msg=message)
+            # No two figures are equal because nothing happened.
+            assert (np.abs(new - before[path]).max() > 5e-4) == is_due(path, number), message
 
 
 def names(weights, *networks):

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from acme import specs
 
-import rl_replicator as rr
 from agents.learning.variables import copy_variables
 from agents.replay.config import ReplayConfig
 from agents.sac import SACConfig
@@ -14,7 +13,6 @@ from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.fixed_samples import ACTION
 
-BATCH, STEPS = 8, 3
 CONFIG = SACConfig(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
@@ -22,7 +20,7 @@ CONFIG = SACConfig(
     critic_learning_rate=1e-2,
     temperature_learning_rate=2e-2,
     target_update_rate=0.3,
-    global_batch_size=BATCH,
+    global_batch_size=reference.BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
 )
 SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
@@ -53,7 +51,7 @@ class NumpySAC:
 
     def _act(self, weights, observation, stream):
         """An action of the policy and its log-probability, with the learner's own noise."""
-        shape = (BATCH, ACTION)
+        shape = (reference.BATCH, ACTION)
         noise = tf.random.stateless_normal(shape, [self._steps, stream]).numpy().astype(np.float64)
         torso = {path.replace("policy/torso", "policy"): x for path, x in weights.items()}
         heads = {}
@@ -75,7 +73,7 @@ class NumpySAC:
         a_next, log_prob_next = self._act(start, o_next, stream=2)
         soft = reference.twin(start, "target_", o_next, a_next).min(-1) - alpha * log_prob_next
         target = r + d * soft
-        beta = 0.3 + 0.7 * min(1.0, self._steps / STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self._steps / reference.STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):
@@ -106,34 +104,13 @@ class NumpySAC:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
 def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name):
-    replicator = rr.make(replicator_name)
-    with replicator.scope():
-        module = SAC(CONFIG, SPEC).make_module(replicator, total_steps=STEPS)
-    random = np.random.default_rng(11)
-    for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
-        variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
-    numpy_sac = NumpySAC(weights_of(module))
-    samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
-    for number in range(STEPS):
-        outputs = replicator.local_results(step())
-        rows = slice(number * BATCH, (number + 1) * BATCH)
-        before = numpy_sac.weights
-        expected = numpy_sac.step(
-            samples.probabilities[rows],
-            samples.table_size[rows],
-            [x[rows] for x in samples.transition[:5]],
-        )
-        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
-        np.testing.assert_allclose(got, expected, rtol=5e-4, atol=1e-4)
-        for path, array in weights_of(module).items():
-            message = f"{path} after step {number + 1}"
-            np.testing.assert_allclose(
-                array, numpy_sac.weights[path], rtol=5e-4, atol=1e-4, err_msg=message
-            )
-            assert np.abs(numpy_sac.weights[path] - before[path]).max() > 5e-4, message
+    agent = SAC(CONFIG, SPEC)
+    reference.check_training(
+        replicator_name,
+        agent,
+        NumpySAC,
+        weights_of,
+        lambda path, number: True,
+        rtol=5e-4,
+        atol=1e-4,
+    )

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from acme import specs
 
-import rl_replicator as rr
 from agents.learning.variables import copy_variables
 from agents.replay.config import ReplayConfig
 from agents.td3 import TD3Config
@@ -13,7 +11,6 @@ from agents.td3.agent import TD3
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 
-BATCH, STEPS = 8, 4
 CONFIG = TD3Config(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
@@ -22,7 +19,7 @@ CONFIG = TD3Config(
     target_update_rate=0.3,
     policy_delay=2,
     target_noise_sigma=0.0,
-    global_batch_size=BATCH,
+    global_batch_size=reference.BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
 )
 SPEC = fixed_samples.make_spec(rewards=specs.Array((), np.float32))
@@ -53,7 +50,7 @@ class NumpyTD3:
         start = self.weights
         a_next = np.tanh(reference.mlp(start, "target_policy", o_next))
         target = r + d * reference.twin(start, "target_", o_next, a_next).min(-1)
-        beta = 0.3 + 0.7 * min(1.0, self._steps / STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self._steps / reference.STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):
@@ -78,36 +75,10 @@ class NumpyTD3:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
 def test_every_variable_is_that_of_the_reference_after_every_step(replicator_name):
-    replicator = rr.make(replicator_name)
-    with replicator.scope():
-        module = TD3(CONFIG, SPEC).make_module(replicator, total_steps=STEPS)
-    random = np.random.default_rng(11)
-    for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
-        variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
-    numpy_td3 = NumpyTD3(weights_of(module))
-    samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
+    def is_due(path, number):
+        return path.startswith("critic") or number % CONFIG.policy_delay == CONFIG.policy_delay - 1
 
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 1)
-    for number in range(STEPS):
-        outputs = replicator.local_results(step())
-        rows = slice(number * BATCH, (number + 1) * BATCH)
-        before = numpy_td3.weights
-        expected = numpy_td3.step(
-            samples.probabilities[rows],
-            samples.table_size[rows],
-            [x[rows] for x in samples.transition[:5]],
-        )
-        got = np.concatenate([np.ravel(output.priorities) for output in outputs])
-        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-5)
-        for path, array in weights_of(module).items():
-            message = f"{path} after step {number + 1}"
-            np.testing.assert_allclose(
-                array, numpy_td3.weights[path], rtol=2e-4, atol=3e-5, err_msg=message
-            )
-            is_due = path.startswith("critic") or number % 2 == 1
-            moved = np.abs(numpy_td3.weights[path] - before[path]).max()
-            assert (moved > 5e-4) == is_due, message
+    agent = TD3(CONFIG, SPEC)
+    reference.check_training(
+        replicator_name, agent, NumpyTD3, weights_of, is_due, rtol=2e-4, atol=3e-5
+    )
