@@ -164,14 +164,18 @@ def test_a_run_starts_with_the_data_and_never_takes_it_again(tmp_path, capsys):
         state = json.loads((checkpoint / "progress" / "state.json").read_text())
         return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
 
+    # The last rows of an actor may not be in the table when it is saved, on a busy machine.
+    lost = 100
     steps, learner_steps, inserted = progress()
-    assert (steps, inserted) == (400, 800)
-    # 16 samples per step in batches of 32, from the first step on; with the data's own 300.
-    assert abs(learner_steps - 200) <= 40
+    assert steps == 400 and 800 - lost < inserted <= 800
+    # 16 samples per step in batches of 32, and the limiter's tolerance of 24 steps. Had the data
+    # made steps due as well, there would be 100 more, and 100 less had it not counted at all.
+    assert 200 - 24 - lost / 2 < learner_steps <= 200 + 24 + CONFIG.steps_per_call
     assert not prefilled(run_dir).exists()
     folder.rename(tmp_path / "elsewhere")
     assert td3.command.train(options(run_dir, prefill=str(folder), steps=500)) == 0
-    assert (progress()[0], progress()[2]) == (500, 900)
+    steps, _, total = progress()
+    assert steps == 500 and inserted < total <= 900
     with pytest.raises(UsageError, match="prefill was .* and is now None"):
         td3.command.train(options(run_dir, steps=600))
 
