@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,31 +153,48 @@ def test_a_small_table_keeps_the_newest(tmp_path):
     np.testing.assert_array_equal(row[:2], played[2].observations[10])
 
 
-def test_a_run_starts_with_the_data_and_never_takes_it_again(tmp_path, capsys):
-    make_dataset("a-v0", TARGET, 20)
-    run_dir = tmp_path / "run"
-    folder = tmp_path / "minari" / "a-v0"
-    assert td3.command.train(options(run_dir, prefill=str(folder))) == 0
-    assert f"prefill {folder}: 20 episodes (0 terminated), 400 actions, " in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A complete run that started with 400 recorded transitions, and the path of its dataset."""
+    root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(root))
+        make_dataset("a-v0", TARGET, 20)
+    folder = root / "a-v0"
+    assert td3.command.train(options(root / "run", prefill=str(folder))) == 0
+    shutil.rmtree(folder)  # It is not needed any more.
+    return root / "run", str(folder)
 
-    def progress():
-        checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
-        (table,) = stored_tables.read(checkpoint / "replay")
-        state = json.loads((checkpoint / "progress" / "state.json").read_text())
-        return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
 
-    # The last rows of an actor may not be in the table when it is saved, on a busy machine.
-    lost = 100
-    steps, learner_steps, inserted = progress()
-    assert steps == 400 and 800 - lost < inserted <= 800
+# The last rows of an actor may not be in the table when it is saved, on a busy machine.
+LOST = 100
+
+
+def progress(run_dir):
+    """Returns environment steps, learner steps and inserted transitions of a run."""
+    checkpoint = Checkpointer(run_dir / "checkpoints").latest().path
+    (table,) = stored_tables.read(checkpoint / "replay")
+    state = json.loads((checkpoint / "progress" / "state.json").read_text())
+    return state["environment_steps"], state["learner_steps"], table.rate_limiter.insert_count
+
+
+def test_a_run_starts_with_the_data(trained):
+    run_dir, _ = trained
+    steps, learner_steps, inserted = progress(run_dir)
+    assert steps == 400 and 800 - LOST < inserted <= 800
     # 16 samples per step in batches of 32, and the limiter's tolerance of 24 steps. Had the data
     # made steps due as well, there would be 100 more, and 100 less had it not counted at all.
-    assert 200 - 24 - lost / 2 < learner_steps <= 200 + 24 + CONFIG.steps_per_call
+    assert 200 - 24 - LOST / 2 < learner_steps <= 200 + 24 + CONFIG.steps_per_call
     assert not prefilled(run_dir).exists()
-    folder.rename(tmp_path / "elsewhere")
-    assert td3.command.train(options(run_dir, prefill=str(folder), steps=500)) == 0
-    steps, _, total = progress()
-    assert steps == 500 and inserted < total <= 900
+
+
+def test_a_run_never_takes_the_data_again(trained, tmp_path):
+    run_dir, dataset = trained
+    run_dir = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    *_, before = progress(run_dir)
+    assert td3.command.train(options(run_dir, prefill=dataset, steps=500)) == 0
+    steps, _, inserted = progress(run_dir)
+    assert steps == 500 and before < inserted <= 900
     with pytest.raises(UsageError, match="prefill was .* and is now None"):
         td3.command.train(options(run_dir, steps=600))
 
