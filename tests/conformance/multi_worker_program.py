@@ -27,7 +27,7 @@ from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 
-faulthandler.dump_traceback_later(150)  # What it hangs in, if it hangs.
+faulthandler.dump_traceback_later(270)  # What it hangs in, if it hangs.
 GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)

@@ -22,7 +22,7 @@ from tests.suite import forked
 
 # A group takes 10 to 30 seconds, most of them to import TensorFlow; many times that if others use
 # the machine, too.
-WAIT = 180
+WAIT = 300
 CALL_TIMEOUT = 4
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
 
