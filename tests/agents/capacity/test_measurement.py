@@ -12,6 +12,9 @@ from agents.d4pg.config import D4PGConfig
 from agents.replay.config import ReplayConfig
 from agents.task import Task
 
+# Two processes import TensorFlow, and two learners are compiled.
+pytestmark = pytest.mark.timeout(300)
+
 CONFIG = D4PGConfig(
     policy_layers=(6,),
     critic_layers=(7,),
