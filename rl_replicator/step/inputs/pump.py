@@ -4,6 +4,7 @@ import contextlib
 import functools
 import queue as queues
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,16 +59,16 @@ class Pump:
         except tf.errors.OutOfRangeError:
             mark(self._queue, self._specs, contract.END)
         except Exception as error:  # Of any kind: the caller of the step must see it.
+            _forget_locals(error)
             if not self._queue.is_closed():
                 self.error = error
                 mark(self._queue, self._specs, contract.FAILED)
 
     def _move_rows(self, position: int) -> None:
         used = position * self._num_replicas // len(self._sources)
-        iterators = [iter(source.skip(used)) for source in self._sources]
 
         @tf.function(autograph=False)
-        def move() -> Any:
+        def move(iterators: Sequence[Any]) -> Any:
             def body(_: Any) -> Any:
                 row = self._row(iterators)
                 with tf.control_dependencies([self._queue.enqueue(row)]):
@@ -77,12 +78,22 @@ class Pump:
                 lambda more: more, body, [tf.constant(True)], parallel_iterations=1
             )
 
-        move()
+        # Nothing else refers to the iterators, so that they are freed here and not in the thread
+        # in which the garbage collector runs: that may have to wait, for a generator of the user's
+        # that waits for something itself.
+        move([iter(source.skip(used)) for source in self._sources])
 
     def _row(self, iterators: Sequence[Any]) -> list[Any]:
         """Traced: reads the next entry of the queue."""
         row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
         return [tf.constant(contract.ELEMENT), *tf.nest.flatten(row, expand_composites=True)]
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Clears the local variables that the tracebacks of an error would keep."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def mark(queue: tf.queue.FIFOQueue, specs: Sequence[tf.TensorSpec], status: int) -> None:

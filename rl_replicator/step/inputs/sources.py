@@ -73,8 +73,9 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset without the thread that tunes it, unless its own options ask for one.
 
     TensorFlow 2.15 frees an iterator only once that thread has ended. The thread sleeps for up to a
-    minute at a time, may miss its cancellation, and the garbage collector waits for it with the GIL
-    held. Without it, `tf.data.AUTOTUNE` stands for the number of cores, at most 16.
+    minute at a time and may miss its cancellation, so whoever frees the iterator, the garbage
+    collector for instance, waits as long. Without it, `tf.data.AUTOTUNE` stands for the number of
+    cores, at most 16.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset

@@ -269,7 +269,7 @@ def test_reading_ends_with_the_last_reference(pad_to):
 
 
 def test_autotuning_is_off_unless_asked_for():
-    """With it, the garbage collector may wait for a minute, GIL held, to free an iterator."""
+    """With it, the garbage collector may wait for a minute to free an iterator."""
     data = tf.data.Dataset.range(100).map(lambda x: x + 1, tf.data.AUTOTUNE)
     tuned = tf.data.Options()
     tuned.autotune.enabled = True
@@ -283,3 +283,35 @@ def test_autotuning_is_off_unless_asked_for():
 
     assert is_tuned(data) is False
     assert is_tuned(data.with_options(tuned)) is True
+
+
+def test_the_garbage_collector_does_not_wait_for_a_generator():
+    """TensorFlow frees an iterator once its threads have left the generator."""
+    entered, release, collected = (threading.Event() for _ in range(3))
+
+    def numbers():
+        yield from range(4)
+        entered.set()
+        release.wait(100)
+
+    def use():
+        data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+        replicator = rr.SingleDeviceReplicator()
+        inputs = replicator.make_inputs(lambda context: data.prefetch(1))
+        replicator.replicate(lambda x: x, inputs)()
+        assert entered.wait(60)  # Two rows are in the queue, and one has been prefetched.
+
+    def collect():
+        gc.collect()
+        for pump in pumps:
+            pump.join(3)  # It waits for the generator.
+        gc.collect()
+        collected.set()
+
+    before = set(threading.enumerate())
+    use()
+    pumps = [t for t in set(threading.enumerate()) - before if t.name == "input-pump"]
+    threading.Thread(target=collect, daemon=True).start()
+    is_collected = collected.wait(60)
+    release.set()
+    assert is_collected
