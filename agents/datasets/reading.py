@@ -181,8 +181,8 @@ def _readable(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UsageError(
-            f"expected a Minari dataset or its folder, found none of the name {name}; 'minari list "
-            "local' lists those in Minari's folder"
+            f"expected --prefill to be a Minari dataset or its folder, found none of the name "
+            f"{name}; 'minari list local' lists those in Minari's folder"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise UsageError(f"expected a Minari dataset in {name}, got {error!r}") from error
