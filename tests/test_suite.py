@@ -3,12 +3,10 @@
 The scratch suites import no TensorFlow.
 """
 
-import faulthandler
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -95,22 +93,23 @@ def test_a_fault_ends_the_run(scratch, tmp_path, fault):
     assert not _is_alive(tmp_path / "neighbour.pid")
 
 
-def test_stacks_are_shortened(tmp_path):
+def test_stacks_are_shortened():
     """The thread that runs the test comes first, in full; the others, equal ones once."""
-    stop = threading.Event()
-    others = [threading.Thread(target=stop.wait) for _ in range(3)]
-    for thread in others:
-        thread.start()
-    with (tmp_path / "dump").open("w+") as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        main, *rest = stacks.shorten(file.read()).split("\n3 x ")
-    stop.set()
-    for thread in others:
-        thread.join()
-    assert "test_stacks_are_shortened" in main.splitlines()[1]
-    assert len(rest) == 1
-    assert "in wait" in rest[0].splitlines()[0]
+    waits = f"""(most recent call first):
+  File "/python/threading.py", line 331 in wait
+  File "/python/site-packages/library.py", line 7 in work
+  File "{ROOT}/rl_replicator/one.py", line 5 in pump
+"""
+    main = f"""Thread 0x03 (most recent call first):
+  File "/python/site-packages/library.py", line 3 in step
+  File "{ROOT}/tests/test_one.py", line 9 in test_one
+"""
+    dump = f"Timeout (0:02:00)!\nThread 0x01 {waits}\nThread 0x02 {waits}\n{main}"
+    assert stacks.shorten(dump) == (
+        main.replace(f"{ROOT}/", "")
+        + '2 x File "/python/threading.py", line 331 in wait\n'
+        + 'File "rl_replicator/one.py", line 5 in pump\n'
+    )
 
 
 def test_the_deadline_ends_the_run(scratch, tmp_path):

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -60,6 +61,11 @@ def test_only_this_machine_can_connect_to_tensorflows_servers(tmp_path, options,
         for _, port in set().union(*listeners.values()):
             assert sockets.accepts("127.0.0.1", port)
             for outer in sockets.outer_addresses():
+                # A server is closed to others soon after it has begun to listen, and the chief may
+                # be up before another task has done that.
+                deadline = time.monotonic() + 30
+                while sockets.accepts(outer, port) and time.monotonic() < deadline:
+                    time.sleep(0.1)
                 assert not sockets.accepts(outer, port), (outer, port)
     finally:
         job.terminate()
