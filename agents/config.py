@@ -21,8 +21,14 @@ _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 
-# What runs did that began before there was a setting for it.
-_BEFORE = {"normalize_observations": False, "torso": "mlp", "exploration_spread": 1.0}
+# What runs did that began before there was a setting for it. The prior of the critic only matters
+# until the first checkpoint.
+_BEFORE = {
+    "normalize_observations": False,
+    "torso": "mlp",
+    "exploration_spread": 1.0,
+    "critic_prior": "uniform",
+}
 
 
 class Settings:

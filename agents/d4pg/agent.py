@@ -17,7 +17,7 @@ class D4PG(OffPolicyAgent):
 
     @property
     def initial_priority(self) -> float:
-        """The highest priority that a transition can have while the critic knows nothing.
+        """The highest priority that a transition can have for a critic that predicts nothing.
 
         KL(target || uniform) is at most log(atoms).
         """
@@ -72,6 +72,6 @@ class D4PG(OffPolicyAgent):
 
     def _make_critic(self, name: str) -> CategoricalCritic:
         atoms = self.atoms()
-        is_state = self.observations.feature_size is None
-        logits = np.zeros_like(atoms) if is_state else logits_around_zero(atoms)
+        is_uniform = self.config.critic_prior == "uniform"
+        logits = np.zeros_like(atoms) if is_uniform else logits_around_zero(atoms)
         return CategoricalCritic(self.make_critic_torso, logits, name)

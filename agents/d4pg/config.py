@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.replay.config import ReplayConfig
@@ -31,6 +32,10 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     value_max: float | None = None
     """Highest atom. Default: from the environment's highest reward and the discount. The reference
     implementation uses 150."""
+    critic_prior: Literal["zero", "uniform"] = "zero"
+    """Returns that a new critic expects: `zero`, near 0; `uniform`, the middle of the value range,
+    as in the paper. If the range is [0, 100], the policy of a critic that starts at 50 learns only
+    that everything gets worse, and saturates."""
     critic_loss: str = "categorical"
     """`categorical`, or the import path of a function with the signature of
     `agents.d4pg.losses.categorical_td_loss`."""
@@ -79,6 +84,7 @@ PAPER = D4PGConfig(
     num_atoms=51,
     value_min=-150.0,
     value_max=150.0,
+    critic_prior="uniform",
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
     exploration_sigma=0.3,

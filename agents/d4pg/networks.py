@@ -16,9 +16,10 @@ _PRIOR_SLOPE = 0.2
 def logits_around_zero(atoms: np.ndarray) -> np.ndarray:
     """Logits of a distribution over returns whose mode is the atom nearest to a return of 0.
 
-    From pixels, a critic that starts in the middle of the value range takes thousands of steps to
-    come down from there, in which the policy would follow a critic that knows only that everything
-    gets worse. DrQ-v2's scalar critic starts near 0 too.
+    A critic that starts in the middle of a one-sided value range takes thousands of steps to come
+    down from there. Until then the policy follows a critic that knows only that everything gets
+    worse, and saturates: on reacher:hard it never recovered. DrQ-v2's scalar critic starts near 0
+    too.
 
     Args:
       atoms: [Z] float32, evenly spaced.

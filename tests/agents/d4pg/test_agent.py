@@ -5,17 +5,19 @@ import math
 import numpy as np
 import pytest
 import reverb
+import tensorflow as tf
 from acme import specs
 
 import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
-from agents.d4pg.config import D4PGConfig
+from agents.d4pg.config import PAPER, D4PGConfig
 from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
 from rl_replicator.errors import ConfigError
+from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
 from tests.agents.fixed_samples import make_spec
 
@@ -132,6 +134,21 @@ def test_the_value_range_follows_from_rewards_and_discount():
     np.testing.assert_allclose(agent.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
     agent = D4PG(D4PGConfig(discount=0.9, num_atoms=3, value_min=-2.0), make_spec())
     np.testing.assert_allclose(agent.atoms(), [-2, 4, 10], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [(D4PGConfig(), 9.0), (PAPER, 0.0), (D4PGConfig(critic_prior="uniform"), 50.0)],
+)
+def test_what_a_new_critic_expects(config, expected):
+    """The range of returns is [0, 100] here, and [-150, 150] in the paper's reference."""
+    agent = D4PG(config, make_spec())
+    critic = agent.make_module(rr.make("single_device"), total_steps=1).online.critic
+    random = np.random.default_rng(0)
+    state = random.normal(size=(64, fixed_samples.OBSERVATION)).astype(np.float32)
+    action = random.uniform(-1, 1, (64, fixed_samples.ACTION)).astype(np.float32)
+    q = tf.linalg.matvec(tf.nn.softmax(critic(state, action)), agent.atoms())
+    np.testing.assert_allclose(q, np.full(64, expected), atol=3)
 
 
 def test_rewards_without_bounds_ask_for_a_value_range():
