@@ -227,6 +227,40 @@ def test_a_record_has_the_seconds_of_child_processes(tmp_path, monkeypatch):
     code = "import time\nwhile time.process_time() < 0.8: pass"
     subprocess.run([sys.executable, "-IS", "-c", code], check=True)
     meter.close()
-    durations.record(tmp_path)
+    durations.record(tmp_path, {"test_long.py": 20.0})
     assert durations.read().keys() == {"test_long.py", "test_other.py"}
-    assert 1 <= durations.read()["test_long.py"] < 9
+    assert 21 <= durations.read()["test_long.py"] < 29
+
+
+def test_waits_are_measured():
+    """By threads that are not ready to run, so that a busy machine changes nothing."""
+    busy = "import sys\nprint(flush=True)\nwhile True: sys.getrefcount(None)"
+    wait = "import time\nprint(flush=True)\ntime.sleep(600)"
+    # A shell that waits for its child, which computes.
+    commands = {
+        "test_busy.py": f"'{sys.executable}' -IS -c '{busy}' & wait",
+        "test_waiting.py": f"'{sys.executable}' -IS -c '{wait}' & wait",
+    }
+    processes = {
+        name: subprocess.Popen(
+            ["bash", "-c", command], stdout=subprocess.PIPE, start_new_session=True
+        )
+        for name, command in commands.items()
+    }
+    try:
+        for process in processes.values():
+            process.stdout.readline()
+        records = [
+            {"pid": process.pid, "activity": f"{name}::test"} for name, process in processes.items()
+        ]
+        meter = durations.WaitMeter()
+        deadline = time.monotonic() + 60
+        while meter.seconds["test_waiting.py"] < 0.5 and time.monotonic() < deadline:
+            time.sleep(0.1)
+            meter.sample(records)
+    finally:
+        for process in processes.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert meter.seconds.keys() == {"test_waiting.py"}
+    assert meter.seconds["test_waiting.py"] >= 0.5

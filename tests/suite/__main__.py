@@ -30,17 +30,21 @@ _CLOSING = 25.0
 class Watcher:
     """One run of pytest."""
 
-    def __init__(self, directory: Path, deadline: float, patience: float):
+    def __init__(
+        self, directory: Path, deadline: float, patience: float, measures_waits: bool = False
+    ):
         """Starts nothing yet.
 
         Args:
           directory: where the processes of pytest write what they do.
           deadline: seconds for the whole run.
           patience: seconds beyond a test's own limit, in which pytest-timeout ends most tests.
+          measures_waits: whether `waits` measures how long the files wait.
         """
         self._directory = directory
         self._deadline = deadline
         self._patience = patience
+        self.waits = durations.WaitMeter() if measures_waits else None
         self._signal: int | None = None
         self._dead_since: float | None = None
 
@@ -62,6 +66,8 @@ class Watcher:
             if reason is not None:
                 self._report(reason)
                 return 124, reason
+            if self.waits is not None:
+                self.waits.sample(records(self._directory))
             time.sleep(0.2)
         child.returncode = os.waitstatus_to_exitcode(statuses[child.pid])
         if child.returncode < 0:
@@ -117,7 +123,7 @@ def main() -> int:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="print the CPU seconds of files and keep them, to order later runs by",
+        help="print the CPU seconds and waits of files and keep them, to order later runs by",
     )
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
@@ -127,7 +133,7 @@ def main() -> int:
         command += ["--max-worker-restart", "0"]
     shared_memory = leftovers.SharedMemory()
     with tempfile.TemporaryDirectory(prefix="suite-") as directory:
-        watcher = Watcher(Path(directory), options.deadline, options.patience)
+        watcher = Watcher(Path(directory), options.deadline, options.patience, options.record)
         try:
             status, reason = watcher.run([*command, *arguments])
             if reason is None:
@@ -135,8 +141,8 @@ def main() -> int:
                 for line in left:
                     _say(f"left behind: {line}")
                 status = status or int(bool(left))
-                if options.record and not status:
-                    durations.record(Path(directory))
+                if watcher.waits is not None and not status:
+                    durations.record(Path(directory), watcher.waits.seconds)
         finally:
             leftovers.kill_descendants()
             for path in sorted(Path(directory).glob("*.stacks")):

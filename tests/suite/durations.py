@@ -1,14 +1,19 @@
-"""CPU seconds of the test files, by which the suite orders them.
+"""Seconds of the test files, by which the suite orders them.
 
-CPU seconds and not wall time, because other programs may use the machine while a run is recorded.
+CPU seconds plus those in which a file waits, and not wall time, because other programs may use the
+machine while a run is recorded. A file that waits starts early, beside others that compute.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,22 +65,65 @@ def _cpu_seconds() -> float:
     return total
 
 
+class WaitMeter:
+    """Measures how long test files wait: no thread of their processes is ready to run."""
+
+    def __init__(self) -> None:
+        """Measures from now on."""
+        self.seconds: collections.Counter[str] = collections.Counter()
+        self._last = time.monotonic()
+
+    def sample(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Counts the time since the last sample for each test that waits now.
+
+        Args:
+          records: `pid` and `activity` of each process that runs tests; see `plugin.records`.
+        """
+        now = time.monotonic()
+        elapsed, self._last = now - self._last, now
+        for record in records:
+            if record["activity"] and not _is_ready(record["pid"]):
+                self.seconds[record["activity"].partition("::")[0]] += elapsed
+
+
+def _is_ready(pid: int) -> bool:
+    """Returns whether a thread of a process or of its descendants runs, or could."""
+    try:
+        process = psutil.Process(pid)
+        pids = [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.Error:
+        return False
+    return any(state in "RD" for each in pids for state in _states(each))
+
+
+def _states(pid: int) -> list[str]:
+    """Returns the states of a process's threads, such as R and S; those that ended are missing."""
+    states = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            states.append((thread / "stat").read_text().rpartition(") ")[2][:1])
+    return states
+
+
 def read() -> dict[str, float]:
     """Returns the recorded seconds of the files that take long."""
     return json.loads(PATH.read_text())
 
 
-def record(directory: Path) -> None:
-    """Prints and keeps what the meters of a run have written; other files keep their seconds.
+def record(directory: Path, waits: Mapping[str, float]) -> None:
+    """Prints and keeps what the meters of a run have measured; other files keep their seconds.
 
     Args:
-      directory: where the meters have written.
+      directory: where each `Meter` has written.
+      waits: from the `WaitMeter`, the seconds by file.
     """
     measured: collections.Counter[str] = collections.Counter()
     for path in directory.glob("*.durations"):
         measured.update(json.loads(path.read_text()))
+    print("CPU s  waits  file")
     for file, seconds in measured.most_common():
-        print(f"{seconds:7.1f} {file}")
+        print(f"{seconds:5.0f}  {waits.get(file, 0.0):5.0f}  {file}")
+        measured[file] += waits.get(file, 0.0)
     kept = {file: seconds for file, seconds in read().items() if Path(file).exists()}
     long = {file: round(s) for file, s in (kept | measured).items() if s >= LONG}
     PATH.write_text(json.dumps(long, indent=1, sort_keys=True) + "\n")
