@@ -31,6 +31,7 @@ from rl_replicator.errors import StepCancelled
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 ROOT = Path(__file__).parents[2]
 SIZE, BATCH, STEPS = 24, 16, 6
+NUM_ROWS = 1000  # That an agent learns from.
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
 
 
@@ -186,13 +187,21 @@ def trained(name):
     """Trains an agent on the fake target for some seconds, without a program around it."""
     command = COMMANDS[name]
     environment = Recorder(environments.make("environments.fakes:target", seed=0))
-    rates = {"policy_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
-    config = small_config(command.config, policy_layers=(32, 32), critic_layers=(32, 32), **rates)
+    config = small_config(
+        command.config,
+        policy_layers=(32, 32),
+        critic_layers=(32, 32),
+        policy_learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        # Few large steps: the same transitions cost a quarter of the time.
+        global_batch_size=2 * BATCH,
+        steps_per_call=10,
+    )
     agent = command.make_agent(config, specs.make_environment_spec(environment))
     tf.random.set_seed(1)
     server = reverb.Server(agent.make_tables(1))
     address = f"localhost:{server.port}"
-    learner = agent.make_learner(rr.make("single_device"), [address], 2000)
+    learner = agent.make_learner(rr.make("single_device"), [address], NUM_ROWS)
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
 
@@ -207,7 +216,7 @@ def trained(name):
     thread.start()
     try:
         for count, _ in enumerate(explore([environment], actor)):
-            if count == 2000 or not thread.is_alive():
+            if count == NUM_ROWS or not thread.is_alive():
                 break
     finally:
         learner.cancel()
