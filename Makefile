@@ -1,4 +1,4 @@
-# make run | test | quick | stress | check | docs | bench | mutants | clean. The first one makes .venv from
+# make run | test | quick | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
 # requirements.lock; nothing else has to be done before. Python 3.11 under another name:
 # make PYTHON=/path/to/python3.11 run
 
@@ -20,7 +20,7 @@ QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_en
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: run test quick stress check docs bench mutants clean lock wheel-check
+.PHONY: run test quick stress check docs bench bench-compare mutants clean lock wheel-check
 .DEFAULT_GOAL := test
 
 run: $(STAMP)
@@ -49,8 +49,15 @@ export NO_MKDOCS_2_WARNING := 1
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
+# Measures this project beside its peers, at most half an hour on two idle cores; writes $(OUT).
+# make bench-compare A=bench/results B=build/bench prints what has become slower between two runs.
+OUT ?= bench/results
 bench: $(STAMP)
-	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python -m bench --output $(OUT)
+
+bench-compare: $(STAMP)
+	@test -n "$(A)" -a -n "$(B)" || { echo "expected A=BEFORE B=AFTER, files or folders" >&2; exit 2; }
+	$(BIN)/python -m bench.compare $(A) $(B)
 
 # Small faults in the code, which the tests must notice: docs/testing.md. One module:
 # make mutants MUTANTS="--modules agents.d4pg.losses"

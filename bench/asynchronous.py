@@ -1,41 +1,39 @@
-"""What asynchronous steps cost, against a loop written by hand on TensorFlow's own coordinator.
+"""Asynchronous steps against a loop written by hand on TensorFlow's own coordinator.
 
-    python bench/asynchronous.py [--workers 2] [--servers 1] [--rounds 8]
+    python -m bench.asynchronous
 
-Starts the workers and parameter servers on this machine. The candidates use the same cluster and
-take turns, so that a busy machine slows all alike. Each trains the same MLP (3 x 256, batches of
-64) with the same Adam, keeps two calls a worker under way, and reads the loss of every step. Prints
-steps per second, and the ratio to the loop by hand of the same round.
+The sides use the same cluster of processes on this machine. Each trains the same MLP (3 x 256,
+batches of 64) with the same Adam, keeps two calls a worker under way, and reads the loss of every
+step.
 """
 
-import argparse
 import collections
-import contextlib
+import functools
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from bench import harness
+from bench.processes import free_address
 
-BATCH = 64
-FEATURES = 32
+BATCH, FEATURES, STEPS_PER_CALL = 64, 32, 10
 
 
 def dataset() -> tf.data.Dataset:
+    """Returns batches from memory, for ever."""
     x = np.random.default_rng(0).normal(size=(16 * BATCH, FEATURES)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices(x).batch(BATCH).cache().repeat().prefetch(2)
 
 
 def make_step(model, optimizer):
+    """Returns a step that trains the model."""
+
     def step_fn(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
@@ -47,6 +45,7 @@ def make_step(model, optimizer):
 
 
 def make_learner(scope):
+    """Makes model and optimizer in the scope; returns their step."""
     with scope:
         model = snt.nets.MLP([256, 256, 256, 1])
         model(tf.zeros([1, FEATURES]))
@@ -56,7 +55,7 @@ def make_learner(scope):
 
 
 def by_hand(strategy, workers, count):
-    """Returns a function that takes `steps` steps and reads their losses."""
+    """Returns a function that takes some steps and reads their losses."""
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     step_fn = make_learner(strategy.scope())
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
@@ -85,6 +84,7 @@ def by_hand(strategy, workers, count):
 
 
 def ours(replicator, count):
+    """Returns a function that takes steps and reads their losses, and the replicated step."""
     step = replicator.replicate(
         make_learner(replicator.scope()), replicator.make_inputs(lambda context: dataset()), count
     )
@@ -97,25 +97,42 @@ def ours(replicator, count):
     return take, step
 
 
-def free_address() -> str:
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 def start(cluster: dict, task_type: str, index: int) -> subprocess.Popen:
+    """Starts a process of the cluster."""
     config = {"cluster": cluster, "task": {"type": task_type, "index": index}}
     environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
-    return subprocess.Popen([sys.executable, __file__], env=environment)
+    return subprocess.Popen([sys.executable, "-m", "bench.asynchronous"], env=environment)
+
+
+def measure(cluster: dict, options) -> None:
+    """Measures all sides on a cluster."""
+    report = harness.Report("asynchronous", options)
+    replicator = rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0))
+    sides, peers, ours_by_name = {}, {}, {}
+    for count, suffix in ((None, ""), (STEPS_PER_CALL, f", {STEPS_PER_CALL} steps a call")):
+        peer, name = f"by hand{suffix}", f"multi_worker_async{suffix}"
+        take, ours_by_name[name] = ours(replicator, count)
+        for side, function in (
+            (peer, by_hand(replicator.strategy, options.workers, count)),
+            (name, take),
+        ):
+            call = functools.partial(function, options.steps)
+            sides[side] = harness.clocked(call, options.steps, "steps")
+        peers[name] = peer
+    # The processor time is that of the coordinator alone.
+    report.add(harness.measure(sides, options.rounds), peers)
+    for name, step in ours_by_name.items():
+        found = step.staleness()
+        print(f"{name}, staleness: mean {found.mean:.2f}, max {found.max}", flush=True)
+    report.write()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Starts the cluster and measures, or is one of its processes."""
+    parser = harness.parser("asynchronous", __doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--steps-per-call", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=100, help="of a sample")
     options = parser.parse_args()
     if "TF_CONFIG" in os.environ:
         rr.make("multi_worker_async")  # Serves, and ends the process.
@@ -124,32 +141,17 @@ def main() -> None:
         "worker": [free_address() for _ in range(options.workers)],
         "ps": [free_address() for _ in range(options.servers)],
     }
-    for kind in ("worker", "ps"):
-        for index in range(len(cluster[kind])):
-            start(cluster, kind, index)
-    replicator = rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0))
-    k = options.steps_per_call
-    single, single_step = ours(replicator, None)
-    looped, looped_step = ours(replicator, k)
-    candidates = {
-        "by hand": by_hand(replicator.strategy, options.workers, None),
-        "multi_worker_async": single,
-        f"by hand, {k} steps a call": by_hand(replicator.strategy, options.workers, k),
-        f"multi_worker_async, {k} steps a call": looped,
-    }
-    rates: dict[str, list[float]] = {name: [] for name in candidates}
-    for round_number in range(options.rounds + 1):
-        for name, take in candidates.items():
-            begun = time.perf_counter()
-            take(options.steps)
-            if round_number:  # The first is for warming up.
-                rates[name].append(options.steps / (time.perf_counter() - begun))
-    for name, values in rates.items():
-        ratio = np.median(np.divide(values, rates["by hand"]))
-        print(f"{name:40s} {np.median(values):7.1f} steps/s  {ratio:5.2f}", flush=True)
-    for step in (single_step, looped_step):
-        found = step.staleness()
-        print(f"staleness over {found.steps} steps: mean {found.mean:.2f}, max {found.max}")
+    started = [
+        start(cluster, kind, index)
+        for kind in ("worker", "ps")
+        for index in range(len(cluster[kind]))
+    ]
+    try:
+        measure(cluster, options)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

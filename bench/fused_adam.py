@@ -1,28 +1,24 @@
-"""A training step with `rr.optimizers.Adam` against one with Sonnet's.
+"""A training step with `rr.optimizers.Adam` against the same with Sonnet's.
 
-    python bench/fused_adam.py [--replicas 2] [--rounds 20]
+    python -m bench.fused_adam
 
 The step is shaped as an actor-critic's: LayerNorm MLPs of 256-256-256 and 512-512-256, 20
-variables, batch 256. The two take turns in one process. Prints the median time of a step.
+variables, batch 256; on one device and on two.
 """
-
-import argparse
-import os
-import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from bench import harness
 
 BATCH = 256
-ATOMS = 51
+ATOMS, STEPS = 51, 10
 
 
 def network(sizes, outputs):
+    """Returns a LayerNorm MLP."""
     return snt.Sequential(
         [
             snt.Linear(sizes[0]),
@@ -34,6 +30,7 @@ def network(sizes, outputs):
 
 
 def make_step(replicator, optimizer_class):
+    """Returns a replicated step, ten steps a call."""
     with replicator.scope():
         actor, critic = network([256, 256, 256], 1), network([512, 512, 256], ATOMS)
         critic(tf.concat([tf.zeros([1, 5]), actor(tf.zeros([1, 5]))], axis=1))
@@ -61,31 +58,22 @@ def make_step(replicator, optimizer_class):
             .repeat()
         )
     )
-    return replicator.replicate(step_fn, inputs, 10)
+    return replicator.replicate(step_fn, inputs, STEPS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
-    name = "single_device" if options.replicas == 1 else f"multi_device:{options.replicas}"
-    replicator = rr.make(name)
-    steps = {
-        "snt.optimizers.Adam": make_step(replicator, snt.optimizers.Adam),
-        "rr.optimizers.Adam": make_step(replicator, rr.optimizers.Adam),
-    }
-    times: dict[str, list[float]] = {kind: [] for kind in steps}
-    for round_number in range(options.rounds + 1):
-        for kind, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if round_number:  # The first is for warming up.
-                times[kind].append((time.perf_counter() - start) / 10)
-    base = times["snt.optimizers.Adam"]
-    for kind, values in times.items():
-        ratio = np.median(np.divide(values, base))
-        print(f"{name} {kind:20s} {1e3 * np.median(values):7.3f} ms  {ratio:5.2f}")
+    """Measures both optimizers on one device and on two."""
+    options = harness.parser("fused_adam", __doc__).parse_args()
+    report = harness.Report("fused_adam", options)
+    rr.split_cpu(2)
+    for replicator in ("single_device", "multi_device:2"):
+        ours, peer = f"{replicator}, rr.optimizers.Adam", f"{replicator}, Sonnet's Adam"
+        sides = {
+            name: harness.clocked(make_step(rr.make(replicator), optimizer), STEPS, "steps")
+            for name, optimizer in ((ours, rr.optimizers.Adam), (peer, snt.optimizers.Adam))
+        }
+        report.add(harness.measure(sides, options.rounds), {ours: peer})
+    report.write()
 
 
 if __name__ == "__main__":

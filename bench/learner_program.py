@@ -1,31 +1,17 @@
 """The D4PG learner from state, part by part, up to the whole program, on `cartpole:swingup`.
 
-    PYTHONPATH=. python bench/learner_program.py
+    python -m bench.learner_program
 
-Prints, and writes bench/results/learner_program.json.
-All sides run in one process, in turn, each once a round, with the defaults of `rl-replicator train
-d4pg`. "step" takes one stored batch again and again; "step, sampling" takes batches from a table
-whose limiter never blocks; "learner" writes priorities and publishes weights too; "program" does
-all of that while an actor explores and inserts, held by the limiter at 128 samples an insert. A
-limiter also holds that actor while the others are measured. A processor millisecond counts all
-threads: on a busy machine it says more than the clock.
+All sides run in one process, with the defaults of `rl-replicator train d4pg`. "step" takes one
+stored batch again and again; "step, sampling" takes batches from a table whose limiter never
+blocks; "learner" writes priorities and publishes weights too; "program" does all of that while an
+actor explores and inserts, held by the limiter. A limiter also holds that actor while the others
+are measured.
 """
 
-import argparse
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import sys
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import reverb
@@ -44,10 +30,10 @@ from agents.replay.input import make_input_fn
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import TABLE, TransitionLayout
 from agents.runs.launching import share_processors
+from bench import harness
 
 TASK = "cartpole:swingup"
 FILL_STEPS, TOTAL_STEPS = 2000, 60_000
-PACKAGES = ("numpy", "tensorflow", "dm-reverb", "dm-control", "mujoco")
 BARE = "step"
 
 
@@ -134,57 +120,29 @@ class Bench:
         self.thread.join()
 
 
-def rows(unit: str, samples: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Returns one row per side; ratios are to the bare step, round by round."""
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-    }
-    result = []
-    for name, figures in samples.items():
-        ratios = np.divide(figures, samples[BARE])
-        row = {"figure": name, "unit": unit, "samples": [round(x, 4) for x in figures]}
-        row |= {"median": float(np.median(figures)), "ratio": float(np.median(ratios))}
-        row["ratio_spread"] = [float(ratios.min()), float(ratios.max())]
-        result.append({**row, **about})
-    return result
-
-
 def main() -> None:
-    """Prints the figures and writes the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=12, help="calls of 16 steps in a sample")
-    parser.add_argument("--output", type=Path, default=Path("bench/results/learner_program.json"))
+    """Measures all parts; ratios are to the bare step."""
+    parser = harness.parser("learner_program", __doc__)
+    parser.add_argument("--calls", type=int, default=4, help="calls of 16 steps in a sample")
     options = parser.parse_args()
+    report = harness.Report("learner_program", options)
     bench = Bench()
-    sides = bench.sides()
-    for call in sides.values():
-        for _ in range(3):
-            call()
-    wall: dict[str, list[float]] = {name: [] for name in sides}
-    cpu: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(options.rounds):
-        for name, call in sides.items():
-            call()  # What the prefetching of the side before has left over is over after this one.
-            started, cpu_started = time.perf_counter(), time.process_time()
-            for _ in range(options.calls):
-                call()
-            steps = options.calls * bench.config.steps_per_call
-            wall[name].append(steps / (time.perf_counter() - started))
-            cpu[name].append((time.process_time() - cpu_started) * 1e3 / steps)
+    steps = options.calls * bench.config.steps_per_call
+
+    def side(call: Callable[[], None]) -> harness.Side:
+        timed = harness.clocked(harness.repeated(call, options.calls), steps, "learner steps")
+
+        def sample():
+            call()  # What the side before has prefetched is over after this call.
+            return timed()
+
+        return sample
+
+    sides = {name: side(call) for name, call in bench.sides().items()}
+    samples = harness.measure(sides, options.rounds, warm_up=2)
     bench.close()
-    result = rows("learner steps/s", wall) + rows("processor ms per learner step", cpu)
-    for row in result:
-        low, high = min(row["samples"]), max(row["samples"])
-        print(
-            f"{row['figure']:16} {row['median']:8.2f} {row['unit']} ({low:.2f} to {high:.2f}), "
-            "{:.2f} x step ({:.2f} to {:.2f})".format(row["ratio"], *row["ratio_spread"])
-        )
-    options.output.write_text("".join(json.dumps(row) + "\n" for row in result))
+    report.add(samples, {name: BARE for name in sides if name != BARE})
+    report.write()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,17 @@
-"""Frames stored once against stacked frames in an n-step adder: bytes held, and time to sample.
+"""Frames that are stored once against stacked frames in an n-step adder.
 
-    PYTHONPATH=. python bench/pixel_replay.py [--size 84] [--task cartpole:swingup]
+    python -m bench.pixel_replay
 
-Every form stores the same recorded episode again and again, in a Reverb server of a process of its
-own. Bytes are the growth of that process's memory between two numbers of transitions, so that what
-a server costs once does not count. The form "acme" stores as Acme's `NStepTransitionAdder` (0.2.4)
-does behind a frame-stacking wrapper: stacked observations and single steps in columns, in chunks of
-the length that Reverb chooses, and items that refer to two stacks. It is made anew here, from
-Reverb's interface, since Acme's adders import jax.
+Every form stores the same recorded episode again and again, in a Reverb server in a process of its
+own. Bytes are the growth of that process's memory while transitions are inserted. The form "Acme's"
+stores as its `NStepTransitionAdder` (0.2.4) does behind a frame-stacking wrapper: stacked
+observations and single steps in columns, in chunks of the length that Reverb chooses, and items
+that refer to two stacks. It is made anew here, from Reverb's interface, since Acme's adders import
+jax. Ours stores every frame once, in chunks of several lengths.
 """
 
-import argparse
 import collections
 import os
-import subprocess
-import sys
-import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
 import reverb
@@ -29,9 +22,13 @@ import environments
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.table import TABLE
+from bench import harness, processes
 
 STACK, N_STEP, DISCOUNT, BATCH = 3, 3, 0.99, 128
-FIRST, LAST, SECONDS = 3_000, 15_000, 4.0
+TRANSITIONS, BATCHES = 1_000, 20
+BYTES = harness.Unit("bytes a transition", more_is_better=False)
+ACME = "Acme's"
+CHUNK_LENGTHS = (1, 2, 4, 8)
 
 
 def record(task, size):
@@ -47,11 +44,13 @@ def record(task, size):
 
 
 def memory():
+    """Returns the memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(signature):
+    """Starts a server; returns it and its address."""
     table = reverb.Table(
         TABLE,
         reverb.selectors.Uniform(),
@@ -83,6 +82,7 @@ class Once:
         self.to_transition = layout.unpack
 
     def add_episode(self, steps):
+        """Stores one episode."""
         self.adder.add_first(steps[0][0])
         for timestep, action in steps[1:]:
             self.adder.add(action, timestep)
@@ -108,6 +108,7 @@ class Acme:
         self.to_transition = lambda data: data
 
     def add_episode(self, steps):
+        """Stores one episode."""
         frames = collections.deque([steps[0][0].observation] * STACK, maxlen=STACK)
         self._open(frames, start=True)
         rewards = collections.deque(maxlen=N_STEP)
@@ -153,17 +154,16 @@ class Acme:
         self.writer.flush(5)
 
 
-def measure(form, steps):
-    """Prints bytes a transition, processor time to insert one, and to sample a batch."""
-    sizes, started, count = [], time.process_time(), 0
-    for total in (FIRST, LAST):
-        while count < total:
+def make_side(form, steps) -> harness.Side:
+    """Returns a side that inserts transitions, and then samples batches."""
+    episodes = -(-TRANSITIONS // (len(steps) - 1))
+    amount = episodes * (len(steps) - 1)
+
+    def insert() -> None:
+        for _ in range(episodes):
             form.add_episode(steps)
-            count += len(steps) - 1
-        time.sleep(0.5)  # Items on their way.
-        sizes.append((count, memory()))
-    inserting = (time.process_time() - started) / count
-    (few, before), (many, after) = sizes
+
+    insert()
     dataset = reverb.TrajectoryDataset(
         form.address,
         TABLE,
@@ -173,39 +173,42 @@ def measure(form, steps):
         num_workers_per_iterator=1,
     )
     batches = dataset.batch(BATCH, drop_remainder=True)
-    batches = batches.map(lambda sample: form.to_transition(sample.data)).prefetch(2)
-    iterator = iter(batches)
-    next(iterator)
-    wall, processor, drawn = time.monotonic(), time.process_time(), 0
-    while time.monotonic() - wall < SECONDS:
-        next(iterator)
-        drawn += 1
-    processor = (time.process_time() - processor) / drawn
-    wall = (time.monotonic() - wall) / drawn
-    print(
-        f"{(after - before) / (many - few):8.0f} bytes a transition   insert "
-        f"{inserting * 1e6:5.0f} us   batch of {BATCH}: {processor * 1e3:5.1f} ms of processor, "
-        f"{BATCH / wall:6.0f} samples/s",
-        flush=True,
+    iterator = iter(batches.map(lambda sample: form.to_transition(sample.data)).prefetch(2))
+    sample = harness.clocked(
+        harness.repeated(lambda: next(iterator), BATCHES), BATCHES * BATCH, "samples"
     )
 
+    def measure():
+        before = memory()
+        figures = harness.clocked(insert, amount, "transitions")()
+        grown = {BYTES: max(1.0, (memory() - before) / amount)}
+        return {**figures, **grown, **sample()}
 
-def main():
-    parser = argparse.ArgumentParser()
+    return measure
+
+
+def main() -> None:
+    """Measures all forms, or is the process of one."""
+    parser = harness.parser("pixel_replay", __doc__)
     parser.add_argument("--task", default="cartpole:swingup")
     parser.add_argument("--size", type=int, default=84)
-    parser.add_argument("--form", help="only this one, in this process")
+    parser.add_argument("--form", help="be the process of this form: acme, or a chunk's length")
     options = parser.parse_args()
     if options.form is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
         spec, steps = record(options.task, options.size)
-        name, _, chunk_length = options.form.partition(":")
-        measure(Acme(spec) if name == "acme" else Once(spec, int(chunk_length)), steps)
+        form = Acme(spec) if options.form == "acme" else Once(spec, int(options.form))
+        processes.serve(make_side(form, steps))
         return
-    print(f"{options.task}, {options.size} x {options.size} x 3, stack {STACK}, n = {N_STEP}")
-    for form in ("acme", *(f"once:{length}" for length in (1, 2, 3, 4, 6, 8, 12))):
-        print(f"{form:>8}", end=" ", flush=True)
-        command = [sys.executable, __file__, "--task", options.task, "--size", str(options.size)]
-        subprocess.run([*command, "--form", form], check=True, stderr=subprocess.DEVNULL)
+    report = harness.Report("pixel_replay", options)
+    forms = {ACME: "acme"}
+    forms |= {f"ours, {n} frame{'s' * (n > 1)} a chunk": str(n) for n in CHUNK_LENGTHS}
+    words = ["bench.pixel_replay", "--task", options.task, "--size", str(options.size)]
+    commands = {name: [[*words, "--form", form]] for name, form in forms.items()}
+    with processes.groups(commands) as sides:
+        samples = harness.measure(sides, options.rounds)
+    report.add(samples, {name: ACME for name in forms if name != ACME})
+    report.write()
 
 
 if __name__ == "__main__":

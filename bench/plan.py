@@ -1,18 +1,15 @@
 """What `rl-replicator plan` predicts for short runs on this machine, beside what they do.
 
-    PYTHONPATH=. python bench/plan.py
+    python -m bench.plan
 
-Prints, and appends to bench/results/plan.json. The parts are measured first, and again after every
-four runs; each run is compared with the prediction from the newest ones. A run is measured from one
-of its first learner reports on, by its `metrics/learner.csv`. On a machine that does other work the
-model gets the processors that this work has left during the run, as /proc/stat has them; how much
-that was is printed.
+Prints, and appends to the runs in bench/results/plan.json. The parts are measured first, and again
+after every four runs; each run is compared with the prediction from the newest ones. A run is
+measured from one of its first learner reports on, by its `metrics/learner.csv`. On a machine that
+does other work the model gets the processors that this work has left during the run, as /proc/stat
+has them; how much that was is printed.
 """
 
-import argparse
 import dataclasses
-import datetime
-import importlib.metadata
 import json
 import os
 import signal
@@ -25,15 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from agents.capacity.command import deploy
 from agents.capacity.hardware import Hardware
 from agents.capacity.parts import Parts
+from bench import harness
 from rl_replicator.cli import options, trainables
 from rl_replicator.runs.metrics import read_metrics
 
-PACKAGES = ("numpy", "tensorflow", "dm-reverb", "dm-control", "mujoco")
 TASK = ["--env", "cheetah:run"]
 # One learner step for each environment step (the default), and one for 64: the learner or the
 # actors are the bottleneck.
@@ -174,20 +169,18 @@ def predict(parts: Parts, words: list[str], cores: float) -> Any:
 
 def main() -> None:
     """Prints the figures and appends the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = harness.parser("plan", __doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
     parser.add_argument("--measure-seconds", type=float, default=30.0)
     parser.add_argument("--cases", nargs="*", default=[""], help="parts of the cases' names")
-    parser.add_argument("--output", type=Path, default=Path("bench/results/plan.json"))
     chosen = parser.parse_args()
     cases = {
         name: words for name, words in CASES.items() if any(part in name for part in chosen.cases)
     }
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-    }
+    about = harness.about("plan")
+    document = {"about": about, "rows": [], "runs": []}
+    if chosen.output.is_file():
+        document["runs"] = json.loads(chosen.output.read_text())["runs"]
     with tempfile.TemporaryDirectory() as folder:
         for index, (name, words) in enumerate(cases.items()):
             if index % RUNS_PER_MEASUREMENT == 0:
@@ -208,8 +201,8 @@ def main() -> None:
                 "bottleneck": predicted.bottleneck.name,
                 "machine": parts.machine,
             }
-            with open(chosen.output, "a") as output:
-                output.write(json.dumps({**row, **about}) + "\n")
+            document["runs"].append({**row, **about})
+            chosen.output.write_text(json.dumps(document, indent=1) + "\n")
             print(
                 f"| {name} | {free:.2f} | {environment:,.0f} | {predicted.environment_steps:,.0f} "
                 f"| {learner:,.1f} | {predicted.learner_steps:,.1f} | {row['error']:+.0%} "

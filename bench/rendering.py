@@ -1,31 +1,29 @@
-"""Frames per second of every way to draw, side by side in one run.
+"""Frames and steps of every way to draw, beside plain dm_control.
 
-    python bench/rendering.py              # the tables
-    python bench/rendering.py --picture    # writes docs/rendering.png
+    python -m bench.rendering
 
-`plain dm_control` is `physics.render` as it comes, 'exact' the same pixels drawn with a scene that
-is kept; each switch is measured alone, on top of 'exact'; 'fast' is what `PixelConfig` calls fast.
-The second table is a whole environment step with an action repeat of 2. Both count seconds of
-processor time, of all threads; rounds alternate and each row shows its best, so that what else the
-machine does matters little. The third one is several threads with an environment each, by the
-clock on the wall.
+`plain dm_control` is `physics.render` as it comes, `exact` the same pixels drawn with a scene that
+is kept; each switch is measured alone, on top of `exact`; `fast` is what `PixelConfig` calls fast.
+"steps" are agent steps of two environment steps and a frame. The last sides are several threads
+with an environment each, together. With --picture: no measurements, but docs/rendering.png, which
+shows both modes.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 import environments
+from bench import harness
 from environments.pixels import camera, rendering
 
 TASKS = ("cartpole:balance", "ball_in_cup:catch", "walker:walk")
 SIZES = (64, 84)
-ROUNDS, SECONDS = 3, 0.2
+FRAMES, STEPS = 20, 20
 THREADS = (1, 2, 4)
 PICTURE = "docs/rendering.png"
 
@@ -42,26 +40,6 @@ SETTINGS = {
     "fast, 28 x 16 faces": camera.RenderSettings(camera.FAST.flags_off, tuple(_OFF.items())),
     "fast, no sky": camera.RenderSettings((*camera.FAST.flags_off, "skybox"), camera.FAST.quality),
 }
-
-
-def rate(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
-    """Calls per second of `clock` over about SECONDS."""
-    count, start = 0, clock()
-    while (passed := clock() - start) < SECONDS or not count:
-        call()
-        count += 1
-    return count / passed
-
-
-def best(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The best rate of each over alternating rounds."""
-    rates = dict.fromkeys(calls, 0.0)
-    for call in calls.values():
-        call()  # Compiles shaders.
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            rates[name] = max(rates[name], rate(call))
-    return rates
 
 
 def drawers(task: str, size: int) -> dict[str, Callable[[], object]]:
@@ -81,60 +59,47 @@ def drawers(task: str, size: int) -> dict[str, Callable[[], object]]:
     return calls
 
 
-def print_settings() -> None:
-    """Frames per second of processor time, and how often that of 'exact' it is."""
-    columns = [(task, size) for task in TASKS for size in SIZES]
-    results = [best(drawers(task, size)) for task, size in columns]
-    print(
-        "frames/s (times exact)".ljust(24)
-        + "".join(f"{t.split(':')[0]} {s}".rjust(18) for t, s in columns)
-    )
-    for name in results[0]:
-        cells = [f"{found[name]:.0f} ({found[name] / found['exact']:.1f})" for found in results]
-        print(name.ljust(24) + "".join(cell.rjust(18) for cell in cells), flush=True)
-
-
 def stepper(task: str, pixels: environments.PixelConfig | None) -> Callable[[], object]:
+    """Returns one step of an environment."""
     environment = environments.make(task, seed=1, pixels=pixels)
     environment.reset()
     action = np.zeros(environment.action_spec().shape, np.float32)
     return lambda: environment.step(action)
 
 
-def print_steps() -> None:
-    """Agent steps per second of processor time: two environment steps and a frame."""
-    print("\nsteps/s, 84x84, repeat 2".ljust(25) + "".join(task.rjust(20) for task in TASKS))
-    results = []
-    for task in TASKS:
-        calls = {
-            mode: stepper(task, environments.PixelConfig(84, 84, action_repeat=2, render=mode))
-            for mode in ("exact", "fast")
-        }
-        state = stepper(task, None)
-        calls["state alone"] = lambda state=state: (state(), state())
-        results.append(best(calls))
-    for name in results[0]:
-        print(name.ljust(24) + "".join(f"{found[name]:.0f}".rjust(20) for found in results))
+def step_sides(task: str) -> dict[str, harness.Side]:
+    """Returns agent steps with a frame, and the same without."""
+    config = functools.partial(environments.PixelConfig, 84, 84, action_repeat=2)
+    calls = {
+        "state alone": harness.repeated(stepper(task, None), 2),
+        **{mode: stepper(task, config(render=mode)) for mode in ("exact", "fast")},
+    }
+    return {
+        f"{task}, 84 x 84, repeat 2, {name}": harness.clocked(
+            harness.repeated(call, STEPS), STEPS, "steps"
+        )
+        for name, call in calls.items()
+    }
 
 
-def print_threads() -> None:
-    """Steps per second of several threads together, each with an environment of its own."""
-    print(f"\nthreads, {TASKS[0]}, fast, 64x64, repeat 1: steps/s together")
+def thread_side(count: int) -> harness.Side:
+    """Returns the steps of several threads together, each with an environment of its own."""
     config = environments.PixelConfig(action_repeat=1, render="fast")
-    for count in THREADS:
-        start, rates = threading.Barrier(count), []
 
-        def run(start=start, rates=rates) -> None:
-            step = stepper(TASKS[0], config)
-            start.wait()
-            rates.append(max(rate(step, time.perf_counter) for _ in range(ROUNDS)))
+    def run(step: Callable[[], object], start: threading.Barrier) -> None:
+        start.wait()
+        harness.repeated(step, STEPS)()
 
-        threads = [threading.Thread(target=run) for _ in range(count)]
+    def work() -> None:
+        start = threading.Barrier(count)
+        threads = [threading.Thread(target=run, args=(step, start)) for step in steps]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        print(f"{count:24d}{sum(rates):20.0f}", flush=True)
+
+    steps = [stepper(TASKS[0], config) for _ in range(count)]
+    return harness.clocked(work, STEPS * count, "steps")
 
 
 def write_picture() -> None:
@@ -158,15 +123,33 @@ def write_picture() -> None:
 
 
 def main() -> None:
-    """Prints the tables, or writes the picture."""
-    if sys.argv[1:] == ["--picture"]:
+    """Measures all sides, or writes the picture."""
+    parser = harness.parser("rendering", __doc__)
+    parser.add_argument("--picture", action="store_true", help="write docs/rendering.png")
+    options = parser.parse_args()
+    if options.picture:
         write_picture()
         return
+    report = harness.Report("rendering", options)
     renderer = rendering.enable()
     print(f"{renderer.kind.upper()}, {renderer.name}")
-    print_settings()
-    print_steps()
-    print_threads()
+    for task in TASKS:
+        for size in SIZES:
+            sides = {
+                f"{task}, {size} x {size}, {name}": harness.clocked(
+                    harness.repeated(call, FRAMES), FRAMES, "frames"
+                )
+                for name, call in drawers(task, size).items()
+            }
+            plain, *others = sides
+            report.add(harness.measure(sides, options.rounds), dict.fromkeys(others, plain))
+    for task in TASKS:
+        report.add(harness.measure(step_sides(task), options.rounds))
+    threads = {f"{TASKS[0]}, 64 x 64, fast, {count} threads": count for count in THREADS}
+    sides = {name: thread_side(count) for name, count in threads.items()}
+    one, *others = sides
+    report.add(harness.measure(sides, options.rounds), dict.fromkeys(others, one))
+    report.write()
 
 
 if __name__ == "__main__":

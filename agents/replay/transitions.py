@@ -13,7 +13,7 @@ TABLE = "replay"
 
 # Rows that are sent together, compressed as one chunk. A message to the server costs several times
 # what its row does, and a chunk of its own takes 840 bytes; but a sampled row is decompressed with
-# its whole chunk (`bench/replay_chunks.py`).
+# its whole chunk (`bench/replay_rows.py`).
 _ROWS_PER_CHUNK = 8
 
 
@@ -197,7 +197,7 @@ class TransitionLayout:
 
     A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
     At these sizes Reverb's cost to insert and to sample grows with the number of columns, not of
-    bytes: one column makes both two to three times cheaper than five (`bench/replay_columns.py`).
+    bytes: one column makes both two to three times cheaper than five (`bench/replay_rows.py`).
     """
 
     def __init__(self, spec: specs.EnvironmentSpec, extras_spec: Any = ()):

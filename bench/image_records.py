@@ -1,6 +1,6 @@
 """Writes an ImageNet-like folder of TFRecords: real JPEG files of Fashion-MNIST, scaled up.
 
-    PYTHONPATH=. python bench/resnet_records.py [FOLDER] [IMAGES]
+    python -m bench.image_records FOLDER IMAGES
 
 The images have ImageNet's usual sizes, about 500x375, three channels and ordinary quality, so that
 reading and decoding them costs what ImageNet costs. Labels are 1 to 10.
@@ -50,6 +50,6 @@ def _example(image: np.ndarray, label: int, index: int) -> bytes:
 
 
 if __name__ == "__main__":
-    folder, count, *_ = [*sys.argv[1:], *("build/image_records", "512")[len(sys.argv) - 1 :]]
+    folder, count = sys.argv[1:]
     write(Path(folder), int(count))
     print(f"{count} training images in {folder}")

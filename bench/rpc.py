@@ -1,13 +1,16 @@
-"""Measures remote calls against raw grpcio: `python -m launchpad.rpc.benchmark`.
+"""Remote calls of `launchpad` against raw gRPC: small ones, and fetches of 10 MB.
 
-Both servers are processes of this machine; short rounds alternate, so that other load hits both.
-Servers differ from start to start by more than from one another, so several pairs are compared.
+    python -m bench.rpc
+
+Both servers are processes of this machine, over TCP. Servers differ from start to start by more
+than from one another, so three pairs of them are measured, and each gives all rounds. Raw gRPC
+sends 10 MB that lie ready as bytes, or an array that it has to turn into bytes, as ours does. The
+last sides call a service in a thread of this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import subprocess
 import sys
 import time
@@ -17,13 +20,12 @@ import grpc
 import numpy as np
 
 import launchpad as lp
+from bench import harness
 
-_ROUND_SECS = 0.5
-_NUM_ROUNDS = 6
-_NUM_PAIRS = 4
+_SECONDS = 0.3  # Of a sample.
+_NUM_PAIRS = 3
 _FETCH_BYTES = 10_000_000
-
-_Round = tuple[float, float]  # Calls per second, ours and raw.
+_CALLS = harness.Unit("calls/s")
 
 _RAW_SERVER = f"""
 import sys
@@ -70,36 +72,36 @@ class Service:
         return self._array
 
 
-def _rate(call: Callable[[], object]) -> float:
-    calls, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < _ROUND_SECS:
-        call()
-        calls += 1
-    return calls / elapsed
+def _side(call: Callable[[], object]) -> harness.Side:
+    def sample():
+        calls, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < _SECONDS:
+            call()
+            calls += 1
+        return {_CALLS: calls / elapsed}
+
+    return sample
 
 
-def _measure_pair(program: lp.Program, handle: lp.CourierHandle) -> dict[str, list[_Round]]:
-    """Returns the rounds of one server of ours and one raw server, by the kind of call."""
+def _measure_pair(program: lp.Program, handle: lp.CourierHandle, rounds: int) -> harness.Samples:
+    """Returns the samples of one server of ours and one raw server."""
     with _raw_channel() as channel:
         manager = lp.launch(program, "test_mp")
         client = manager.resolve(handle)
         same = channel.unary_unary("/same")
         fetch_bytes = channel.unary_unary("/fetch_bytes")
         fetch_array = channel.unary_unary("/fetch_array")
-        kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "small calls": (lambda: client.same(1), lambda: same(b"x" * 80)),
-            "10 MB, raw bytes at hand": (client.fetch, lambda: fetch_bytes(b"")),
-            "10 MB, raw from an array": (
-                client.fetch,
-                lambda: np.frombuffer(fetch_array(b""), np.float32),
-            ),
+        calls: dict[str, Callable[[], object]] = {
+            "small calls": lambda: client.same(1),
+            "small calls, raw gRPC": lambda: same(b"x" * 80),
+            "10 MB": client.fetch,
+            "10 MB, raw gRPC from an array": (lambda: np.frombuffer(fetch_array(b""), np.float32)),
+            "10 MB, raw gRPC from bytes": lambda: fetch_bytes(b""),
         }
-        rounds = {}
-        for kind, (ours, raw) in kinds.items():
-            ours(), raw()
-            rounds[kind] = [(_rate(ours), _rate(raw)) for _ in range(_NUM_ROUNDS)]
+        sides = {name: _side(call) for name, call in calls.items()}
+        samples = harness.measure(sides, rounds)
         manager.stop_and_wait()
-    return rounds
+    return samples
 
 
 @contextlib.contextmanager
@@ -116,22 +118,26 @@ def _raw_channel() -> Iterator[grpc.Channel]:
 
 
 def main() -> None:
-    """Prints calls per second, ours and raw, and their ratio."""
+    """Measures processes, and then threads."""
+    options = harness.parser("rpc", __doc__).parse_args()
+    report = harness.Report("rpc", options)
     program = lp.Program("benchmark")
     handle = program.add_node(lp.CourierNode(Service), label="service")
-    pairs = [_measure_pair(program, handle) for _ in range(_NUM_PAIRS)]
-    for kind in pairs[0]:
-        rounds = [one for pair in pairs for one in pair[kind]]
-        our_rate, raw_rate = (statistics.median(column) for column in zip(*rounds, strict=True))
-        ratio = statistics.median(our / other for our, other in rounds)
-        print(f"{kind}: {our_rate:.0f}/s, raw grpcio {raw_rate:.0f}/s, median ratio {ratio:.2f}")
-
+    pairs = [_measure_pair(program, handle, options.rounds) for _ in range(_NUM_PAIRS)]
+    samples = {
+        name: {_CALLS: [rate for pair in pairs for rate in pair[name][_CALLS]]} for name in pairs[0]
+    }
+    peers = {"small calls": "small calls, raw gRPC", "10 MB": "10 MB, raw gRPC from an array"}
+    report.add(samples, peers)
     manager = lp.launch(program, "test_mt")
     client = manager.resolve(handle)
-    client.fetch()
-    print(f"threads: {_rate(lambda: client.same(1)):.0f} small calls/s", end=", ")
-    print(f"{_rate(client.fetch):.0f} fetches of 10 MB/s")
+    sides = {
+        "small calls, in threads": _side(lambda: client.same(1)),
+        "10 MB, in threads": _side(client.fetch),
+    }
+    report.add(harness.measure(sides, options.rounds))
     manager.stop_and_wait()
+    report.write()
 
 
 if __name__ == "__main__":

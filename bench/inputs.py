@@ -1,0 +1,113 @@
+"""Supervised input: datasets as the replicator reads them, with and without tf.data's autotuning.
+
+    python -m bench.inputs
+
+The dataset decodes JPEG files of 320 x 240 from memory and resizes them, with
+`num_parallel_calls=AUTOTUNE` and `prefetch(AUTOTUNE)`, in batches of 32. The replicator reads
+datasets without autotuning, unless their own options enable it; AUTOTUNE then stands for the number
+of cores. "plain" is a `tf.function` on the dataset's own iterator, which autotunes. Each is read
+alone, and beside a step whose matrix products take about as long as a batch.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+import rl_replicator as rr
+from bench import harness
+
+BATCH, STEPS, FILES = 32, 8, 64
+WIDTH, PRODUCTS = 1024, 8
+PLAIN = "plain tf.function, autotuning"
+
+
+def files() -> list[bytes]:
+    """Returns encoded images with fine structure."""
+    random = np.random.default_rng(0)
+    images = []
+    for _ in range(FILES):
+        noise = tf.image.resize(random.uniform(0, 255, [60, 80, 3]), [240, 320])
+        images.append(tf.io.encode_jpeg(tf.cast(noise, tf.uint8)).numpy())
+    return images
+
+
+def decode(file: tf.Tensor) -> tf.Tensor:
+    """Returns an image, as classifiers are given it."""
+    image = tf.image.random_flip_left_right(tf.io.decode_jpeg(file, channels=3))
+    return tf.image.resize(image, [128, 128]) / 255.0
+
+
+def make_dataset(images: list[bytes], calls: int = tf.data.AUTOTUNE) -> tf.data.Dataset:
+    """Returns batches, for ever.
+
+    Args:
+      images: encoded.
+      calls: images that are decoded at a time.
+    """
+    dataset = tf.data.Dataset.from_tensor_slices(images).repeat().shuffle(FILES)
+    dataset = dataset.map(decode, num_parallel_calls=calls)
+    return dataset.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def autotuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with an option that asks for autotuning."""
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    return dataset.with_options(options)
+
+
+def make_step(has_work: bool):
+    """Returns a step: the mean of a batch, and matrix products if it has work."""
+    weights = tf.Variable(tf.random.normal([WIDTH, WIDTH]))
+
+    def step_fn(images: tf.Tensor) -> tf.Tensor:
+        result = tf.reduce_mean(images)
+        if has_work:
+            x = tf.fill([WIDTH, WIDTH], result)
+            for _ in range(PRODUCTS):
+                x = tf.tanh(tf.matmul(x, weights))
+            result += tf.reduce_mean(x)
+        return result
+
+    return step_fn
+
+
+def ours(dataset: tf.data.Dataset, has_work: bool):
+    """Returns the replicated step."""
+    replicator = rr.make("single_device")
+    with replicator.scope():
+        step_fn = make_step(has_work)
+    return replicator.replicate(step_fn, replicator.make_inputs(lambda context: dataset))
+
+
+def plain(dataset: tf.data.Dataset, has_work: bool):
+    """Returns the same in plain TensorFlow."""
+    iterator, step_fn = iter(dataset), make_step(has_work)
+    return tf.function(lambda: step_fn(next(iterator)), autograph=False)
+
+
+def main() -> None:
+    """Measures all ways to read, alone and beside work."""
+    options = harness.parser("inputs", __doc__).parse_args()
+    report = harness.Report("inputs", options)
+    dataset = make_dataset(files())
+    for has_work, suffix in ((False, ""), (True, ", beside a step")):
+        steps = {
+            PLAIN: plain(dataset, has_work),
+            "replicator": ours(dataset, has_work),
+            "replicator, autotuning": ours(autotuned(dataset), has_work),
+            "replicator, 2 calls": ours(make_dataset(files(), 2), has_work),
+        }
+        sides = {
+            name + suffix: harness.clocked(harness.repeated(step, STEPS), STEPS * BATCH, "images")
+            for name, step in steps.items()
+        }
+        # A round lets the tuner settle; buffers that have filled meanwhile are a part of a sample.
+        samples = harness.measure(sides, options.rounds, warm_up=2)
+        peer = PLAIN + suffix
+        report.add(samples, {name: peer for name in sides if name != peer})
+    report.write()
+    harness.end()
+
+
+if __name__ == "__main__":
+    main()

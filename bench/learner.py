@@ -1,0 +1,232 @@
+"""The learners' steps on a stored batch, against the same maths in a plain `tf.function`.
+
+    python -m bench.learner
+
+D4PG from state: Acme's networks (256-256-256 and 512-512-256) and settings, batch 256, float32,
+uniform replay. "Acme's maths" is what its D4PG learner for TensorFlow computes, written anew here,
+because its losses and networks do not import beside this stack: the categorical projection by its
+triangular kernel, one persistent tape, clipped gradients, Sonnet's Adam, one step a call. TD3: the
+default networks (256-256), against the same algorithm, likewise one step a call. Our sides also
+compute the metrics that a run writes.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import sonnet as snt
+import tensorflow as tf
+from acme import specs, types
+
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.learning.replay_learner import ReplayLearner
+from agents.off_policy_agent import OffPolicyAgent
+from agents.replay.config import ReplayConfig
+from agents.replay.transitions import Sample
+from agents.td3.agent import TD3
+from agents.td3.config import TD3Config
+from bench import harness
+
+OBSERVATION, ACTION, BATCH, STEPS = 17, 6, 256, 32  # cheetah:run; steps of a sample.
+VALUE, ATOMS = 150.0, 51
+TARGET_PERIOD, DELAY, TAU = 100, 2, 0.01
+SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((OBSERVATION,), np.float32),
+    actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
+    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+UNIFORM = ReplayConfig(priority_exponent=0.0)
+D4PG_CONFIG = D4PGConfig(
+    policy_layers=(256, 256, 256),
+    critic_layers=(512, 512, 256),
+    num_atoms=ATOMS,
+    value_min=-VALUE,
+    value_max=VALUE,
+    policy_learning_rate=1e-4,
+    critic_learning_rate=1e-4,
+    target_update_period=TARGET_PERIOD,
+    global_batch_size=BATCH,
+    replay=UNIFORM,
+)
+TD3_CONFIG = TD3Config(global_batch_size=BATCH, policy_delay=DELAY, target_update_rate=TAU)
+
+
+def make_sample() -> Sample:
+    """Returns a batch of random transitions."""
+    random = np.random.default_rng(0)
+    first, last = random.standard_normal((2, BATCH, OBSERVATION), np.float32)
+    return Sample(
+        keys=tf.range(BATCH, dtype=tf.int64),
+        probabilities=tf.fill([BATCH], tf.constant(1e-3, tf.float64)),
+        table_size=tf.fill([BATCH], tf.constant(1000, tf.int64)),
+        transition=types.Transition(
+            tf.constant(first),
+            tf.constant(random.uniform(-1, 1, (BATCH, ACTION)), tf.float32),
+            tf.constant(random.uniform(0, 5, BATCH), tf.float32),
+            tf.fill([BATCH], np.float32(0.95)),
+            tf.constant(last),
+            (),
+        ),
+    )
+
+
+def ours(agent: OffPolicyAgent, sample: Sample, steps_per_call: int) -> Callable[[], object]:
+    """Returns one call of this project's learner."""
+    replicator = rr.make("single_device")
+    with replicator.scope():
+        module = agent.make_module(replicator, 100_000)
+    learner = ReplayLearner(
+        module,
+        replicator,
+        lambda context: tf.data.Dataset.from_tensors(sample).repeat(),
+        priorities=None,
+        steps_per_call=steps_per_call,
+    )
+    return learner._step
+
+
+def mlp(sizes: tuple[int, ...], outputs: int, scale: float) -> snt.Sequential:
+    """Returns a LayerNorm MLP with a linear head."""
+    init = snt.initializers.VarianceScaling(0.333, mode="fan_out", distribution="uniform")
+    layers: list[Callable] = [snt.Linear(sizes[0], w_init=init), snt.LayerNorm(-1, True, True)]
+    layers += [tf.tanh, snt.nets.MLP(sizes[1:], init, activation=tf.nn.elu, activate_final=True)]
+    head = snt.Linear(outputs, w_init=snt.initializers.VarianceScaling(scale))
+    return snt.Sequential([*layers, head])
+
+
+def policy_and_critics(
+    policy_sizes: tuple[int, ...], critic_sizes: tuple[int, ...], outputs: int, critics: int
+) -> tuple[snt.Module, list[Callable], tuple[tf.Variable, ...], tuple[tf.Variable, ...]]:
+    """Returns built networks, and the variables of the policy and of the critics."""
+    policy = snt.Sequential([mlp(policy_sizes, ACTION, 1e-4), tf.tanh])
+    modules = [mlp(critic_sizes, outputs, 0.01) for _ in range(critics)]
+    policy(tf.zeros([1, OBSERVATION]))
+    for module in modules:
+        module(tf.zeros([1, OBSERVATION + ACTION]))
+
+    def call(module: snt.Module) -> Callable:
+        return lambda observation, action: module(tf.concat([observation, action], axis=-1))
+
+    critic_variables = tuple(v for module in modules for v in module.trainable_variables)
+    return policy, [call(m) for m in modules], policy.trainable_variables, critic_variables
+
+
+def acme_d4pg(sample: Sample) -> Callable[[], object]:
+    """Returns one step of D4PG as Acme's learner computes it."""
+    config = D4PG_CONFIG
+    sizes = (config.policy_layers, config.critic_layers, ATOMS, 1)
+    policy, (critic,), policy_variables, critic_variables = policy_and_critics(*sizes)
+    target_policy, (target_critic,), *targets = policy_and_critics(*sizes)
+    policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
+    critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
+    support = tf.linspace(-VALUE, VALUE, ATOMS)
+    spacing = 2 * VALUE / (ATOMS - 1)
+    num_steps = tf.Variable(0)
+    iterator = iter(tf.data.Dataset.from_tensors(sample).repeat())
+
+    def project(reward: tf.Tensor, discount: tf.Tensor, probabilities: tf.Tensor) -> tf.Tensor:
+        moved = tf.clip_by_value(reward[:, None] + discount[:, None] * support, -VALUE, VALUE)
+        distance = tf.abs(moved[:, None, :] - support[None, :, None]) / spacing  # [B, Z, Z]
+        kernel = tf.clip_by_value(1.0 - distance, 0.0, 1.0)
+        return tf.reduce_sum(kernel * probabilities[:, None, :], axis=-1)
+
+    @tf.function
+    def step() -> dict[str, tf.Tensor]:
+        if tf.math.mod(num_steps, TARGET_PERIOD) == 0:
+            for source, target in zip(
+                (*policy_variables, *critic_variables), itertools.chain(*targets), strict=True
+            ):
+                target.assign(source)
+        num_steps.assign_add(1)
+        o_tm1, a_tm1, r_t, d_t, o_t, _ = next(iterator).transition
+        with tf.GradientTape(persistent=True) as tape:
+            z_t = tf.nn.softmax(target_critic(o_t, target_policy(o_t)))
+            target = tf.stop_gradient(project(r_t, d_t, z_t))
+            critic_loss = tf.reduce_mean(
+                tf.nn.softmax_cross_entropy_with_logits(target, critic(o_tm1, a_tm1))
+            )
+            action = policy(o_t)
+            q = tf.reduce_sum(tf.nn.softmax(critic(o_t, action)) * support, axis=-1)
+            dq_da = tf.clip_by_norm(tape.gradient(q, action), 1.0, axes=-1)
+            surrogate = tf.stop_gradient(action + dq_da)
+            policy_loss = tf.reduce_mean(
+                0.5 * tf.reduce_sum(tf.square(surrogate - action), axis=-1)
+            )
+        policy_gradients = tape.gradient(policy_loss, policy_variables)
+        critic_gradients = tape.gradient(critic_loss, critic_variables)
+        del tape
+        policy_gradients, _ = tf.clip_by_global_norm(policy_gradients, 40.0)
+        critic_gradients, _ = tf.clip_by_global_norm(critic_gradients, 40.0)
+        policy_optimizer.apply(policy_gradients, policy_variables)
+        critic_optimizer.apply(critic_gradients, critic_variables)
+        return {"critic_loss": critic_loss, "policy_loss": policy_loss}
+
+    return step
+
+
+def plain_td3(sample: Sample) -> Callable[[], object]:
+    """Returns one step of TD3."""
+    config = TD3_CONFIG
+    sizes = (config.policy_layers, config.critic_layers, 1, 2)
+    policy, critics, policy_variables, critic_variables = policy_and_critics(*sizes)
+    target_policy, target_critics, *targets = policy_and_critics(*sizes)
+    policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
+    critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
+    iterator = iter(tf.data.Dataset.from_tensors(sample).repeat())
+
+    @tf.function
+    def step(is_due: bool) -> tf.Tensor:
+        o_tm1, a_tm1, r_t, d_t, o_t, _ = next(iterator).transition
+        noise = tf.clip_by_value(tf.random.normal([BATCH, ACTION], stddev=0.2), -0.5, 0.5)
+        a_t = tf.clip_by_value(target_policy(o_t) + noise, -1.0, 1.0)
+        q_t = tf.minimum(*(critic(o_t, a_t)[:, 0] for critic in target_critics))
+        target = tf.stop_gradient(r_t + d_t * q_t)
+        with tf.GradientTape() as tape:
+            errors = [target - critic(o_tm1, a_tm1)[:, 0] for critic in critics]
+            loss = tf.add_n([tf.reduce_mean(0.5 * tf.square(error)) for error in errors])
+        critic_optimizer.apply(tape.gradient(loss, critic_variables), critic_variables)
+        if is_due:
+            with tf.GradientTape() as tape:
+                policy_loss = -tf.reduce_mean(critics[0](o_tm1, policy(o_tm1)))
+            gradients = tape.gradient(policy_loss, policy_variables)
+            policy_optimizer.apply(gradients, policy_variables)
+            for source, target_variable in zip(
+                (*policy_variables, *critic_variables), itertools.chain(*targets), strict=True
+            ):
+                target_variable.assign_add(TAU * (source - target_variable))
+        return loss
+
+    due = itertools.cycle([False] * (DELAY - 1) + [True])
+    return lambda: step(next(due))
+
+
+def main() -> None:
+    """Measures both learners."""
+    options = harness.parser("learner", __doc__).parse_args()
+    report = harness.Report("learner", options)
+    sample = make_sample()
+    calls: dict[str, tuple[Callable[[], object], int]] = {}
+    peers = {}
+    for name, agent, peer, make_peer in (
+        ("D4PG", D4PG(D4PG_CONFIG, SPEC), "D4PG, Acme's maths", acme_d4pg),
+        ("TD3", TD3(TD3_CONFIG, SPEC), "TD3, plain tf.function", plain_td3),
+    ):
+        calls[peer] = (make_peer(sample), 1)
+        for steps in (1, 16):
+            side = f"{name}, {steps} step{'s' * (steps > 1)} a call"
+            calls[side] = (ours(agent, sample, steps), steps)
+            peers[side] = peer
+    sides = {
+        name: harness.clocked(harness.repeated(call, STEPS // steps), STEPS, "learner steps")
+        for name, (call, steps) in calls.items()
+    }
+    report.add(harness.measure(sides, options.rounds), peers)
+    report.write()
+    harness.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Sides that run in processes of their own, and wait there while others are measured.
+
+The process runs `python -m bench.NAME ...`, makes its side, and calls `serve` with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.harness import ROOT, Side, Unit
+
+
+def serve(side: Side) -> None:
+    """Measures a sample for each line of standard input, until it ends.
+
+    Whatever else writes to standard output goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        figures = [(unit.name, unit.more_is_better, figure) for unit, figure in side().items()]
+        print(json.dumps(figures), file=answers, flush=True)
+
+
+class Group:
+    """Processes that measure one side together; the figures are those of the first one."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], settings: Sequence[Mapping[str, str]]):
+        """Starts them.
+
+        Args:
+          commands: module of this package and arguments, for each process.
+          settings: environment variables of each process besides those of this one.
+        """
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", *words],
+                env={**os.environ, **setting},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for words, setting in zip(commands, settings, strict=True)
+        ]
+
+    def wait_until_ready(self) -> None:
+        """Waits until all have made their side."""
+        for process in self.processes:
+            self._read(process)
+
+    def sample(self) -> Mapping[Unit, float]:
+        """Measures one sample: a side."""
+        for process in self.processes:
+            assert process.stdin is not None
+            print("sample", file=process.stdin, flush=True)
+        answers = [json.loads(self._read(process)) for process in self.processes]
+        return {Unit(name, more): figure for name, more, figure in answers[0]}
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @staticmethod
+    def _read(process: subprocess.Popen) -> str:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"expected an answer of {process.args}, but the process has ended")
+        return line
+
+
+@contextlib.contextmanager
+def groups(
+    commands: Mapping[str, Sequence[Sequence[str]]],
+    settings: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
+) -> Iterator[dict[str, Side]]:
+    """Yields a side for each group of processes, once all are ready; ends them afterwards.
+
+    Args:
+      commands: by the side's name; see `Group`.
+      settings: by the side's name; see `Group`. Default: none.
+    """
+    started: dict[str, Group] = {}
+    try:
+        for name, words in commands.items():
+            group = Group(words, (settings or {}).get(name) or [{}] * len(words))
+            started[name] = group
+            group.wait_until_ready()  # One after the other: each takes all processors to start.
+        yield {name: group.sample for name, group in started.items()}
+    finally:
+        for group in started.values():
+            group.close()
+
+
+def free_address() -> str:
+    """Returns an address of this machine with a port that is free now."""
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"

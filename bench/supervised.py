@@ -1,0 +1,199 @@
+"""Supervised learners beside Keras' `fit`: ResNet-50 from JPEG files, and a small network.
+
+    python -m bench.supervised
+
+Every side is a process of its own. ResNet-50: 64 x 64 pixels from TFRecords of JPEG files of
+ImageNet's usual sizes, which the bench makes; this project's learner against
+`tf.keras.applications.ResNet50` under MirroredStrategy on the usual tf.data pipeline: parse, random
+window, decode, flip, batch. The small network: convolutions on 28 x 28 pixels from memory, a
+compiled Keras model by `learners.from_keras`, 10 steps a call, against `fit` of the same model with
+`steps_per_execution=10`.
+"""
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import rl_replicator as rr
+from bench import harness, processes
+from rl_replicator import learners
+
+NUM_CLASSES, LEARNING_RATE, MOMENTUM = 1000, 0.0125, 0.9
+SMALL_BATCH, SMALL_STEPS, STEPS_PER_CALL = 64, 40, 10
+RESNET, RESNET_KERAS = "ResNet-50", "ResNet-50, Keras fit"
+SMALL, SMALL_KERAS = "small network", "small network, Keras fit"
+
+
+def resnet(options) -> harness.Side:
+    """Steps of this project's ResNet-50."""
+    from rl_replicator.learners.resnet.config import ResNetConfig
+    from rl_replicator.learners.resnet.learner import ResNetLearner
+
+    config = ResNetConfig(
+        data="imagenet",
+        data_dir=str(options.data_dir),
+        image_size=options.size,
+        precision=options.precision,
+        global_batch_size=options.batch,
+        learning_rate=LEARNING_RATE * 256 / options.batch,
+        label_smoothing=0.0,
+        weight_decay=0.0,
+        warm_up_epochs=0.0,
+    )
+    replicator = rr.make("single_device")
+    learner = ResNetLearner(replicator, config)
+    step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
+
+    def work() -> None:
+        for _ in range(options.steps):
+            replicator.reduce("mean", step())
+
+    return harness.clocked(work, options.steps * options.batch, "images")
+
+
+def resnet_keras(options) -> harness.Side:
+    """Steps of Keras' ResNet-50."""
+    if options.precision == "bfloat16":
+        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    files = sorted(map(str, options.data_dir.glob("train-*")))
+    dataset = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
+    dataset = dataset.interleave(
+        tf.data.TFRecordDataset, cycle_length=8, num_parallel_calls=tf.data.AUTOTUNE
+    )
+    dataset = dataset.shuffle(256)
+    dataset = dataset.map(lambda record: parse(record, options.size), tf.data.AUTOTUNE)
+    dataset = dataset.batch(options.batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        shape = (options.size, options.size, 3)
+        model = tf.keras.applications.ResNet50(weights=None, classes=NUM_CLASSES, input_shape=shape)
+        model.compile(
+            tf.keras.optimizers.SGD(LEARNING_RATE, MOMENTUM, nesterov=True),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+    return fitted(model, dataset, options.steps, options.batch)
+
+
+def fitted(model: tf.keras.Model, dataset: tf.data.Dataset, steps: int, batch: int) -> harness.Side:
+    """Returns a side that calls `fit`, which goes on with one iterator."""
+    batches = iter(dataset)
+    work = lambda: model.fit(batches, steps_per_epoch=steps, epochs=1, verbose=0)  # noqa: E731
+    return harness.clocked(work, steps * batch, "images")
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallConfig(learners.KerasConfig):
+    """Settings of the small network."""
+
+    global_batch_size: int = SMALL_BATCH
+
+
+def model_fn(config: SmallConfig) -> tf.keras.Model:
+    """Makes the small network."""
+    del config
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            layers.Conv2D(16, 3, activation="relu", input_shape=(28, 28, 1)),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(), loss, steps_per_execution=STEPS_PER_CALL)
+    return model
+
+
+def data_fn(config: SmallConfig) -> tf.data.Dataset:
+    """Returns single images of noise."""
+    del config
+    random = np.random.default_rng(0)
+    images = random.uniform(size=(2048, 28, 28, 1)).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((images, random.integers(10, size=2048)))
+    return dataset.shuffle(2048)
+
+
+def small(options) -> harness.Side:
+    """Steps of the small network by this project."""
+    del options
+    replicator, config = rr.make("single_device"), SmallConfig()
+    learner = learners.from_keras(model_fn, data_fn)(replicator, config)
+    inputs = replicator.make_inputs(learner.input_fn)
+    step = replicator.replicate(learner.step_fn, inputs, STEPS_PER_CALL)
+    calls = harness.repeated(step, SMALL_STEPS // STEPS_PER_CALL)
+    return harness.clocked(calls, SMALL_STEPS * SMALL_BATCH, "images")
+
+
+def small_keras(options) -> harness.Side:
+    """Steps of the small network by Keras."""
+    del options
+    config = SmallConfig()
+    dataset = data_fn(config).repeat().batch(SMALL_BATCH, drop_remainder=True)
+    return fitted(model_fn(config), dataset.prefetch(tf.data.AUTOTUNE), SMALL_STEPS, SMALL_BATCH)
+
+
+SIDES = {RESNET: resnet, RESNET_KERAS: resnet_keras, SMALL: small, SMALL_KERAS: small_keras}
+
+
+def parse(record: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an image and its label, as Keras' pipelines usually read them."""
+    features = tf.io.parse_single_example(
+        record,
+        {
+            "image/encoded": tf.io.FixedLenFeature([], tf.string),
+            "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        },
+    )
+    encoded = features["image/encoded"]
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        tf.io.extract_jpeg_shape(encoded),
+        tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        min_object_covered=0.1,
+        aspect_ratio_range=[0.75, 4 / 3],
+        area_range=[0.08, 1.0],
+    )
+    window = tf.stack([begin[0], begin[1], size[0], size[1]])
+    image = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+    image = tf.image.random_flip_left_right(tf.image.resize(image, [size, size]))
+    return image - [123.68, 116.78, 103.94], features["image/class/label"] - 1
+
+
+def main() -> None:
+    """Measures all sides, or is the process of one."""
+    parser = harness.parser("supervised", __doc__)
+    parser.add_argument("--data-dir", type=Path, help="TFRecord files; default: makes some")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--size", type=int, default=64, help="pixels of ResNet-50's images")
+    parser.add_argument("--batch", type=int, default=32, help="images of ResNet-50's steps")
+    parser.add_argument("--steps", type=int, default=2, help="ResNet-50's steps of a sample")
+    parser.add_argument("--side", choices=list(SIDES), help="be the process of this side")
+    options = parser.parse_args()
+    if options.side is not None:
+        processes.serve(SIDES[options.side](options))
+        return
+    report = harness.Report("supervised", options)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data_dir is None:
+            options.data_dir = Path(folder)
+            command = [sys.executable, "-m", "bench.image_records", folder, "128"]
+            subprocess.run(command, check=True, cwd=harness.ROOT)
+        words = ["bench.supervised", "--data-dir", str(options.data_dir)]
+        for name in ("precision", "size", "batch", "steps"):
+            words += [f"--{name}", str(getattr(options, name))]
+        for ours, peer in ((RESNET, RESNET_KERAS), (SMALL, SMALL_KERAS)):
+            commands = {side: [[*words, "--side", side]] for side in (ours, peer)}
+            with processes.groups(commands) as sides:
+                report.add(harness.measure(sides, options.rounds), {ours: peer})
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
