@@ -175,6 +175,9 @@ def plain_td3(sample: Sample) -> Callable[[], object]:
     target_policy, target_critics, *targets = policy_and_critics(*sizes)
     policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
     critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
+    # Their slots must exist before the step is traced for the second time.
+    policy_optimizer._initialize(policy_variables)
+    critic_optimizer._initialize(critic_variables)
     iterator = iter(tf.data.Dataset.from_tensors(sample).repeat())
 
     @tf.function
