@@ -79,9 +79,7 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
             lp.PyClassNode(
                 EvaluatorNode,
                 agent,
-                plan.task,
-                plan.seed,
-                plan.evaluation,
+                plan,
                 learner,
                 counter,
             )

@@ -42,6 +42,7 @@ from launchpad.launch.launch import launch
 from launchpad.launch.local_multi_processing.fork_client import preload
 from launchpad.launch.manager import ProgramManager
 from launchpad.launch.worker_manager import (
+    make_node_killer,
     register_stop_handler,
     stop_event,
     unregister_stop_handler,
@@ -97,6 +98,7 @@ __all__ = [
     "is_local_launch",
     "is_local_launch_or_test",
     "launch",
+    "make_node_killer",
     "make_program",
     "make_program_stopper",
     "preload",

@@ -63,6 +63,7 @@ class ExceptionRecord:
       module: Module of the exception's class.
       pickled: The exception itself, or None where it does not pickle.
       is_collateral: True if it says that a peer, not this code, went away.
+      stuck_secs: Seconds before the failure in which the node made no progress.
     """
 
     type_name: str
@@ -71,6 +72,7 @@ class ExceptionRecord:
     module: str = "builtins"
     pickled: bytes | None = None
     is_collateral: bool = False
+    stuck_secs: float = 0.0
 
     @classmethod
     def of(cls, error: BaseException) -> ExceptionRecord:
@@ -95,6 +97,13 @@ class ExceptionRecord:
             is_collateral=isinstance(
                 error, (CourierUnavailableError, CourierAuthenticationError, ProgramStoppedError)
             ),
+        )
+
+    @classmethod
+    def of_stuck(cls, error: Exception, stuck_secs: float) -> ExceptionRecord:
+        """Records the death of a process that was ended because its code was stuck."""
+        return dataclasses.replace(
+            cls.of(error), type_name=PROCESS_DIED, traceback_text="", stuck_secs=stuck_secs
         )
 
     def rebuild(self) -> BaseException | None:

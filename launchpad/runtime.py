@@ -58,12 +58,14 @@ class Callbacks:
       set_state: (state): tell the supervisor what the node does.
       request_stop: () -> None: ask for the end of the whole program.
       interrupt: () -> None: raise SystemExit in the node's main thread.
+      give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
     """
 
     publish: Callable[[str, str], object]
     set_state: Callable[[str], object]
     request_stop: Callable[[], object]
     interrupt: Callable[[], object]
+    give_up: Callable[[Exception, float], object]
 
 
 # States of a node, in order. A node in PASSIVE states does nothing on its own account.
@@ -134,6 +136,11 @@ class NodeRuntime:
         del mark_as_completed  # Upstream's argument; it means nothing outside its cluster.
         self._called_stop = True
         self._callbacks.request_stop()
+
+    def give_up(self, error: Exception, stuck_secs: float) -> None:
+        """Ends this node, although its code does not return; see `make_node_killer`."""
+        if not self.stop_event.is_set():  # The end of a program has deadlines of its own.
+            self._callbacks.give_up(error, stuck_secs)
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         """Calls `handler` when the program stops; at once if it is stopping already."""

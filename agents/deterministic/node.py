@@ -11,6 +11,7 @@ from agents.agent import Agent, ExplorationContext
 from agents.deterministic.episode import SavedEpisode
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
@@ -67,9 +68,8 @@ class DeterministicNode:
         )
         environment = plan.task.make(seed=int(environment_seed))
         self._episode = SavedEpisode(environment, self._actor, exploration)
-        self._evaluator = EvaluatorNode(
-            agent, plan.task, plan.seed, plan.evaluation, self._learner, counter
-        )
+        self._watch = EnvironmentWatch("actor 0", plan, [environment])
+        self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
         self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
         self._unreported = 0
         self._saved_at_step = -1
@@ -80,10 +80,11 @@ class DeterministicNode:
     def run(self) -> None:
         """Trains until all environment steps are taken, or the program stops."""
         try:
-            while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
-                self._step()
-                if time.monotonic() >= self._save_at:
-                    self._save()
+            with self._watch:
+                while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
+                    self._step()
+                    if time.monotonic() >= self._save_at:
+                        self._save()
             self._save()
             if not lp.stop_event().is_set():
                 self._counter.learner_done()

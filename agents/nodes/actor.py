@@ -11,6 +11,7 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
@@ -65,6 +66,10 @@ class ActorNode:
         self._actor = agent.make_actor(
             source, self._adders, [stream.context for stream in self._streams]
         )
+        # Before the stopwatch, which puts back the methods that it finds.
+        self._watch = EnvironmentWatch(
+            f"actor {index}", plan, [stream.environment for stream in self._streams]
+        )
         self._stopwatch = Stopwatch()
         for stream in self._streams:
             self._stopwatch.attach(stream.environment, _ENVIRONMENT_PARTS)
@@ -78,7 +83,8 @@ class ActorNode:
         if not lp.wait_until_ready():
             return
         try:
-            self._act()
+            with self._watch:
+                self._act()
             for adder in self._adders:
                 adder.finish()
         except StoppedError:

@@ -10,9 +10,10 @@ from agents.environment_loop import evaluation_episode
 from agents.learning.weights import LEARNER_STEPS
 from agents.nodes import evaluation_figures
 from agents.nodes.counter import Counter
+from agents.nodes.environment_watch import EnvironmentWatch
 from agents.nodes.observation_images import strip
-from agents.plan.evaluation import EvaluationSchedule, evaluation_seed
-from agents.task import Task
+from agents.plan.evaluation import evaluation_seed
+from agents.plan.run_plan import RunPlan
 
 _POLL_SECONDS = 0.25
 
@@ -23,9 +24,7 @@ class EvaluatorNode:
     def __init__(
         self,
         agent: Agent,
-        task: Task,
-        seed: int,
-        schedule: EvaluationSchedule,
+        plan: RunPlan,
         source: VariableSource,
         counter: Counter,
     ):
@@ -33,20 +32,17 @@ class EvaluatorNode:
 
         Args:
           agent: makes the policy.
-          task: the environment.
-          seed: seed of the run.
-          schedule: when to evaluate.
+          plan: its task, its seed, and when to evaluate.
           source: provides the weights.
           counter: knows the progress of the run, and takes the results.
         """
-        self._task = task
-        self._seed = seed
-        self._schedule = schedule
+        self._plan = plan
+        self._schedule = plan.evaluation
         self._counter = counter
         self._source = _NewestWeights(source)
         self._actor = agent.make_evaluator(self._source)
         self._discount = agent.discount
-        self._max_actions = task.agent_steps(schedule.max_episode_steps)
+        self._max_actions = plan.task.agent_steps(plan.evaluation.max_episode_steps)
 
     def run(self) -> None:
         """Evaluates at the scheduled steps, and once more when the learner is done."""
@@ -73,16 +69,17 @@ class EvaluatorNode:
         """
         self._actor.update(wait=True)
         learner_steps = self._source.learner_steps
-        seed = evaluation_seed(self._seed, environment_steps)
-        environment = self._task.make(seed=seed)
+        seed = evaluation_seed(self._plan.seed, environment_steps)
+        environment = self._plan.task.make(seed=seed)
         played = []
-        for _ in range(episodes):
-            episode = evaluation_episode(
-                environment, self._actor, self._max_actions, lp.stop_event().is_set
-            )
-            if episode is None:
-                return
-            played.append(episode)
+        with EnvironmentWatch("the evaluator", self._plan, [environment]):
+            for _ in range(episodes):
+                episode = evaluation_episode(
+                    environment, self._actor, self._max_actions, lp.stop_event().is_set
+                )
+                if episode is None:
+                    return
+                played.append(episode)
         figures = evaluation_figures.figures(played, environment.reward_spec(), self._discount)
         figures["learner_steps"] = learner_steps
         picture = strip(self._actor.last_observation)

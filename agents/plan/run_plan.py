@@ -21,6 +21,7 @@ class RunPlan:
       num_caches: nodes between the learner and the actors that serve its weights.
       num_replay_shards: replay servers, each with an equal part of the items.
       replicas: the replicas of the learner.
+      env_timeout: seconds after which a step or reset of an environment counts as stuck.
       evaluation: when to evaluate.
       checkpoint_seconds: seconds between two checkpoints.
       keep_checkpoints: how many of the newest checkpoints stay.
@@ -36,6 +37,7 @@ class RunPlan:
     num_caches: int
     num_replay_shards: int
     replicas: Replicas
+    env_timeout: float
     evaluation: EvaluationSchedule
     checkpoint_seconds: float
     keep_checkpoints: int

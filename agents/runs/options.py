@@ -26,6 +26,9 @@ class AgentOptions:
     """Wrappers `package.module:function` around the environment, the innermost first."""
     time_limit: int | None = None
     """Environment steps after which an episode is truncated. Default: the environment's own."""
+    env_timeout: float = 300.0
+    """Seconds after which a step or reset of an environment that has not returned counts as stuck.
+    Its node is restarted; with `--launch threads` the run saves and ends."""
     steps: int = 120_000
     """Environment steps (frames of the simulator) in all, over all actors. With `--pixels` an
     action lasts `--frame.action-repeat` of them."""
@@ -86,6 +89,8 @@ class AgentOptions:
         check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
         seconds = self.checkpoint_seconds
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
+        timeout = self.env_timeout
+        check_option(timeout > 0, "env_timeout", "more than 0 seconds", timeout)
         check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
         num_environments = self.actors * self.envs_per_actor
         check_option(

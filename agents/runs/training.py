@@ -97,6 +97,7 @@ def train(
             num_caches=options.caches,
             num_replay_shards=options.replay_shards,
             replicas=replicas,
+            env_timeout=options.env_timeout,
             evaluation=options.evaluation,
             checkpoint_seconds=options.checkpoint_seconds,
             keep_checkpoints=options.keep_checkpoints,

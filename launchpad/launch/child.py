@@ -76,6 +76,7 @@ class Child:
                 set_state=lambda state: channel.send("state", state),
                 request_stop=lambda: channel.send("stop"),
                 interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+                give_up=self._give_up,
             ),
             spec.launch_config,
         )
@@ -123,13 +124,18 @@ class Child:
         The launcher sees a process that died, and does what the node's restart policy says.
         """
         if not self.runtime.stop_event.wait(_LAUNCHER_SECS):
-            sys.stdout.flush()
-            sys.stderr.flush()
             # Only the main thread can take a handler back, and it may be busy for ever.
-            self._channel.send(
-                "failed", errors.ExceptionRecord(errors.PROCESS_DIED, _BY_SIGTERM, "")
-            )
-            os._exit(128 + signal.SIGTERM)
+            self._die(errors.ExceptionRecord(errors.PROCESS_DIED, _BY_SIGTERM, ""))
+
+    def _give_up(self, error: Exception, stuck_secs: float) -> None:
+        self._die(errors.ExceptionRecord.of_stuck(error, stuck_secs))
+
+    def _die(self, record: errors.ExceptionRecord) -> None:
+        """Ends this process from any thread; the launcher treats it as one that died."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._channel.send("failed", record)
+        os._exit(128 + signal.SIGTERM)
 
     def _beat(self) -> None:
         while self._channel.send("heartbeat"):

@@ -222,6 +222,7 @@ def _launcher_runtime(
             set_state=lambda state: None,
             request_stop=supervisor.post_stop,
             interrupt=lambda: None,
+            give_up=lambda error, stuck_secs: None,
         ),
     )
     for member in launch_.members:

@@ -44,7 +44,8 @@ def count_restart(
         return None
     if member.restarts is None:
         member.restarts = policy.count()
-    pause = member.restarts.next_pause(now - member.started_at)
+    # A node that gets stuck again and again makes no progress, however long it lives.
+    pause = member.restarts.next_pause(now - member.started_at - record.stuck_secs)
     if pause is not None:
         logger.warning(
             "%s failed: %s: %s; %s in %.3g s",

@@ -13,6 +13,7 @@ from launchpad.launch.manager import ProgramManager as WorkerManager
 
 __all__ = [
     "WorkerManager",
+    "make_node_killer",
     "register_stop_handler",
     "stop_event",
     "unregister_stop_handler",
@@ -74,6 +75,17 @@ def wait_until_ready(timeout_secs: float | None = None) -> bool:
         if runtime.stop_event.is_set() or time.monotonic() >= deadline:
             return False
     return True
+
+
+def make_node_killer() -> Callable[[Exception, float], None]:
+    """Returns a function that ends the calling node from any thread, even if its code is stuck.
+
+    The function takes an error, whose text says what is stuck, and the seconds since it is. A node
+    in a process dies of it, and its restart policy holds; a thread cannot be ended, so the program
+    ends with the error. While the program stops, and outside a program, it does nothing.
+    """
+    runtime = lp_runtime.current()
+    return runtime.give_up if runtime is not None else lambda error, stuck_secs: None
 
 
 def register_stop_handler(handler: Callable[[], Any]) -> None:

@@ -1,5 +1,8 @@
 """Environments that are wrong in one way each, as factories."""
 
+import itertools
+import time
+
 import dm_env
 import numpy as np
 from dm_env import specs
@@ -46,6 +49,12 @@ def endless(seed):
 
 def crash(seed):
     return _Changed(seed, step=lambda t: t.no_such_attribute)
+
+
+def hang(seed):
+    """Waits without end in the third step of its second episode."""
+    steps = itertools.count(1)
+    return _Changed(seed, step=lambda t: t if next(steps) < 8 else time.sleep(1000))
 
 
 def unseeded(seed):

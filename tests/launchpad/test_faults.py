@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -14,6 +15,8 @@ import pytest
 
 import launchpad as lp
 from launchpad import errors
+from launchpad.launch import member as lp_member
+from launchpad.launch import restarts
 from launchpad.launch.local_multi_processing import launch as processes
 
 _SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
@@ -78,6 +81,56 @@ def test_a_node_comes_back_and_its_children_go(family, number):
     assert first == (node, child) and _is_alive(second[0]) and _is_alive(second[1])
     _wait_until(lambda: not _is_alive(node) and not _is_alive(child), 10)
     assert not manager.wait(timeout=0.5) and manager.signal_number is None
+
+
+class _Stuck:
+    """Is ended by a thread of its own, because its code does not return."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self._kill = lp.make_node_killer()
+
+    def run(self):
+        with self._path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if len(self._path.read_text().split()) < 3:
+            threading.Timer(0.1, self._kill, (ValueError("it is stuck"), 0.5)).start()
+            time.sleep(1000)
+
+
+@pytest.mark.processes
+def test_a_stuck_node_is_started_again_in_a_process(tmp_path):
+    """Each life ends stuck: they count as a row of failures, although no pause is left out."""
+    path = tmp_path / "pids"
+    program = lp.Program("stuck")
+    program.add_node(lp.PyClassNode(_Stuck, str(path)), label="stuck")
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1, reset_after_secs=60.0, on_exception=False)
+    manager = lp.launch(program, "test_mp", restart_policies={"stuck": policy})
+    assert manager.wait(timeout=100)
+    assert len(set(path.read_text().split())) == 3
+    assert [(restart.node, restart.reason) for restart in manager.restarts] == [
+        ("stuck/0", "ProcessDied: it is stuck")
+    ] * 2
+
+
+def test_a_stuck_node_ends_a_program_of_threads(tmp_path):
+    program = lp.Program("stuck")
+    program.add_node(lp.PyClassNode(_Stuck, str(tmp_path / "pids")), label="stuck")
+    manager = lp.launch(program, "test_mt", termination_notice_secs=0.5)
+    with pytest.raises(lp.NodeFailedError, match="node stuck/0 failed: ValueError: it is stuck"):
+        manager.wait(timeout=100)
+
+
+@pytest.mark.parametrize(("stuck_secs", "count"), [(0.0, 1), (300.0, 2)])
+def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
+    """Or a node that gets stuck at the same place would be started again for ever."""
+    member = lp_member.Member("actor", 0, lp.PyClassNode(_Stuck, ""))
+    member.restart_policy = lp.RestartPolicy(max_restarts=2, reset_after_secs=300.0)
+    record = errors.ExceptionRecord.of_stuck(ValueError("it is stuck"), stuck_secs)
+    for now in (310.0, 620.0):
+        restarts.count_restart(member, record, now)
+        member.started_at = now
+    assert f"{count} of 2" in member.restarts.progress()
 
 
 def test_inherited_output_does_not_hold_up_the_supervisor(family, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
+from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.launch import engine
 from launchpad.launch import member as lp_member
@@ -47,6 +49,7 @@ class ThreadWorker:
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
                 interrupt=lambda: self._thread.interrupt(),
+                give_up=self._give_up,
             ),
             member.launch_config,
         )
@@ -90,6 +93,11 @@ class ThreadWorker:
 
     def end_frozen(self, secs: float) -> None:
         """Does nothing; never called, because `silent_secs` is 0."""
+
+    def _give_up(self, error: Exception, stuck_secs: float) -> None:
+        """Ends the program: a thread whose code does not return cannot be replaced."""
+        record = dataclasses.replace(errors.ExceptionRecord.of(error), stuck_secs=stuck_secs)
+        self._supervisor.post_failure(self, record)
 
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()

@@ -138,6 +138,7 @@ class _Part:
                 set_state=lambda state: states.set(index, state),
                 request_stop=outer.stop,
                 interrupt=lambda: self._thread.interrupt(),
+                give_up=outer.give_up,
             ),
             outer.launch_context.launch_config,
         )

@@ -65,6 +65,7 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         num_caches=0,
         num_replay_shards=1,
         replicas=Replicas.parse("1", "threads", None),
+        env_timeout=300.0,
         evaluation=EvaluationSchedule(),
         checkpoint_seconds=30.0,
         keep_checkpoints=1,

@@ -14,6 +14,8 @@ from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule
+from agents.plan.replicas import Replicas
+from agents.plan.run_plan import RunPlan
 from agents.task import Task
 from rl_replicator.runs.metrics import read_metrics
 
@@ -68,8 +70,23 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
     counter = Counter(tmp_path, total_steps=500, restored=None)
     learner = Learner(counter)
     schedule = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
-    task = Task("environments.fakes:target")
-    node = EvaluatorNode(Agent(), task, 1, schedule, learner, counter)
+    plan = RunPlan(
+        task=Task("environments.fakes:target"),
+        seed=1,
+        total_steps=500,
+        num_actors=1,
+        envs_per_actor=1,
+        num_caches=0,
+        num_replay_shards=1,
+        replicas=Replicas.parse("1", "threads", None),
+        env_timeout=300.0,
+        evaluation=schedule,
+        checkpoint_seconds=30.0,
+        keep_checkpoints=1,
+        profile_steps=None,
+        run_dir=tmp_path,
+    )
+    node = EvaluatorNode(Agent(), plan, learner, counter)
     node.evaluate(300, 1)
     counter.learner_done()
     node.run()
