@@ -36,6 +36,7 @@ _LEARNER_SHARE = 0.2  # Of each of two batches.
 # Figures are medians over so many windows.
 _WINDOWS = 5
 _TOTAL_STEPS = 100_000
+_SECONDS_TO_CONFIRM = 60.0
 
 
 class Cost(NamedTuple):
@@ -140,7 +141,7 @@ class _Bench:
             while count > 0:
                 _, step = next(steps)
                 count -= not step.first()
-            adder.finish()
+            adder.finish(_SECONDS_TO_CONFIRM)
 
         cost = self._timed(act, "insert")
         adder.close()

@@ -8,7 +8,6 @@ starts, also those that are started again.
 import functools
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,9 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
         raise UsageError(
             f"--prefill: expected an agent that learns from recorded steps alone: {error}"
         ) from error
-    deadline = time.monotonic() + _SECONDS_TO_CONFIRM
-    while True:
-        adder.finish()
+    if not adder.finish(_SECONDS_TO_CONFIRM):
         completed = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
-        if completed >= expected:
-            break
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the replay confirmed {completed} of {expected} transitions")
+        raise RuntimeError(f"the replay confirmed {completed} of {expected} transitions")
     adder.close()
 
 

@@ -87,6 +87,7 @@ class DeterministicNode:
                         self._save()
             self._save()
             if not lp.stop_event().is_set():
+                self._counter.actor_done(0)
                 self._counter.learner_done()
                 self._evaluator.evaluate(
                     self._plan.total_steps, self._plan.evaluation.last_episodes

@@ -1,5 +1,6 @@
 """The actor node: some environments, one exploring policy, as many steps as the counter grants."""
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,15 @@ from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 
+_LOG = logging.getLogger("agents")
+
 # Methods whose time is measured -> what it counts as. Rendering is part of a step.
 _ENVIRONMENT_PARTS = {"reset": "environment", "step": "environment", "frame": "render"}
 _ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "insert"}
 # One lease in so many is timed; a prime, so that what is done every 250 steps is not missed.
 _LEASES_PER_TIMING = 7
+# The replay takes the last rows at the learner's pace, who may just be restarting.
+_SECONDS_TO_FINISH = 300.0
 
 
 class ActorNode:
@@ -85,13 +90,25 @@ class ActorNode:
         try:
             with self._watch:
                 self._act()
-            for adder in self._adders:
-                adder.finish()
+            self._finish()
         except StoppedError:
             pass
         finally:
             for adder in self._adders:
                 adder.close()
+
+    def _finish(self) -> None:
+        """Lets the learner end once the replay holds all rows, so that its last checkpoint does."""
+        until = time.monotonic() + _SECONDS_TO_FINISH
+        finished = [adder.finish(until - time.monotonic()) for adder in self._adders]
+        if not all(finished):
+            _LOG.warning(
+                "actor %d: the replay has not confirmed the last rows within %g s; the last "
+                "checkpoint may lack them",
+                self._index,
+                _SECONDS_TO_FINISH,
+            )
+        self._counter.actor_done(self._index)
 
     def _act(self) -> None:
         granted, done = 0, 0

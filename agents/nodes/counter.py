@@ -36,6 +36,8 @@ class Progress:
       evaluation_step: environment steps at that evaluation.
       actor_waiting: share of the time that actors wait for the replay, 0 to 1.
       learner_waiting: share of the time that the learner waits for rows, 0 to 1.
+      actors_finishing: actors that get no more steps, and whose last rows the replay has not
+        confirmed.
       learner_done: whether the learner has saved its last checkpoint.
     """
 
@@ -48,12 +50,13 @@ class Progress:
     evaluation_step: int
     actor_waiting: float
     learner_waiting: float
+    actors_finishing: int
     learner_done: bool
 
     @property
     def steps_done(self) -> bool:
-        """Whether the actors have taken all steps of the run."""
-        return self.environment_steps >= self.total_steps
+        """Whether the actors have taken all steps of the run, and the replay holds them."""
+        return self.environment_steps >= self.total_steps and not self.actors_finishing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Counter:
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
+        self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
         self._q_mean: float | None = None
@@ -125,7 +129,7 @@ class Counter:
           episodes: episodes that it has finished since.
 
         Returns:
-          Steps that it may take now; 0 if the run has no more.
+          Steps that it may take now; 0 if the run has no more: it then calls `actor_done`.
         """
         with self._lock:
             self._environment_steps += done
@@ -150,7 +154,18 @@ class Counter:
             if steps > 0:
                 self._granted += steps
                 self._leases[actor] = steps
+            else:
+                self._finishing.add(actor)
             return max(steps, 0)
+
+    def actor_done(self, actor: int) -> None:
+        """Notes that the replay holds all rows of an actor that gets no more steps.
+
+        Args:
+          actor: index of the actor.
+        """
+        with self._lock:
+            self._finishing.discard(actor)
 
     def environment_steps(self) -> int:
         """Returns the steps that all actors have taken since the beginning of the run."""
@@ -278,6 +293,7 @@ class Counter:
                 evaluation_step=self._evaluation["step"],
                 actor_waiting=self._waiting["actor"],
                 learner_waiting=self._waiting["learner"],
+                actors_finishing=len(self._finishing),
                 learner_done=self._learner_done,
             )
 

@@ -1,7 +1,6 @@
 """The writing end of the replay: it takes steps and writes n-step transitions."""
 
 import collections
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -199,10 +198,25 @@ class NStepTransitionAdder(base.Adder):
                 self._on_wait(time.perf_counter() - started)
         self.seconds_waited += time.perf_counter() - started
 
-    def finish(self) -> None:
-        """Sends everything; gives up what the table does not accept within half a second."""
-        with contextlib.suppress(reverb.errors.DeadlineExceededError):
-            self._writer.flush(0, _FLUSH_TIMEOUT_MS)
+    def finish(self, timeout: float) -> bool:
+        """Sends everything, and waits until the table holds it.
+
+        Args:
+          timeout: seconds to wait. The table accepts the last items at the pace of the learner.
+
+        Returns:
+          Whether the table has confirmed all items.
+        """
+        started = time.perf_counter()
+        while True:
+            try:
+                self._writer.flush(0, _FLUSH_TIMEOUT_MS)
+                return True
+            except reverb.errors.DeadlineExceededError:
+                waited = time.perf_counter() - started
+                if waited > timeout:
+                    return False
+                self._on_wait(waited)
 
     def close(self) -> None:
         """Closes the writer; unconfirmed items may be lost."""

@@ -54,7 +54,7 @@ def trained(environment):
     for _, timestep in explore([environment], actor):  # Ten rows.
         if timestep.last():
             break
-    adder.finish()
+    adder.finish(60.0)
     learner.step()
     yield agent, learner, before, client
     learner.close()
@@ -107,7 +107,7 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
     while not timestep.last():
         timestep = environment.step(np.zeros(1, np.float32))
         adder.add(np.zeros(1, np.float32), timestep)
-    adder.finish()
+    adder.finish(60.0)
     samples = list(client.sample(TABLE, num_samples=20, emit_timesteps=False))
     priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
     np.testing.assert_allclose(priorities, math.log(21), rtol=1e-6)

@@ -1,6 +1,7 @@
 """Actors with several environments: exact counts, seeds, and random streams for a resume."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -51,15 +52,11 @@ def ready(monkeypatch):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
 
 
-def act(agent, source, counter, run_dir, actors, envs, indices):
-    """Runs actors one after another; returns the rows that they wrote, sorted."""
-    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
-    server = reverb.Server([make_table(layout)])
-    client = reverb.Client(f"localhost:{server.port}")
-    plan = RunPlan(
+def make_plan(total_steps, run_dir, actors, envs):
+    return RunPlan(
         task=TASK,
         seed=5,
-        total_steps=counter.progress().total_steps,
+        total_steps=total_steps,
         num_actors=actors,
         envs_per_actor=envs,
         num_caches=0,
@@ -72,6 +69,14 @@ def act(agent, source, counter, run_dir, actors, envs, indices):
         profile_steps=None,
         run_dir=run_dir,
     )
+
+
+def act(agent, source, counter, run_dir, actors, envs, indices):
+    """Runs actors one after another; returns the rows that they wrote, sorted."""
+    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    server = reverb.Server([make_table(layout)])
+    client = reverb.Client(f"localhost:{server.port}")
+    plan = make_plan(counter.progress().total_steps, run_dir, actors, envs)
     for index in indices:
         ActorNode(index, agent, plan, [client], source, counter).run()
     count = client.server_info()[TABLE].current_size
@@ -105,6 +110,27 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
     counter = Counter(tmp_path, total_steps=207, restored=None)
     act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
     assert counter.progress().environment_steps == 207 and counter.progress().steps_done
+
+
+@pytest.mark.timeout(120)
+def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, tmp_path):
+    """The learner, which is behind, samples on until then; its last checkpoint has all rows."""
+    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    limiter = reverb.rate_limiters.Queue(50)
+    server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
+    client = reverb.Client(f"localhost:{server.port}")
+    counter = Counter(tmp_path, total_steps=60, restored=None)
+    node = ActorNode(0, agent, make_plan(60, tmp_path, 1, 1), [client], source, counter)
+    actor = threading.Thread(target=node.run)
+    actor.start()
+    while counter.progress().environment_steps < 60 and actor.is_alive():
+        time.sleep(0.01)
+    assert counter.progress().actors_finishing == 1 and not counter.progress().steps_done
+    list(client.sample(TABLE, num_samples=30, emit_timesteps=False))
+    actor.join()
+    assert counter.progress().steps_done
+    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 60
+    server.stop()
 
 
 def test_a_policy_of_two_environments_gives_each_its_own_action(agent, source):

@@ -55,6 +55,7 @@ def make_progress(**changes):
         "evaluation_step": 0,
         "actor_waiting": 0.0,
         "learner_waiting": 0.0,
+        "actors_finishing": 0,
         "learner_done": False,
     }
     return Progress(**(settings | changes))
@@ -97,6 +98,10 @@ def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
     assert counter.lease(0, 50, 0.0, []) == 0
     assert not counter.progress().steps_done
     assert counter.lease(1, 70, 0.0, []) == 0
+    # The learner ends when the steps are done: not before the replay holds the actors' last rows.
+    counter.actor_done(1)
+    assert not counter.progress().steps_done and counter.progress().actors_finishing == 1
+    counter.actor_done(0)
     assert counter.progress().steps_done and counter.progress().environment_steps == 250
     assert counter.progress().episode_return == 7.0 and counter.random_state(0) == {"noise": 1}
 

@@ -1,5 +1,6 @@
 """n-step returns by hand, and what really lies in a Reverb table after an episode."""
 
+import threading
 import time
 
 import dm_env
@@ -127,7 +128,7 @@ def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     while client.server_info()[TABLE].current_size < 16 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert client.server_info()[TABLE].current_size == 16
-    adder.finish()
+    adder.finish(60.0)
     assert client.server_info()[TABLE].current_size == 20
     adder.close()
 
@@ -164,16 +165,33 @@ def test_a_step_of_another_shape_is_named(server, layout):
         adder.add(np.zeros(2, np.float32), dm_env.transition(1.0, observation(1)))
 
 
-def test_a_full_limiter_is_waited_for_aloud(layout):
-    table = reverb.Table(
-        TABLE,
-        reverb.selectors.Fifo(),
-        reverb.selectors.Fifo(),
-        max_size=1000,
-        rate_limiter=reverb.rate_limiters.Queue(8),
-        signature=layout.signature,
-    )
+@pytest.fixture
+def full(layout):
+    """A server whose table takes no more than eight items before some are sampled."""
+    table = make_table(layout, reverb.rate_limiters.Queue(8), max_times_sampled=0)
     server = reverb.Server([table])
+    yield server
+    server.stop()
+
+
+def test_the_last_rows_are_confirmed_however_late(full, layout):
+    """The learner samples in the second after the last step, not within half a second."""
+    adder = make_adder(full, layout, max_in_flight_items=32)
+    play(adder, rewards=[1.0] * 20, last_discount=0.0)
+    assert not adder.finish(0.1)
+    client = full.localhost_client()
+    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 8
+    learner = threading.Timer(
+        1.0, lambda: list(client.sample(TABLE, num_samples=12, emit_timesteps=False))
+    )
+    learner.start()
+    assert adder.finish(60.0)
+    learner.join()
+    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
+    adder.close()
+
+
+def test_a_full_limiter_is_waited_for_aloud(full, layout):
     waits = []
 
     class GiveUp(Exception):
@@ -184,13 +202,12 @@ def test_a_full_limiter_is_waited_for_aloud(layout):
         if len(waits) == 2:
             raise GiveUp
 
-    adder = make_adder(server, layout, on_wait=on_wait)
+    adder = make_adder(full, layout, on_wait=on_wait)
     with pytest.raises(GiveUp):
         for _ in range(10):
             play(adder, rewards=[1.0] * 8, last_discount=0.0)
     assert waits[0] >= 0.4 and waits[1] > waits[0]
-    adder.finish()  # Gives up.
-    server.stop()
+    assert not adder.finish(0.1)
 
 
 def test_the_reading_end_gives_what_the_writing_end_wrote(server, layout):

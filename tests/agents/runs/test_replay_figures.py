@@ -63,7 +63,7 @@ def run_dir(tmp_path):
             timestep = environment.step(action)
             adder.add(action, timestep)
     while client.server_info()[TABLE].current_size < 100:
-        adder.finish()
+        adder.finish(60.0)
     adder.close()
     sampled = list(client.sample(TABLE, num_samples=40, emit_timesteps=False))
     client.mutate_priorities(TABLE, updates={sampled[0].info.key: 81.0})
