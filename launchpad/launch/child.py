@@ -66,6 +66,7 @@ class Child:
         self._channel = channel
         self._spec = spec
         self._book = lp_address_book.AddressBook(spec.addresses)
+        self._may_begin = threading.Event()
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,
@@ -86,7 +87,11 @@ class Child:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def run(self) -> int:
-        """Runs the node, told of all failures, to its end; returns the exit status."""
+        """Runs the node, told of all failures, to its end; returns the exit status.
+
+        It begins when the launcher says so: a guard then knows this process, and ends what the
+        node starts even if the launcher is killed in the next moment.
+        """
         sys.argv[:] = self._spec.argv
         serialization.load_flags(self._spec.flags)
         status = self._execute()
@@ -95,6 +100,7 @@ class Child:
 
     def _execute(self) -> int:
         try:
+            self._may_begin.wait()
             node = pickle.loads(self._spec.node)
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()
@@ -144,7 +150,9 @@ class Child:
     def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:
             kind, *details = message
-            if kind == "address":
+            if kind == "begin":
+                self._may_begin.set()
+            elif kind == "address":
                 self._book.publish(*details)
             elif kind == "ready":
                 self.runtime.ready_event.set()

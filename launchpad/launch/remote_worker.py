@@ -55,10 +55,11 @@ class RemoteWorker(abc.ABC):
         return self._channel is not None
 
     def attach(self, channel: lp_channel.Channel) -> None:
-        """Begins to talk with the node."""
+        """Begins to talk with the node, and lets its code begin."""
         with self._lock:
             self._channel = channel
             self._heard_at = time.monotonic()
+            channel.send("begin")
             for message in self._early_messages:
                 channel.send(*message)
         self._reader = self._thread(self._read, "control")

@@ -18,6 +18,7 @@ from launchpad import errors
 from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
 from launchpad.launch.local_multi_processing import launch as processes
+from rl_replicator.processes import guard
 
 _SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
 
@@ -154,7 +155,36 @@ def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
         launcher.kill()
         launcher.wait()
     for pid in map(int, path.read_text().split()):
-        _wait_until(lambda pid=pid: not _is_alive(pid), 10)
+        _wait_until(lambda pid=pid: not _is_alive(pid))
+
+
+class _Early:
+    """Could start processes in its constructor."""
+
+    def __init__(self, path):
+        pathlib.Path(path).touch()
+
+    def run(self):
+        pass
+
+
+@pytest.mark.processes
+def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
+    """What it starts would outlive a launcher that is killed in between."""
+    begun = tmp_path / "begun"
+    watch = guard.Guard.watch
+    found = []
+
+    def slow_watch(self, group):
+        time.sleep(1.0)
+        found.append(begun.exists())
+        watch(self, group)
+
+    monkeypatch.setattr(guard.Guard, "watch", slow_watch)
+    program = lp.Program("early")
+    program.add_node(lp.PyClassNode(_Early, str(begun)), label="early")
+    assert lp.launch(program, "test_mp").wait(timeout=100)
+    assert found == [False] and begun.exists()
 
 
 @pytest.mark.processes
