@@ -32,6 +32,8 @@ logger = logging.getLogger("launchpad")
 _RELEASE_PART = 0.7
 # A killed node gets this long to be gone, in seconds; then it is given up.
 _KILL_SECS = 1.0
+# A supervisor that looks at its nodes ten times per second, and has not for this long, was stopped.
+_ASLEEP_SECS = 2.0
 # Stores get at least this long to end after their release, in seconds.
 _LAST_SECS = 2.0
 
@@ -84,6 +86,7 @@ class Supervisor:
         self._published: dict[str, str] = {}
         self._failures: list[lp_failures.Failure] = []
         self._is_awaited = False
+        self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
         self._kill_at: float | None = None
         self._is_released = False
@@ -314,13 +317,18 @@ class Supervisor:
             for partner in team:
                 self._start(partner)
 
-    def _end_frozen(self) -> None:
+    def _end_frozen(self, now: float) -> None:
+        # A launcher that was stopped itself (Ctrl-Z, a suspended machine) has heard of nobody: the
+        # silence of its nodes counts from when it went on.
+        if now - self._looked_at > _ASLEEP_SECS:
+            self._awake_since = now
+        self._looked_at = now
         for member in self._members:
             policy, worker = member.restart_policy, member.worker
             if policy is None or policy.frozen_after_secs is None:
                 continue
             if worker is not None and not member.is_gone and not member.is_replaced:
-                silent = worker.silent_secs
+                silent = min(worker.silent_secs, now - self._awake_since)
                 if silent > policy.frozen_after_secs:
                     worker.end_frozen(silent)
 
@@ -380,7 +388,7 @@ class Supervisor:
             is_idle = all(m.state in lp_runtime.PASSIVE for m in self._members)
             # A program of servers alone waits for lp.stop().
             self._start_again(now)
-            self._end_frozen()
+            self._end_frozen(now)
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return

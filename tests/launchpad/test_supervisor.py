@@ -42,6 +42,9 @@ class _Worker:
     def close(self) -> None:
         pass
 
+    def end_frozen(self, secs: float) -> None:
+        self._log.append(f"end {self._name} after {secs:g} s")
+
 
 class _Program:
     """Two nodes and a store, under a supervisor with a notice of `notice` seconds."""
@@ -219,3 +222,25 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert supervisor.done.wait(10)
     assert supervisor.failure is None
     assert "team/0 is up again after" in caplog.text
+
+
+def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
+    """After Ctrl-Z, or a suspended machine, the silence of a node counts from when it went on."""
+    log: list[str] = []
+    member = lp_member.Member("actor", 0, lp.PyNode(print))
+    member.restart_policy = lp.RestartPolicy(frozen_after_secs=60.0)
+    member.worker = worker = _Worker("actor", log)
+    supervisor = lp_supervisor.Supervisor(
+        [member], lambda *_: worker, lp_address_book.AddressBook(), 1.0
+    )
+    for now in (1000.0, 1000.1):
+        supervisor._end_frozen(now)
+    worker.silent_secs = 300.0
+    supervisor._end_frozen(1300.1)  # It looks ten times per second while it is not stopped.
+    assert not log
+    for tenth in range(590):
+        supervisor._end_frozen(1300.2 + tenth / 10)
+    assert not log
+    for tenth in range(590, 620):
+        supervisor._end_frozen(1300.2 + tenth / 10)
+    assert log[0].startswith("end actor after 60")
