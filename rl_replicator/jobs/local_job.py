@@ -61,6 +61,7 @@ class LocalJob:
         self._failed_at: float | None = None
         self._copiers: dict[JobTask, output.LineCopier] = {}
         self._guard = Guard()
+        self._is_in_haste = False
 
     def start(self) -> None:
         """Starts all tasks; again after `stop`."""
@@ -107,6 +108,10 @@ class LocalJob:
         task, status = min(broken.items(), key=lambda x: x[1] == errors.WORKER_LOST_STATUS)
         return Outcome(_shell_status(status), f"{task.name} {_describe_status(status)}")
 
+    def hurry(self) -> None:
+        """Makes `stop` kill what has not ended, without grace; signal handlers may call it."""
+        self._is_in_haste = True
+
     def stop(self, grace_seconds: float) -> None:
         """Ends all processes, first by SIGTERM and then by SIGKILL.
 
@@ -117,8 +122,12 @@ class LocalJob:
             group.send_signal(signal.SIGTERM)
             group.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
         deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline and any(g.poll() is None for g in self._running.values()):
+        while not self._is_in_haste and time.monotonic() < deadline:
+            if all(group.poll() is not None for group in self._running.values()):
+                break
             time.sleep(0.02)
+        if self._is_in_haste:
+            report("a second signal: killing all processes")
         for group in self._running.values():
             group.kill()
         for group in self._running.values():

@@ -11,7 +11,8 @@ Workers without parameter servers depend on each other: when one dies, all are r
 program continues from its last checkpoint. With parameter servers, a worker is restarted alone, and
 the job ends with the chief. Restarts are limited (`--max-restarts`), and counted anew after five
 minutes without a failure. A program that ends with status 2 is not restarted, because its arguments
-are wrong. The exit status is that of the job, 130 after Ctrl-C and 143 after SIGTERM.
+are wrong. The exit status is that of the job, 130 after Ctrl-C and 143 after SIGTERM. These signals
+let the processes save and end; a second one kills them at once.
 
 What a process has started ends with it, and all processes end with the supervisor.
 """
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     received: list[int] = []
 
     def end(number: int, _: object) -> None:
+        if received:
+            job.hurry()
         received.append(number)
         supervisor.end()
 

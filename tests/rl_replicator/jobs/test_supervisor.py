@@ -161,6 +161,22 @@ def test_a_signal_ends_everything(run, tmp_path, number, code):
 
 
 @pytest.mark.processes
+def test_a_second_signal_kills_at_once(run, tmp_path):
+    code = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(file.parent / f"{name} is deaf").write_text(str(os.getpid()))
+wait()"""
+    process = run(code, "--workers", "2")
+    tasks = pids(tmp_path, "worker 0 is deaf", "worker 1 is deaf")
+    while process.poll() is None:  # Two at a time may arrive as one.
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    status, text = finished(process)
+    assert status == 128 + signal.SIGINT and "a second signal: killing all processes" in text
+    assert all_gone(tasks)
+
+
+@pytest.mark.processes
 def test_no_process_outlives_a_killed_supervisor(run, tmp_path):
     code = """
 child = subprocess.Popen(["sleep", "60"])
