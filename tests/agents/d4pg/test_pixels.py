@@ -18,6 +18,7 @@ from agents.replay.config import FrameReplayConfig
 from agents.replay.transitions import Sample
 from rl_replicator.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 SIZE, BATCH, STEPS = 24, 8, 6
 SPEC = specs.EnvironmentSpec(
     observations=specs.BoundedArray((SIZE, SIZE, 3), np.uint8, 0, 255),

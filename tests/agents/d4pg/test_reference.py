@@ -20,7 +20,7 @@ from agents.replay.config import ReplayConfig
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 from tests.agents.fixed_samples import ACTION, OBSERVATION, make_samples
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 
 BATCH, STEPS, IMPORTANCE_STEPS = 8, 5, 3
 FEATURES = 3

@@ -18,6 +18,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import CheckpointError
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, STEPS, OBSERVATION, ACTION = 8, 3, 3, 2
 SPEC = specs.EnvironmentSpec(
     observations=specs.Array((OBSERVATION,), np.float32),
@@ -73,6 +74,7 @@ def test_the_moments_of_all_batches_are_published(name, torso):
     learner.close()
 
 
+@pytest.mark.slow
 def test_replicas_keep_the_moments_of_the_global_batches():
     published = []
     for replicator_name in ("single_device", "multi_device:2"):

@@ -13,6 +13,7 @@ from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.fixed_samples import ACTION
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = SACConfig(
     policy_layers=(5, 4),
     critic_layers=(5, 4),

@@ -11,6 +11,7 @@ from agents.td3.agent import TD3
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = TD3Config(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
