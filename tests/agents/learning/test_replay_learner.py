@@ -65,6 +65,7 @@ def make_learner(name, replicator_name, torso="mlp", **changes):
     return ReplayLearner(module, replicator, input_fn, None, STEPS), module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "torso"), [("td3", "mlp"), ("sac", "residual")])
 def test_the_moments_of_all_batches_are_published(name, torso):
     learner, module = make_learner(name, "single_device", torso)

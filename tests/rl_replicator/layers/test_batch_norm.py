@@ -12,6 +12,7 @@ from rl_replicator import collectives
 from rl_replicator.checkpoints import parts
 from rl_replicator.layers import batch_norm
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 SIZES = {1: [8], 2: [3, 5], 4: [1, 0, 5, 2]}
 IMAGES = np.random.default_rng(0).normal(size=(8, 5, 5, 2)).astype(np.float32) + 3.0
 ROWS = IMAGES.reshape(8, -1)[:, :6]
@@ -93,7 +94,7 @@ def trained(count, is_conv):
 
 
 @pytest.mark.parametrize("is_conv", [False, True], ids=["rows", "images"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_uneven_replicas_equal_one(count, is_conv):
     if count == 4 and is_conv:
         pytest.skip("TensorFlow's convolutions have no gradient of an empty batch")

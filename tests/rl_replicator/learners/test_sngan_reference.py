@@ -15,6 +15,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, NOISE, CLASSES, SEED = 4, 3, 10, 5
 RATES = {"generator": 3e-3, "discriminator": 2e-3}
 BETA_2, EPSILON = 0.9, 1e-8
