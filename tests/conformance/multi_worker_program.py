@@ -87,7 +87,9 @@ def train(replicator, steps, steps_per_call=None):
 
 
 def equals_one_replica(replicator):
-    DETAILS["trained"] = [train(replicator, 20), train(replicator, 20, 5)]
+    # Tracing takes most of the time, so only two processes do both.
+    ways = {1: (5,), 2: (None, 5)}.get(replicator.num_processes, (None,))
+    DETAILS["trained"] = [train(replicator, 20, steps_per_call) for steps_per_call in ways]
 
 
 def places(replicator):
@@ -375,7 +377,7 @@ def training_rarely_waits_for_other_processes(replicator):
     assert num_threads() < before + 50, (before, num_threads())
     # Until it knows how long a call takes, it asks after 1, 2, 4, 8, ... calls.
     assert len(exchanges) < 20 + 2 * seconds, (len(exchanges), seconds)
-    assert bool(exchanges) == (replicator.num_processes > 1)
+    assert exchanges
 
 
 def num_threads():
