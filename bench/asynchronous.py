@@ -44,20 +44,20 @@ def make_step(model, optimizer):
     return step_fn
 
 
-def make_learner(scope):
-    """Makes model and optimizer in the scope; returns their step."""
-    with scope:
-        model = snt.nets.MLP([256, 256, 256, 1])
-        model(tf.zeros([1, FEATURES]))
-        optimizer = rr.optimizers.Adam(1e-3)
-        optimizer.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.variables)
-    return make_step(model, optimizer)
+def make_model():
+    """Returns the built network."""
+    model = snt.nets.MLP([256, 256, 256, 1])
+    model(tf.zeros([1, FEATURES]))
+    return model
 
 
 def by_hand(strategy, workers, count):
     """Returns a function that takes some steps and reads their losses."""
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    step_fn = make_learner(strategy.scope())
+    with strategy.scope():
+        model, optimizer = make_model(), rr.optimizers.Adam(1e-3)
+        optimizer.apply([tf.zeros(v.shape) for v in model.variables], model.variables)
+    step_fn = make_step(model, optimizer)
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
 
     @tf.function
@@ -85,9 +85,12 @@ def by_hand(strategy, workers, count):
 
 def ours(replicator, count):
     """Returns a function that takes steps and reads their losses, and the replicated step."""
-    step = replicator.replicate(
-        make_learner(replicator.scope()), replicator.make_inputs(lambda context: dataset()), count
-    )
+    with replicator.scope():
+        model = make_model()
+        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-3))
+        replicator.build_optimizer(optimizer, model.trainable_variables)
+    inputs = replicator.make_inputs(lambda context: dataset())
+    step = replicator.replicate(make_step(model, optimizer), inputs, count)
 
     def take(steps):
         for _ in range(steps // (count or 1)):
@@ -152,6 +155,7 @@ def main() -> None:
         for process in started:
             process.kill()
             process.wait()
+    harness.end()  # The coordinator would wait for its workers.
 
 
 if __name__ == "__main__":

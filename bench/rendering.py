@@ -23,7 +23,7 @@ from environments.pixels import camera, rendering
 
 TASKS = ("cartpole:balance", "ball_in_cup:catch", "walker:walk")
 SIZES = (64, 84)
-FRAMES, STEPS = 20, 20
+FRAMES, STEPS = 10, 10
 THREADS = (1, 2, 4)
 PICTURE = "docs/rendering.png"
 
