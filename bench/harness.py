@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sys
@@ -207,10 +208,10 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def three_digits(number: float) -> str:
-    """Formats a number with three significant digits, or as an integer if it has more."""
-    if abs(number) >= 100:
+    """Formats a number with three significant digits, or as an integer if it is one or has more."""
+    if abs(number) >= 100 or number == int(number):
         return f"{number:,.0f}"
-    return f"{number:.{max(0, 2 - int(np.floor(np.log10(abs(number)))))}f}" if number else "0"
+    return f"{number:.{2 - math.floor(math.log10(abs(number)))}f}"
 
 
 def _spread(samples: list[float]) -> dict[str, Any]:

@@ -93,6 +93,14 @@ def test_a_change_within_the_spread_or_a_row_that_is_gone_is_named(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (2.0, "2"), (0.01234, "0.0123"), (99.96, "100.0"), (1234.5, "1,234")],
+)
+def test_three_digits(number, text):
+    assert harness.three_digits(number) == text
+
+
 def test_nothing_to_compare_is_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["compare", str(tmp_path), str(tmp_path)])
     assert compare.main() == 2
@@ -108,8 +116,7 @@ def test_a_table(tmp_path):
     assert lines[4:-1] == [
         "|  | steps/s | beside | bytes | beside |",
         "| --- | --- | --- | --- | --- |",
-        "| ours | 30.0 (20.0 to 40.0) | 3.00 x peer (2.00 to 4.00) | 8.00 | "
-        "1.00 x peer (1.00 to 1.00) |",
+        "| ours | 30 (20 to 40) | 3.00 x peer (2.00 to 4.00) | 8 | 1.00 x peer (1.00 to 1.00) |",
     ]
 
 
