@@ -22,22 +22,22 @@ from bench.harness import RESULTS, ROOT
 # Most seconds of each benchmark.
 SUITE = {
     "peers": 120,  # Installs them.
-    "acting_policy": 60,
+    "acting_policy": 40,
     "actors": 150,
-    "asynchronous": 60,
+    "asynchronous": 90,
     "environment_steps": 40,
     "fused_adam": 60,
     "inputs": 60,
-    "learner": 120,
-    "learner_program": 120,
-    "pixel_learner": 120,
-    "pixel_replay": 120,
-    "rendering": 60,
+    "learner": 90,
+    "learner_program": 90,
+    "pixel_learner": 100,
+    "pixel_replay": 150,
+    "rendering": 80,
     "replay_rows": 90,
-    "replication": 180,
-    "rpc": 60,
-    "start_up": 180,
-    "supervised": 180,
+    "replication": 150,
+    "rpc": 80,
+    "start_up": 240,
+    "supervised": 160,
 }
 NOT_IN_THE_SUITE = {
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",

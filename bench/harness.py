@@ -120,7 +120,7 @@ def row(name: str, unit: Unit, samples: list[float], peer: str | None, base: lis
     made: dict[str, Any] = {"figure": name, "unit": unit.name}
     made["better"] = "more" if unit.more_is_better else "less"
     made |= _spread(samples)
-    if peer is not None:
+    if peer is not None and all(samples) and all(base):  # A share of time may be 0.
         ratios = np.divide(samples, base) if unit.more_is_better else np.divide(base, samples)
         made |= {"peer": peer, "ratio": _spread(ratios.tolist())}
         del made["ratio"]["samples"]

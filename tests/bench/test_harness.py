@@ -65,6 +65,7 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
 def test_a_ratio_above_one_is_always_better():
     made = harness.row("ours", COST, [2.0, 4.0], "peer", [8.0, 8.0])
     assert (made["ratio"]["least"], made["ratio"]["most"]) == (2.0, 4.0)
+    assert "ratio" not in harness.row("ours", COST, [0.0, 4.0], "peer", [8.0, 8.0])
 
 
 def test_regressions_are_printed_beyond_five_percent(tmp_path, monkeypatch, capsys):
