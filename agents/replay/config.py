@@ -11,7 +11,7 @@ _MAX_SAMPLES_PER_INSERT = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    """A prioritized replay table (Schaul et al. 2016, arXiv:1511.05952)."""
+    """A replay table, sampled uniformly or by priority (Schaul et al. 2016, arXiv:1511.05952)."""
 
     max_size: int = 1_000_000
     """Transitions kept; the oldest leave first."""
@@ -19,8 +19,9 @@ class ReplayConfig:
     """Transitions in the table before the learner starts."""
     samples_per_insert: float = 64.0
     """Transitions sampled for each one inserted, on average over the run."""
-    priority_exponent: float = 0.6
-    """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
+    priority_exponent: float = 0.0
+    """alpha: P(i) is proportional to priority**alpha, 0.6 in the paper of prioritized replay.
+    0 samples uniformly."""
     importance_exponent_start: float = 0.4
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all."""
     importance_exponent_end: float = 1.0
@@ -59,14 +60,12 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FrameReplayConfig(ReplayConfig):
-    """A replay table of frames, sampled uniformly."""
+    """A replay table of frames."""
 
     max_size: int = 100_000
     """Transitions kept; the oldest leave first. Each holds one frame."""
     samples_per_insert: float = 128.0
     """Transitions sampled for each one inserted, on average over the run."""
-    priority_exponent: float = 0.0
-    """alpha: P(i) is proportional to priority**alpha. 0 samples uniformly."""
     chunk_length: int = 4
     """Frames that are compressed together. More of them take less memory and more time to sample,
     since whole chunks are decompressed (`bench/pixel_replay.py`)."""

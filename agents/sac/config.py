@@ -3,7 +3,6 @@
 import dataclasses
 
 from agents.config import OffPolicyConfig, PixelSettings
-from agents.replay.config import ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +28,6 @@ class SACConfig(OffPolicyConfig):
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.td_losses`)."""
-    replay: ReplayConfig = ReplayConfig(priority_exponent=0.0)
-    """The replay table, sampled uniformly."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

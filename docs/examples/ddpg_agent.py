@@ -15,7 +15,6 @@ from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.critics import ScalarCritic
 from agents.off_policy_agent import OffPolicyAgent
-from agents.replay.config import ReplayConfig
 from agents.runs.command import AgentCommand
 
 
@@ -27,8 +26,6 @@ class DDPGConfig(NoiseSettings, OffPolicyConfig):
     """Steps of reward in a return before it bootstraps. The paper uses 1."""
     target_update_rate: float = 0.01
     """tau: how far an update takes the target to the online networks. The paper uses 0.001."""
-    replay: ReplayConfig = ReplayConfig(priority_exponent=0.0)
-    """The replay table, sampled uniformly."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_two_learner_processes_learn_it_together(tmp_path):
             steps_per_call=8,
             policy_learning_rate=1e-3,
             critic_learning_rate=1e-3,
-            replay=ReplayConfig(min_size=500, samples_per_insert=32.0),
+            replay=ReplayConfig(priority_exponent=0.6, min_size=500, samples_per_insert=32.0),
         ),
     )
     assert d4pg.command.train(options) == 0

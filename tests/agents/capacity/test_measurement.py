@@ -23,7 +23,7 @@ CONFIG = D4PGConfig(
     global_batch_size=8,
     steps_per_call=2,
     # Its limiter would stop this table after a few rows.
-    replay=ReplayConfig(min_size=16, samples_per_insert=10.0),
+    replay=ReplayConfig(priority_exponent=0.6, min_size=16, samples_per_insert=10.0),
 )
 # The chain has observations of 2 numbers, actions of 1, and episodes of 10 actions.
 POLICY_BYTES = 4 * ((2 * 6 + 6) + (6 + 6) + (6 * 1 + 1))  # Two layers, and LayerNorm.

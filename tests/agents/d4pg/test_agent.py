@@ -31,7 +31,7 @@ CONFIG = D4PGConfig(
     steps_per_call=1,
     exploration_sigma=SIGMA,
     target_update_period=1000,
-    replay=ReplayConfig(min_size=8, samples_per_insert=10.0),
+    replay=ReplayConfig(priority_exponent=0.6, min_size=8, samples_per_insert=10.0),
 )
 OBSERVATION = np.array([0.3, -0.8], np.float32)
 

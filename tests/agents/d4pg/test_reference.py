@@ -38,7 +38,9 @@ CONFIG = D4PGConfig(
     max_action_gradient_norm=0.5,
     max_gradient_norm=0.25,
     global_batch_size=BATCH,
-    replay=ReplayConfig(importance_exponent_start=0.3, importance_exponent_end=0.9),
+    replay=ReplayConfig(
+        priority_exponent=0.6, importance_exponent_start=0.3, importance_exponent_end=0.9
+    ),
 )
 ATOMS = np.linspace(CONFIG.value_min, CONFIG.value_max, CONFIG.num_atoms, dtype=np.float32)
 

@@ -21,7 +21,9 @@ def test_importance_weights_by_hand():
 
 
 def test_the_exponent_grows_linearly_to_its_end():
-    config = ReplayConfig(importance_exponent_start=0.4, importance_exponent_end=1.0)
+    config = ReplayConfig(
+        priority_exponent=0.6, importance_exponent_start=0.4, importance_exponent_end=1.0
+    )
     values = [importance_exponent(config, tf.constant(step), 100) for step in (0, 50, 100, 500)]
     np.testing.assert_allclose(values, [0.4, 0.7, 1.0, 1.0], rtol=1e-6)
 
@@ -33,8 +35,8 @@ def test_weights_are_divided_by_the_largest_and_are_one_for_uniform_sampling():
         table_size=tf.constant([3, 3], tf.int64),
         transition=None,
     )
-    prioritized = ReplayConfig(importance_exponent_start=1.0)
+    prioritized = ReplayConfig(priority_exponent=0.6, importance_exponent_start=1.0)
     weights = normalized_weights(sample, prioritized, tf.constant(0), 10)
     np.testing.assert_allclose(weights, [1.0, 0.5], rtol=1e-6)
-    uniform = ReplayConfig(priority_exponent=0.0)
+    uniform = ReplayConfig()
     np.testing.assert_array_equal(normalized_weights(sample, uniform, tf.constant(0), 10), [1, 1])

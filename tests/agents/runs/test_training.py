@@ -34,7 +34,7 @@ SMALL = D4PGConfig(
     steps_per_call=4,
     value_min=0.0,
     value_max=20.0,
-    replay=ReplayConfig(min_size=200, samples_per_insert=16.0),
+    replay=ReplayConfig(priority_exponent=0.6, min_size=200, samples_per_insert=16.0),
 )
 
 
@@ -144,7 +144,7 @@ def untouched(run_dir):
             "--steps: expected at least 1,000, which the run in .* has taken, got 999",
         ),
         ({"seed": 2}, "seed was 1 and is now 2"),
-        ({"agent": dataclasses.replace(SMALL, n_step=3)}, r"agent\.n_step was 5 and is now 3"),
+        ({"agent": dataclasses.replace(SMALL, n_step=2)}, r"agent\.n_step was 3 and is now 2"),
         ({"env": "environments.fakes:chain"}, "env was"),
         ({"replicas": "3"}, "global-batch-size: expected a multiple of 3"),
         ({"replicas": "many"}, "multi_device:2, got 'many'"),
