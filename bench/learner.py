@@ -122,6 +122,8 @@ def acme_d4pg(sample: Sample) -> Callable[[], object]:
     target_policy, (target_critic,), *targets = policy_and_critics(*sizes)
     policy_optimizer = snt.optimizers.Adam(config.policy_learning_rate)
     critic_optimizer = snt.optimizers.Adam(config.critic_learning_rate)
+    policy_optimizer._initialize(policy_variables)
+    critic_optimizer._initialize(critic_variables)
     support = tf.linspace(-VALUE, VALUE, ATOMS)
     spacing = 2 * VALUE / (ATOMS - 1)
     num_steps = tf.Variable(0)
@@ -150,14 +152,14 @@ def acme_d4pg(sample: Sample) -> Callable[[], object]:
             )
             action = policy(o_t)
             q = tf.reduce_sum(tf.nn.softmax(critic(o_t, action)) * support, axis=-1)
-            dq_da = tf.clip_by_norm(tape.gradient(q, action), 1.0, axes=-1)
+            with tape.stop_recording():
+                dq_da = tf.clip_by_norm(tape.gradient(q, action), 1.0, axes=-1)
             surrogate = tf.stop_gradient(action + dq_da)
             policy_loss = tf.reduce_mean(
                 0.5 * tf.reduce_sum(tf.square(surrogate - action), axis=-1)
             )
         policy_gradients = tape.gradient(policy_loss, policy_variables)
         critic_gradients = tape.gradient(critic_loss, critic_variables)
-        del tape
         policy_gradients, _ = tf.clip_by_global_norm(policy_gradients, 40.0)
         critic_gradients, _ = tf.clip_by_global_norm(critic_gradients, 40.0)
         policy_optimizer.apply(policy_gradients, policy_variables)

@@ -12,8 +12,8 @@ shows both modes.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
+from concurrent import futures
 
 import numpy as np
 
@@ -86,19 +86,18 @@ def thread_side(count: int) -> harness.Side:
     """Returns the steps of several threads together, each with an environment of its own."""
     config = environments.PixelConfig(action_repeat=1, render="fast")
 
-    def run(step: Callable[[], object], start: threading.Barrier) -> None:
-        start.wait()
-        harness.repeated(step, STEPS)()
+    # An environment is made in the thread that draws it: OpenGL contexts belong to threads.
+    threads = [futures.ThreadPoolExecutor(1) for _ in range(count)]
+    steps = [thread.submit(stepper, TASKS[0], config).result() for thread in threads]
 
     def work() -> None:
-        start = threading.Barrier(count)
-        threads = [threading.Thread(target=run, args=(step, start)) for step in steps]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        futures.wait(
+            [
+                thread.submit(harness.repeated(step, STEPS))
+                for thread, step in zip(threads, steps, strict=True)
+            ]
+        )
 
-    steps = [stepper(TASKS[0], config) for _ in range(count)]
     return harness.clocked(work, STEPS * count, "steps")
 
 
