@@ -135,13 +135,17 @@ def acme_d4pg(sample: Sample) -> Callable[[], object]:
         kernel = tf.clip_by_value(1.0 - distance, 0.0, 1.0)
         return tf.reduce_sum(kernel * probabilities[:, None, :], axis=-1)
 
-    @tf.function
+    def update_targets() -> tf.Tensor:
+        for source, target in zip(
+            (*policy_variables, *critic_variables), itertools.chain(*targets), strict=True
+        ):
+            target.assign(source)
+        return tf.constant(True)
+
+    @tf.function(autograph=False)
     def step() -> dict[str, tf.Tensor]:
-        if tf.math.mod(num_steps, TARGET_PERIOD) == 0:
-            for source, target in zip(
-                (*policy_variables, *critic_variables), itertools.chain(*targets), strict=True
-            ):
-                target.assign(source)
+        is_due = tf.equal(num_steps % TARGET_PERIOD, 0)
+        tf.cond(is_due, update_targets, lambda: tf.constant(False))
         num_steps.assign_add(1)
         o_tm1, a_tm1, r_t, d_t, o_t, _ = next(iterator).transition
         with tf.GradientTape(persistent=True) as tape:
@@ -182,7 +186,7 @@ def plain_td3(sample: Sample) -> Callable[[], object]:
     critic_optimizer._initialize(critic_variables)
     iterator = iter(tf.data.Dataset.from_tensors(sample).repeat())
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(is_due: bool) -> tf.Tensor:
         o_tm1, a_tm1, r_t, d_t, o_t, _ = next(iterator).transition
         noise = tf.clip_by_value(tf.random.normal([BATCH, ACTION], stddev=0.2), -0.5, 0.5)
