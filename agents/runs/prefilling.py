@@ -27,7 +27,8 @@ class Prefilling:
         self._options = options
         self._run = run
         self._dataset: EpisodeDataset | None = None
-        if Checkpointer(run.checkpoints).latest() is None:
+        # The newest one may be damaged, which is looked after later, under the run's lock.
+        if Checkpointer(run.checkpoints).is_empty:
             self._read()
 
     def _read(self) -> None:
@@ -56,5 +57,5 @@ class Prefilling:
 
     def close(self) -> None:
         """Deletes the tables once there is a checkpoint."""
-        if Checkpointer(self._run.checkpoints).latest() is not None:
+        if not Checkpointer(self._run.checkpoints).is_empty:
             prefill.discard(self._run.path)

@@ -142,6 +142,11 @@ class Checkpointer:
             shutil.rmtree(folder, ignore_errors=True)
         return _read_manifest(final)[0]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint at all, not even a damaged one."""
+        return not self._folders()
+
     def latest(self) -> CheckpointInfo | None:
         """Returns the description of the newest checkpoint; None if there is none.
 

@@ -110,6 +110,15 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     assert damaged.with_name(f"damaged-{damaged.name}").exists() and not damaged.exists()
 
 
+def test_a_manifest_that_is_damaged_is_no_obstacle(run_dir, caplog):
+    """Nobody looks into the newest checkpoint before it is known to be intact."""
+    intact = Checkpointer(run_dir / "checkpoints").latest()
+    damaged = shutil.copytree(intact.path, intact.path.with_name("999999_step_1"))
+    (damaged / "manifest.json").write_text("{")
+    assert d4pg.command.train(options(run_dir)) == 0  # It is finished, as the one before says.
+    assert "checkpoint of step 1 is damaged" in caplog.text and not damaged.exists()
+
+
 def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
     before = untouched(run_dir)
     assert d4pg.command.train(options(run_dir)) == 0

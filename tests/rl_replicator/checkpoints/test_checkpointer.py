@@ -240,7 +240,7 @@ def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
     command = [*forked.python(), "-c", KILLED, str(tmp_path), str(flag)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not flag.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
