@@ -19,6 +19,7 @@ from rl_replicator.processes.restarts import Restarts
 _SETTLE_SECONDS = 0.3
 # The last lines of ended processes are awaited this long.
 _OUTPUT_SECONDS = 1.0
+# Wrong arguments, a full disk, or weights that are NaN: a restart would end the same way.
 _USAGE = 2
 
 
@@ -92,7 +93,9 @@ class LocalJob:
         failed = {task: status for task, status in ended.items() if status != 0}
         for task, status in failed.items():
             if status == _USAGE:
-                return Outcome(_USAGE, f"{task.name} rejected its arguments", is_final=True)
+                return Outcome(
+                    _USAGE, f"{task.name} ended with status 2 (see its error)", is_final=True
+                )
             if task.is_replaceable:
                 outcome = self._replace(task, status)
                 if outcome is not None:
