@@ -66,7 +66,7 @@ class Run:
         """Process ids of the nodes by name."""
         found = {}
         for process in self._family():
-            name = _node_name(process)
+            name = node_name(process)
             if name is not None:
                 found[name] = process.pid
         return found
@@ -121,7 +121,7 @@ class Run:
         return seconds, len(alive)
 
 
-def _node_name(process: psutil.Process) -> str | None:
+def node_name(process: psutil.Process) -> str | None:
     """ "actor/1", or None for a process that is no node."""
     try:
         words = process.cmdline()

@@ -1,0 +1,94 @@
+"""A run of a real command that `faults.py` damages, watched from outside."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import time
+
+import psutil
+from kills import node_name
+from programs import Program
+
+# What every process of the run has in its environment: none may be left at the end.
+_MARK = "FAULTS_RUN"
+
+
+class Run:
+    """A run of a command, watched from outside, and started again when it ended."""
+
+    def __init__(self, program: Program, folder: pathlib.Path):
+        """Starts it.
+
+        Args:
+          program: what to run.
+          folder: for its run directory and its output.
+        """
+        self.program, self.folder = program, folder
+        self.run_dir = folder / "disk" / "run"
+        self.mark = f"{os.getpid()}-{folder.name}"
+        self.log = folder / "log"
+        self.begun = time.monotonic()
+        self.shared_before = set(os.listdir("/dev/shm"))
+        self.steps = program.steps
+        self.start()
+
+    def start(self) -> None:
+        """Starts the command; again after it has ended."""
+        root = pathlib.Path(__file__).resolve().parents[1]
+        with self.log.open("a") as log:
+            self.process = psutil.Popen(
+                self.program.command(self.run_dir, self.folder, self.steps),
+                cwd=root,
+                env={**os.environ, "PYTHONPATH": str(root), _MARK: self.mark},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def progress(self) -> tuple[int, ...]:
+        """The newest row of metrics: (environment steps, learner steps), or (learner steps,)."""
+        return self.program.progress(self.run_dir)
+
+    def roles(self) -> dict[str, int]:
+        """Process ids of the nodes, or of the workers of a job, by name."""
+        found = {}
+        for process in self.process.children(recursive=True):
+            try:
+                name = node_name(process) or self.program.role(process)
+            except psutil.Error:
+                continue  # Ended meanwhile.
+            if name is not None:
+                found[name] = process.pid
+        return found
+
+    def left(self) -> list[int]:
+        """Process ids that belong to this run."""
+        mark = f"{_MARK}={self.mark}".encode()
+        found = []
+        for process in psutil.pids():
+            try:
+                environment = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+                is_alive = psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+            except (OSError, psutil.Error):
+                continue
+            if mark in environment and is_alive:
+                found.append(process)
+        return found
+
+    def newest(self) -> pathlib.Path | None:
+        """The newest checkpoint; None before the first."""
+        found = sorted((self.run_dir / "checkpoints").glob("0*_step_*"))
+        return found[-1] if found else None
+
+    def saved_step(self) -> int:
+        """Learner steps of the newest checkpoint; 0 before the first."""
+        newest = self.newest()
+        return int(newest.name.rpartition("_")[2]) if newest else 0
+
+    def wait_for_end(self, seconds: float) -> int | None:
+        """Exit status of the command; None if it does not end within `seconds`."""
+        try:
+            return self.process.wait(seconds)
+        except psutil.TimeoutExpired:
+            return None

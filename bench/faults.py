@@ -1,0 +1,318 @@
+"""Damages a real run on a seeded schedule, and measures what each fault costs.
+
+    python bench/faults.py --program actors --seed 1 --faults 10       # D4PG with 4 actors
+    python bench/faults.py --program learners --seed 1 --faults 6      # a learner of two processes
+    python bench/faults.py --program job --seed 1 --faults 6           # ResNet on two workers
+
+The faults are drawn from those of the program (`--kinds` chooses some). After each, the run gets
+`--deadline` seconds to make progress again: in environment steps and learner steps, past the values
+before the fault, with the damaged role up again. At the end the run is stopped with SIGTERM and
+continued for some more steps to its regular end, which must leave the exact number of steps, exit
+status 0, and no process. Rows are printed as they come, and written to
+`bench/results/faults_PROGRAM_SEED.json`.
+
+Goodput is the number of steps that were kept, divided by those that an undisturbed run makes in the
+same time. The speed of the undisturbed run is that of the same run while nothing was damaged.
+Mounting a small file system, which the full disk needs, takes root; without it that fault is left
+out, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+import psutil
+from damaged_run import Run
+from fault_kinds import KINDS, THIEVES, Fault
+from programs import PROGRAMS
+
+RESULTS = pathlib.Path(__file__).with_name("results")
+_POLL = 0.1
+_HEALTHY_SECONDS = 8.0
+# No program takes longer between two rows of metrics, even beside others.
+_ROW_SECONDS = 60.0
+_DISK = "size=96m"
+
+
+@dataclasses.dataclass
+class Row:
+    """What became of one fault.
+
+    Attributes:
+      seconds: since the start of the command.
+      fault: what was done, and to whom.
+      noticed_after: seconds until the first line of output that followed; None if there was none.
+      line: that line.
+      recovered_after: seconds until the run made progress again; None if it did not in time.
+      lost: learner steps that were made again.
+      status: exit status of the command, if it ended.
+    """
+
+    seconds: float
+    fault: str
+    noticed_after: float | None = None
+    line: str = ""
+    recovered_after: float | None = None
+    lost: int = 0
+    status: int | None = None
+
+
+class Soak:
+    """Damages a run again and again, and keeps the account."""
+
+    def __init__(self, run: Run, deadline: float):
+        """Starts with nothing measured.
+
+        Args:
+          run: a running run.
+          deadline: seconds that it may take to recover.
+        """
+        self._run, self._deadline = run, deadline
+        self.rows: list[Row] = []
+        self._healthy_steps, self._healthy_seconds = 0, 0.0
+        self.first_at = 0.0
+        self._first_step = 0
+
+    def await_first(self) -> None:
+        """Waits until the run makes steps and has a checkpoint."""
+        self._await_progress((0,) * len(self._run.progress()), self._deadline)
+        until = time.monotonic() + self._deadline
+        while self._run.newest() is None and time.monotonic() < until:
+            time.sleep(_POLL)
+        self.first_at, self._first_step = time.monotonic(), self._run.progress()[-1]
+
+    def run_undisturbed(self, seconds: float) -> None:
+        """Lets the run go on, and counts its steps as those of an undisturbed one.
+
+        Steps are counted from one row of metrics to another: some programs write one in ten
+        seconds.
+        """
+        before, started = self._next_row(self._run.progress())
+        now, ended = before, started
+        while ended - started < seconds and self._run.process.is_running():
+            newer, at = self._next_row(now)
+            if newer == now:
+                break
+            now, ended = newer, at
+        if now[-1] > before[-1]:
+            self._healthy_steps += now[-1] - before[-1]
+            self._healthy_seconds += ended - started
+
+    def _next_row(self, known: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+        """Waits for other progress than `known`, and returns it with the time."""
+        until = time.monotonic() + _ROW_SECONDS
+        while self._run.progress() == known and time.monotonic() < until:
+            time.sleep(_POLL)
+        return self._run.progress(), time.monotonic()
+
+    def damage(self, fault: Fault, draw: random.Random) -> Row:
+        """Does one fault and waits for the recovery."""
+        run = self._run
+        pids, size = run.roles(), run.log.stat().st_size
+        started = time.monotonic()
+        row = Row(round(started - run.begun, 1), fault(run, draw))
+        self.rows.append(row)
+        before = run.progress()  # Rows may have been written until the signal was sent.
+        lowest = before[-1]
+        hit = next((name for name in pids if f"to {name}" in row.fault), None)
+        while time.monotonic() - started < self._deadline:
+            time.sleep(_POLL)
+            now = time.monotonic() - started
+            if not row.line:
+                row.line = _notice(run.log, size, hit, row.fault)
+                row.noticed_after = round(now, 1) if row.line else None
+            if run.process.poll() is not None:
+                row.status = run.process.wait()
+                break
+            progress = run.progress()
+            lowest = min(lowest, progress[-1] or lowest)
+            if hit is None or hit.startswith("worker/"):
+                is_back = hit is None or run.roles().get(hit, pids[hit]) != pids[hit]
+            else:
+                is_back = f"{hit} is up again" in _new_text(run.log, size)
+            if is_back and all(new > old for new, old in zip(progress, before, strict=True)):
+                row.recovered_after = round(now, 1)
+                break
+        row.lost = before[-1] - lowest
+        while THIEVES:
+            THIEVES.pop().close()
+        return row
+
+    def _await_progress(self, before: Sequence[int], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not all(n > o for n, o in zip(self._run.progress(), before, strict=True)):
+            if time.monotonic() > until or self._run.process.poll() is not None:
+                raise SystemExit(f"no progress:\n{self._run.log.read_text()[-3000:]}")
+            time.sleep(_POLL)
+
+    def goodput(self) -> float:
+        """Kept steps / steps of an undisturbed run in the same time."""
+        kept = self._run.progress()[-1] - self._first_step
+        possible = (time.monotonic() - self.first_at) * self.rate()
+        return kept / possible if possible else 0.0
+
+    def rate(self) -> float:
+        """Learner steps per second of the undisturbed run."""
+        return self._healthy_steps / max(self._healthy_seconds, 1e-9)
+
+
+def _notice(log: pathlib.Path, offset: int, hit: str | None, fault: str) -> str:
+    """The first line after an offset that speaks of the fault; empty if there is none yet."""
+    if hit is not None:
+        pattern = f"{hit}|{hit.replace('/', ' ')}|supervisor \\|"
+    else:
+        pattern = "damaged|not intact|continuing in|space|error:"
+    lines = [part.strip() for part in re.split("[\r\n]", _new_text(log, offset))]
+    if "checkpoint" in fault and any("damaged" in line for line in lines):
+        pattern = "damaged"
+    found = (line for line in lines if re.search(pattern, line))
+    return next((line for line in found if "has waited" not in line), "")
+
+
+def _new_text(log: pathlib.Path, offset: int) -> str:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")
+
+
+def finish(run: Run) -> dict[str, object]:
+    """Ends the run, continues it to a regular end, and checks what must hold then."""
+    run.process.send_signal(signal.SIGTERM)
+    ended = run.wait_for_end(90)
+    taken = run.program.taken(run.run_dir)
+    run.steps = taken + run.program.more
+    run.start()
+    status = run.wait_for_end(400)
+    time.sleep(2.0)
+    left = run.left()
+    return {
+        "status after SIGTERM": ended,
+        "status at the regular end": status,
+        "steps asked for": run.steps,
+        "steps taken": run.program.taken(run.run_dir),
+        "processes left": len(left),
+        "files left in /dev/shm": len(_shared(run.shared_before)),
+    }
+
+
+def _shared(before: set[str]) -> set[str]:
+    """Names in /dev/shm of files that no living process has open, and that were not there."""
+    names = set(os.listdir("/dev/shm")) - before
+    used = set()
+    for process in psutil.pids():
+        try:
+            maps = pathlib.Path(f"/proc/{process}/maps").read_text()
+        except OSError:
+            continue
+        used |= {name for name in names if f"/dev/shm/{name}" in maps}
+    return names - used
+
+
+@contextlib.contextmanager
+def _disk(folder: pathlib.Path) -> Iterator[bool]:
+    """Makes `disk` in a folder, a small file system; yields whether it is one of its own."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(disk)]
+    is_mounted = subprocess.run(mounting, capture_output=True).returncode == 0
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "-l", str(disk)])
+
+
+def _schedule(options: argparse.Namespace, has_disk: bool, draw: random.Random) -> list[str]:
+    """The faults in their order: every kind as often as the others."""
+    names = options.kinds or sorted(KINDS[options.program])
+    if not has_disk and "disk" in names:
+        names.remove("disk")
+        print("left out: disk (mounting a file system is not allowed here)", flush=True)
+    draw.shuffle(names)
+    schedule = [names[index % len(names)] for index in range(options.faults)]
+    draw.shuffle(schedule)
+    return schedule
+
+
+def _damage(
+    soak: Soak, options: argparse.Namespace, schedule: list[str], draw: random.Random
+) -> None:
+    """Does the faults of a schedule, until one is not survived or the time is over."""
+    soak.await_first()
+    for kind in schedule:
+        if time.monotonic() - soak.first_at > 60.0 * options.minutes:
+            break
+        soak.run_undisturbed(_HEALTHY_SECONDS * draw.uniform(0.6, 1.4))
+        row = soak.damage(KINDS[options.program][kind], draw)
+        print(json.dumps(dataclasses.asdict(row)), flush=True)
+        if row.recovered_after is None:
+            break
+    soak.run_undisturbed(_HEALTHY_SECONDS)
+
+
+def main() -> int:
+    """Returns the exit status: 0 if every fault was survived and all holds at the end."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--program", choices=sorted(PROGRAMS), required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--kinds", nargs="*", help="the faults to draw from; default: all")
+    parser.add_argument("--deadline", type=float, default=240.0, help="seconds to recover")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after them, no more faults")
+    options = parser.parse_args()
+    # Without a handler SIGTERM would end this process and leave the run behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    draw = random.Random(options.seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as directory,
+        _disk(pathlib.Path(directory)) as has_disk,
+    ):
+        schedule = _schedule(options, has_disk, draw)
+        run = Run(PROGRAMS[options.program], pathlib.Path(directory))
+        soak = Soak(run, options.deadline)
+        try:
+            _damage(soak, options, schedule, draw)
+            goodput = soak.goodput()
+            checks = finish(run) if soak.rows[-1].recovered_after is not None else {}
+        finally:
+            for pid in run.left():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
+            log = run.log.read_text(errors="replace")
+    is_good = (
+        all(row.recovered_after is not None and "NOT" not in row.fault for row in soak.rows)
+        and checks.get("status at the regular end") == 0
+        and checks["steps asked for"] == checks["steps taken"]
+        and not checks["processes left"]
+    )
+    result = {
+        "command": " ".join(sys.argv),
+        "goodput": round(goodput, 3),
+        "undisturbed learner steps per second": round(soak.rate(), 1),
+        "checks": checks,
+        "is_good": is_good,
+    }
+    print(json.dumps(result, indent=2))
+    result["faults"] = [dataclasses.asdict(row) for row in soak.rows]
+    path = RESULTS / f"faults_{options.program}_{options.seed}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    if not is_good:
+        print(log[-6000:], file=sys.stderr)
+    return int(not is_good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

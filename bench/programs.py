@@ -1,0 +1,126 @@
+"""The programs that `faults.py` damages: real commands, small enough for two cores."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import pathlib
+import random
+import struct
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+_TRAIN = [sys.executable, "-m", "rl_replicator.cli.main", "train"]
+_SMALL = "--checkpoint-seconds 5 --evaluation.every 100000000 --evaluation.last-episodes 1"
+_LIGHT = (
+    "--agent.policy-layers 32 32 --agent.critic-layers 32 32 --agent.global-batch-size 32 "
+    "--agent.replay.samples-per-insert 32 --agent.replay.min-size 200"
+)
+_IMAGES, _BATCH = 640, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A command that trains, and how to read its progress.
+
+    Attributes:
+      steps: that it is asked for at first: more than it ever takes.
+      more: steps after the last fault, to its regular end.
+      table: of the metrics that grows while it trains.
+      columns: of the table that must all grow; the last one counts learner steps.
+      words: of the command, without steps and run directory.
+    """
+
+    steps: int
+    more: int
+    table: str
+    columns: Sequence[str]
+    words: Sequence[str]
+
+    def command(self, run_dir: pathlib.Path, folder: pathlib.Path, steps: int) -> list[str]:
+        """The command.
+
+        Args:
+          run_dir: of the run.
+          folder: for its data.
+          steps: that it takes in all.
+        """
+        words = [*self.words, "--run-dir", str(run_dir)]
+        if "resnet" not in words:
+            return [*words, "--steps", str(steps)]
+        data = folder / "data"
+        if not data.exists():
+            _write_images(data)
+        return [*words, "--data-dir", str(data), "--epochs", str(steps * _BATCH / _IMAGES)]
+
+    def progress(self, run_dir: pathlib.Path) -> tuple[int, ...]:
+        """The counts of the newest row of the table; zeros before the first."""
+        try:
+            with (run_dir / "metrics" / f"{self.table}.csv").open() as file:
+                row = list(csv.DictReader(file))[-1]
+            return tuple(int(float(row[column])) for column in self.columns)
+        except (FileNotFoundError, IndexError, KeyError, TypeError, ValueError):
+            return (0,) * len(self.columns)  # None yet, or one is being written.
+
+    def taken(self, run_dir: pathlib.Path) -> int:
+        """Steps that the newest checkpoint holds, in the units of `steps`."""
+        newest = max((run_dir / "checkpoints").glob("0*_step_*"))
+        if len(self.columns) == 1:
+            return int(newest.name.rpartition("_")[2])
+        return json.loads((newest / "progress" / "state.json").read_text())["environment_steps"]
+
+    def role(self, process: psutil.Process) -> str | None:
+        """The name of a worker of a job, such as "worker/1"; None for other processes."""
+        if "resnet" not in self.words or "rl_replicator.cli.main" not in process.cmdline():
+            return None
+        task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task")
+        is_leader = process.parent() is not None and "rl_replicator.jobs" in " ".join(
+            process.parent().cmdline()
+        )
+        return f"worker/{task['index']}" if task and is_leader else None
+
+
+def _write_images(folder: pathlib.Path) -> None:
+    """Writes random images, all of class 0, in the format of Fashion-MNIST."""
+    folder.mkdir()
+    draw = random.Random(1)
+    for part in ("train", "t10k"):
+        for kind, shape in (("images-idx3", (_IMAGES, 28, 28)), ("labels-idx1", (_IMAGES,))):
+            size = 1
+            for length in shape:
+                size *= length
+            header = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+            content = draw.randbytes(size) if len(shape) > 1 else bytes(size)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + content)
+
+
+def _d4pg(*words: str) -> Program:
+    command = [*_TRAIN, "d4pg", "--env", "cartpole:swingup", "--launch", "processes", *words]
+    return Program(
+        10_000_000,
+        2_000,
+        "learner",
+        ("environment_steps", "learner_steps"),
+        [*command, "--no-video", *_SMALL.split(), *_LIGHT.split()],
+    )
+
+
+PROGRAMS = {
+    "actors": _d4pg("--actors", "4"),
+    "learners": _d4pg("--actors", "2", "--replicas", "multi_worker:2"),
+    "job": Program(
+        1_000_000,
+        20,
+        "train",
+        ("steps",),
+        [
+            *(sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--max-restarts", "50"),
+            *("--", *_TRAIN, "resnet", "--data", "fashion_mnist", "--replicas", "multi_worker"),
+            *("--width", "4", "--depth", "18", "--global-batch-size", str(_BATCH)),
+            *("--checkpoint-seconds", "5", "--steps-per-call", "2", "--evaluate-epochs", "1e6"),
+        ],
+    ),
+}
