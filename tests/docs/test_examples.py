@@ -33,21 +33,20 @@ def printed(*command):
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
-def test_the_same_from_one_device_to_two_workers(name):
+def test_the_same_on_one_device_and_on_two_replicas(name):
     program = str(EXAMPLES / f"{name}.py")
     python = forked.python()
     one = printed(*python, program)
     assert len(one) >= 4
-    others = []
-    if name != "contrastive":  # `all_gather` in several processes is in test_collectives.py.
-        others.append(printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker"))
-    if name != "supervised":
-        others.append(printed(*python, program, "multi_device:2"))
+    # `all_gather` in several processes is in test_collectives.py, and steps that share their input
+    # on several devices are in test_replicators.py.
+    if name == "contrastive":
+        many = printed(*python, program, "multi_device:2")
+    else:
+        many = printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker")
+    assert many.shape == one.shape
     # The GAN's two players drift apart from any rounding, in the end.
-    rows = slice(0, 3)
-    for many in others:
-        assert many.shape == one.shape
-        np.testing.assert_allclose(many[rows], one[rows], atol=2e-4)
+    np.testing.assert_allclose(many[:3], one[:3], atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
