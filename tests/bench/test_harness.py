@@ -12,9 +12,10 @@ from bench import __main__ as suite
 from bench import compare, harness, tables
 
 RATE, COST = harness.Unit("steps/s"), harness.Unit("bytes", more_is_better=False)
-FILES = sorted(harness.RESULTS.glob("*.json"))
+# Faults are counted, not timed in turn: their files are of another form.
+FILES = sorted(set(harness.RESULTS.glob("*.json")) - set(harness.RESULTS.glob("faults_*.json")))
 TOOLS = {"__init__", "__main__", "compare", "harness", "image_records", "processes"}
-TOOLS |= {"results_tables", "tables"}
+TOOLS |= {"damaged_run", "fault_kinds", "programs", "results_tables", "tables"}
 
 
 def write(path, **samples):
