@@ -80,7 +80,7 @@ class Bench:
             for taken, _ in enumerate(explore([environment], actor)):
                 if taken == steps or self.over.is_set():
                     break
-            adder.finish()
+            adder.finish(timeout=60.0)
         except StoppedError:
             pass
         adder.close()

@@ -184,14 +184,14 @@ def parse(record: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         },
     )
     encoded = features["image/encoded"]
-    begin, size, _ = tf.image.sample_distorted_bounding_box(
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
         tf.io.extract_jpeg_shape(encoded),
         tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
         min_object_covered=0.1,
         aspect_ratio_range=[0.75, 4 / 3],
         area_range=[0.08, 1.0],
     )
-    window = tf.stack([begin[0], begin[1], size[0], size[1]])
+    window = tf.stack([begin[0], begin[1], extent[0], extent[1]])
     image = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
     image = tf.image.random_flip_left_right(tf.image.resize(image, [size, size]))
     return image - [123.68, 116.78, 103.94], features["image/class/label"] - 1
