@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,16 @@ class Report:
         self._output.write_text(f'{{"about": {about},\n"rows": [\n{rows}\n]}}\n')
 
 
+def _settings(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command without `--output`, which changes no figure."""
+    pairs = zip(["", *words], words, strict=False)
+    return [
+        word
+        for before, word in pairs
+        if "--output" not in (before, word) and not word.startswith("--output=")
+    ]
+
+
 def about(name: str) -> dict[str, Any]:
     """Returns what a result file says about its run: when, how, and on what it was measured.
 
@@ -178,7 +188,7 @@ def about(name: str) -> dict[str, Any]:
     return {
         "benchmark": name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", f"bench.{name}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"bench.{name}", *_settings(sys.argv[1:])]),
         "cpu": _processor(),
         "cores": os.cpu_count(),
         "load_at_start": round(os.getloadavg()[0], 2),

@@ -50,6 +50,12 @@ def test_a_clocked_side_counts_both_clocks():
     assert 0 < by_processor < 10 / 1e-5
 
 
+@pytest.mark.parametrize("output", [["--output", "/x/a.json"], ["--output=/x/a.json"]])
+def test_where_a_result_went_is_not_part_of_its_command(monkeypatch, output):
+    monkeypatch.setattr("sys.argv", ["a.py", "--rounds", "5", *output, "--quick"])
+    assert harness.about("a")["command"] == "python -m bench.a --rounds 5 --quick"
+
+
 def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     path = write(tmp_path / "a.json", ours=[20.0, 40.0], peer=[10.0, 10.0])
     document = json.loads(path.read_text())
