@@ -6,7 +6,9 @@ The dataset decodes JPEG files of 320 x 240 from memory and resizes them, with
 `num_parallel_calls=AUTOTUNE` and `prefetch(AUTOTUNE)`, in batches of 32. The replicator reads
 datasets without autotuning, unless their own options enable it; AUTOTUNE then stands for the number
 of cores. "plain" is a `tf.function` on the dataset's own iterator, which autotunes. Each is read
-alone, and beside a step whose matrix product takes about as long as a batch.
+alone, and beside a step whose matrix product takes about as long as a batch. Each side has a
+process of its own: in one process, datasets that fill their buffers disturb the one that is
+measured.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 import rl_replicator as rr
-from bench import harness
+from bench import harness, processes
 
-BATCH, STEPS, FILES = 32, 12, 64
+BATCH, STEPS, FILES = 32, 24, 64
+# Steps that empty the buffers, which fill while other sides are measured.
+EMPTYING_STEPS = 12
 WIDTH = 1024
 PLAIN = "plain tf.function, autotuning"
 
@@ -85,37 +89,44 @@ def plain(dataset: tf.data.Dataset, has_work: bool):
     return tf.function(lambda: step_fn(next(iterator)), autograph=False)
 
 
+SIDES: dict[str, Callable[[bool], Callable[[], object]]] = {
+    PLAIN: lambda has_work: plain(make_dataset(files()), has_work),
+    "replicator": lambda has_work: ours(make_dataset(files()), has_work),
+    "replicator, autotuning": lambda has_work: ours(autotuned(make_dataset(files())), has_work),
+    "replicator, 2 calls": lambda has_work: ours(make_dataset(files(), 2), has_work),
+}
+
+
 def side(step: Callable[[], object]) -> harness.Side:
-    """Returns a side that empties the buffers which have filled while others were measured."""
-    steps = harness.repeated(step, STEPS)
-    timed = harness.clocked(steps, STEPS * BATCH, "images")
+    """Returns a side that empties the buffers first."""
+    emptying = harness.repeated(step, EMPTYING_STEPS)
+    timed = harness.clocked(harness.repeated(step, STEPS), STEPS * BATCH, "images")
 
     def sample() -> Mapping[harness.Unit, float]:
-        steps()
+        emptying()
         return timed()
 
     return sample
 
 
 def main() -> None:
-    """Measures all ways to read, alone and beside work."""
-    options = harness.parser("inputs", __doc__).parse_args()
+    """Measures all ways to read, alone and beside work, or is the process of one."""
+    parser = harness.parser("inputs", __doc__)
+    parser.add_argument("--side", choices=list(SIDES), help="be the process of this side")
+    parser.add_argument("--work", action="store_true", help="with a matrix product in the step")
+    options = parser.parse_args()
+    if options.side is not None:
+        processes.serve(side(SIDES[options.side](options.work)))
+        return
     report = harness.Report("inputs", options)
-    dataset = make_dataset(files())
-    for has_work, suffix in ((False, ""), (True, ", beside a step")):
-        steps = {
-            PLAIN: plain(dataset, has_work),
-            "replicator": ours(dataset, has_work),
-            "replicator, autotuning": ours(autotuned(dataset), has_work),
-            "replicator, 2 calls": ours(make_dataset(files(), 2), has_work),
-        }
-        sides = {name + suffix: side(step) for name, step in steps.items()}
-        # The rounds before let the tuner settle.
-        samples = harness.measure(sides, options.rounds, warm_up=2)
+    for flags, suffix in (([], ""), (["--work"], ", beside a step")):
+        commands = {name + suffix: [["bench.inputs", "--side", name, *flags]] for name in SIDES}
         peer = PLAIN + suffix
-        report.add(samples, {name: peer for name in sides if name != peer})
+        with processes.groups(commands) as sides:
+            # The rounds before let the tuner settle.
+            samples = harness.measure(sides, options.rounds, warm_up=2)
+            report.add(samples, {name: peer for name in sides if name != peer})
     report.write()
-    harness.end()
 
 
 if __name__ == "__main__":
