@@ -29,6 +29,7 @@ _BEFORE = {
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
 }
+_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
 
 class Settings:
@@ -170,5 +171,6 @@ def restored(kind: type, plain: Mapping[str, Any]) -> Any:
       UsageError: if another version wrote a setting that `kind` lacks.
     """
     names = {field.name for field in dataclasses.fields(kind)}
-    before = {name: value for name, value in _BEFORE.items() if name in names}
+    all_before = _BEFORE_FROM_PIXELS if issubclass(kind, PixelSettings) else _BEFORE
+    before = {name: value for name, value in all_before.items() if name in names}
     return from_plain(kind, {**before, **plain})

@@ -1,8 +1,9 @@
-"""Settings that make no sense."""
+"""Settings that make no sense, and those of runs that began before a setting existed."""
 
 import pytest
 
-from agents.d4pg.config import D4PGConfig
+from agents.config import restored
+from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
 from rl_replicator.errors import ConfigError
 
 
@@ -18,3 +19,10 @@ from rl_replicator.errors import ConfigError
 def test_bad_settings_are_named(setting, option):
     with pytest.raises(ConfigError, match=option):
         D4PGConfig(**setting)
+
+
+@pytest.mark.parametrize(("kind", "prior"), [(D4PGConfig, "uniform"), (PixelD4PGConfig, "zero")])
+def test_the_prior_of_runs_without_an_option_for_it(kind, prior):
+    """From pixels the critic started near 0 already."""
+    assert restored(kind, {}).critic_prior == prior
+    assert restored(kind, {"critic_prior": "uniform"}).critic_prior == "uniform"
