@@ -155,6 +155,20 @@ def _slice(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> 
     graph.node("Slice", [*inputs, *names], out)
 
 
+def _broadcast(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    graph.node("Expand", [*inputs, graph.numbers(operation["shape"], f"{out}/shape")], out)
+
+
+def _one_hot(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
+    # Not ONNX' OneHot, which counts negative indices from the end. TensorFlow has zeros for them.
+    wide = graph.node("Cast", inputs, f"{out}/wide", to=_type_of("int64"))
+    last = graph.numbers([-1], f"{out}/last")
+    column = graph.node("Unsqueeze", [wide, last], f"{out}/column")
+    classes = graph.numbers([*range(operation["depth"])], f"{out}/classes")
+    is_class = graph.node("Equal", [column, classes], f"{out}/is_class")
+    graph.node("Cast", [is_class], out, to=_type_of(operation["dtype"]))
+
+
 def _softmax(graph: _Graph, operation: Operation, inputs: list[str], out: str) -> None:
     graph.node("Softmax", inputs, out, axis=-1)
 
@@ -182,11 +196,13 @@ def _max_pool(graph: _Graph, operation: Operation, inputs: list[str], out: str) 
 
 
 _SPECIAL: dict[str, Callable[[_Graph, Operation, list[str], str], None]] = {
+    "Broadcast": _broadcast,
     "Cast": _cast,
     "Concat": _concat,
     "Conv": _conv,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
+    "OneHot": _one_hot,
     "Reduce": _reduce,
     "Reshape": _reshape,
     "Slice": _slice,

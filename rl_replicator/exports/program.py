@@ -4,10 +4,11 @@ An operation is a dictionary: "op" is its name, "in" the names of its inputs, "o
 output; the rest are its attributes. NumPy and ONNX have all of them:
 
     Add Sub Mul Div Min Max Pow Less LessEqual Greater GreaterEqual   two inputs
-    Neg Abs Exp Log Sqrt Tanh Sigmoid Relu Elu Softplus Sign          one input
+    Neg Abs Exp Log Sqrt Tanh Sigmoid Relu Elu Softplus Sign Round    one input
     MatMul [transpose_a, transpose_b]   Softmax   Select   Cast [dtype]   Concat [axis]
     Reduce [kind: Mean, Sum, Max or Min; axes; keep]   Reshape [shape, the batch is -1]
     Slice [starts, stops, steps: one for each axis; None for all]
+    Broadcast [shape: sizes of 1 stay as they are]   OneHot [depth, dtype: a new last axis]
     Conv [strides, pads: top, left, bottom, right]   MaxPool [size, strides, pads]
 
 Images are [B, H, W, C], as TensorFlow has them.
@@ -59,15 +60,33 @@ def translate(function: Any) -> PortableProgram:
     frozen = convert_to_constants.convert_variables_to_constants_v2(function)
     inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
     writer = _Writer()
+    needed = _needed(frozen.outputs)
     for op in frozen.graph.get_operations():
-        writer.add(op)
+        if op in needed:
+            writer.add(op)
     outputs = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
+    values = {name: (writer.value(x), *_spec(x)) for name, x in outputs.items()}
+    used = {name for operation in writer.operations for name in operation["in"]}
+    used.update(value for value, _, _ in values.values())
     return PortableProgram(
         inputs={name: _spec(tensor) for name, tensor in inputs.items()},
-        outputs={name: (writer.value(x), *_spec(x)) for name, x in outputs.items()},
-        constants=writer.constants,
+        outputs=values,
+        constants={name: array for name, array in writer.constants.items() if name in used},
         operations=writer.operations,
     )
+
+
+def _needed(outputs: list[Any]) -> set[Any]:
+    """Returns the operations that compute the outputs, without those that only compute shapes."""
+    needed: set[Any] = set()
+    waiting = [tensor.op for tensor in outputs]
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed.add(op)
+            inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
+            waiting.extend(tensor.op for tensor in inputs)
+    return needed
 
 
 def _spec(tensor: Any) -> tuple[list[int], str]:
@@ -93,8 +112,6 @@ class _Writer:
 
     def add(self, op: Any) -> None:
         """Translates an operation."""
-        if op.type == "NoOp":
-            return
         if op.type == "Placeholder":
             self._names[op.outputs[0].name] = op.name
             return
@@ -112,7 +129,8 @@ class _Writer:
                 f"expected a model of portable operations, got {op.type} ({op.name}); export it "
                 "with --format savedmodel"
             )
-        result = _TRANSLATORS[op.type](self, op, [self.value(tensor) for tensor in op.inputs])
+        inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
+        result = _TRANSLATORS[op.type](self, op, [self.value(tensor) for tensor in inputs])
         self._names[op.outputs[0].name] = result
 
     def emit(self, name: str, operation: str, inputs: list[str], **attributes: Any) -> str:
@@ -121,15 +139,22 @@ class _Writer:
         self.operations.append({"op": operation, "in": inputs, "out": out, **attributes})
         return out
 
-    def scalar(self, op: Any, value: float) -> str:
+    def constant(self, op: Any, name: str, value: Any) -> str:
         """Returns the name of a constant of the dtype of an operation's output."""
         dtype = op.outputs[0].dtype.as_numpy_dtype
-        return self._constant(f"{op.name}/{value}", np.asarray(value, dtype))
+        return self._constant(f"{op.name}/{name}", np.asarray(value, dtype))
+
+    def scalar(self, op: Any, value: float) -> str:
+        """Returns the name of a number of the dtype of an operation's output."""
+        return self.constant(op, str(value), value)
 
     def _constant(self, name: str, array: np.ndarray) -> str:
         self.constants[name] = array
         return name
 
+
+# Operations whose result has a shape that is given as their second input. The static shape serves.
+_SHAPED = ("BroadcastTo", "Reshape")
 
 Translator = Callable[[_Writer, Any, list[str]], str]
 
@@ -193,6 +218,39 @@ def _shape(tensor: Any) -> list[int]:
             " export it with --format savedmodel"
         )
     return [-1 if size is None else size for size in sizes]
+
+
+def _broadcast(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    shape = _shape(op.outputs[0])
+    if shape[0] == -1 and op.inputs[0].shape.rank == len(shape):
+        shape[0] = 1  # The batch is already there.
+    if -1 in shape:
+        raise UsageError(
+            f"expected broadcasts that keep the batch ({op.name}); export it with --format "
+            "savedmodel"
+        )
+    return writer.emit(op.name, "Broadcast", inputs, shape=shape)
+
+
+def _one_hot(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    depth, on, off = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
+    if depth is None or op.get_attr("axis") != -1 or (on, off) != (1, 0):
+        raise UsageError("expected plain one-hot codes; export the model with --format savedmodel")
+    dtype = op.outputs[0].dtype.name
+    return writer.emit(op.name, "OneHot", inputs[:1], depth=int(depth), dtype=dtype)
+
+
+def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    scale, offset, mean, variance = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
+    if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
+        raise UsageError(
+            "expected batch normalization by stored statistics, and images [B, H, W, C]; export "
+            "the model with --format savedmodel"
+        )
+    # Constants are folded in float64, so that the rounding is that of two operations.
+    slope = scale.astype(np.float64) / np.sqrt(variance + np.float64(op.get_attr("epsilon")))
+    scaled = writer.emit(op.name, "Mul", [inputs[0], writer.constant(op, "slope", slope)])
+    return writer.emit(op.name, "Add", [scaled, writer.constant(op, "rest", offset - slope * mean)])
 
 
 def _slice(writer: _Writer, op: Any, inputs: list[str]) -> str:
@@ -265,12 +323,13 @@ _TRANSLATORS: Mapping[str, Translator] = {
         for name in (
             *("Sub", "Mul", "Pow", "Less", "LessEqual", "Greater", "GreaterEqual"),
             *("Neg", "Abs", "Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Relu", "Elu", "Softplus"),
-            *("Sign", "Softmax"),
+            *("Sign", "Round", "Softmax"),
         )
     },
     "Add": _same("Add"),
     "AddV2": _same("Add"),
     "BiasAdd": _same("Add"),
+    "BroadcastTo": _broadcast,
     "RealDiv": _same("Div"),
     "Minimum": _same("Min"),
     "Maximum": _same("Max"),
@@ -279,12 +338,14 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "ConcatV2": _concat,
     "Conv2D": _conv,
     "ExpandDims": _reshape,
+    "FusedBatchNormV3": _batch_norm,
     "LeakyRelu": _leaky_relu,
     "MatMul": _matmul,
     "Max": _reduce("Max"),
     "MaxPool": _max_pool,
     "Mean": _reduce("Mean"),
     "Min": _reduce("Min"),
+    "OneHot": _one_hot,
     "Reshape": _reshape,
     "Rsqrt": _rsqrt,
     "Square": _square,

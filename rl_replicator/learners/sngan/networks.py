@@ -329,7 +329,9 @@ def projection(features: tf.Tensor, scores: tf.Tensor, embedded: tf.Tensor) -> t
 def double(x: tf.Tensor) -> tf.Tensor:
     """Repeats every pixel four times: maps [B, H, W, C] to [B, 2H, 2W, C]."""
     _, height, width, channels = x.shape
-    x = tf.broadcast_to(x[:, :, None, :, None, :], [tf.shape(x)[0], height, 2, width, 2, channels])
+    # Reshaped, not indexed by None: TFLite's slices have at most five dimensions.
+    x = tf.reshape(x, [-1, height, 1, width, 1, channels])
+    x = tf.broadcast_to(x, [tf.shape(x)[0], height, 2, width, 2, channels])
     return tf.reshape(x, [-1, 2 * height, 2 * width, channels])
 
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 import rl_replicator as rr
+from rl_replicator.exports import formats
+from rl_replicator.exports.model import Card, ExportedModel
+from rl_replicator.exports.standalone import Model
 from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
@@ -117,7 +120,7 @@ def test_a_batch_that_cannot_be_shared(folder):
         make(folder, "multi_device:2", micro_batches=3)
 
 
-def test_it_serves_the_classifier(folder):
+def test_it_serves_the_classifier(folder, tmp_path):
     _, learner = make(folder)
     served = learner.served()
     (spec,) = served.inputs.values()
@@ -126,3 +129,10 @@ def test_it_serves_the_classifier(folder):
     features, logits = learner._classifier.classify(images)
     np.testing.assert_array_equal(outputs["logits"], logits)
     np.testing.assert_array_equal(outputs["features"], features)
+    formats.write(
+        ExportedModel(served.function, served.inputs, Card("A classifier", {}, "", {})),
+        "numpy",
+        tmp_path / "model",
+    )
+    exported = Model(tmp_path / "model" / "model.npz").run(images=images)
+    np.testing.assert_allclose(exported["logits"], logits, rtol=1e-4, atol=1e-4)

@@ -7,6 +7,9 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
+from rl_replicator.exports import formats
+from rl_replicator.exports.model import Card, ExportedModel
+from rl_replicator.exports.standalone import Model
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.sngan import SNGANConfig, features, samples
@@ -194,7 +197,7 @@ def test_options():
         SNGANConfig(beta_2=1.0)
 
 
-def test_it_serves_the_averaged_generator(folder):
+def test_it_serves_the_averaged_generator(folder, tmp_path):
     learner = make(folder)
     served = learner.served()
     noise, labels = np.ones((3, *served.inputs["noise"].shape[1:]), np.float32), np.int32([0, 1, 9])
@@ -202,6 +205,13 @@ def test_it_serves_the_averaged_generator(folder):
     assert images.shape == (3, 8, 8, 1) and images.dtype == tf.float32
     assert np.array_equal(images, np.rint(images))
     assert np.min(images) >= 0 and np.max(images) <= 255
+    formats.write(
+        ExportedModel(served.function, served.inputs, Card("A GAN", {}, "", {})),
+        "numpy",
+        tmp_path / "model",
+    )
+    exported = Model(tmp_path / "model" / "model.npz").run(noise=noise, labels=labels)["images"]
+    np.testing.assert_allclose(exported, images, atol=1)  # A value near x.5 is rounded either way.
     learner._average.trainable_variables[0].assign_add(
         tf.ones_like(learner._average.trainable_variables[0])
     )

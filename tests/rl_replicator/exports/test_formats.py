@@ -1,0 +1,89 @@
+"""Models in every format, computed by the runtimes of these formats."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from rl_replicator.errors import UsageError
+from rl_replicator.exports import formats, standalone
+from rl_replicator.exports.model import Card, ExportedModel
+
+RANDOM = np.random.default_rng(0)
+FILTERS, SCALE, OFFSET, MEAN = (
+    RANDOM.normal(size=size).astype(np.float32) for size in ((3, 3, 2, 4), (4,), (4,), (4,))
+)
+VARIANCE = RANDOM.uniform(0.5, 2, size=4).astype(np.float32)
+IMAGES = RANDOM.uniform(0, 255, size=(5, 6, 6, 2)).astype(np.uint8)
+LABELS = np.array([0, 2, -1, 3, 1], np.int32)  # -1 and 3 are no classes.
+
+
+def network(images, labels):
+    """Has the operations of convolutional classifiers and generators."""
+    x = tf.nn.conv2d(tf.cast(images, tf.float32) / 255, tf.constant(FILTERS), 2, "SAME")
+    x, *_ = tf.compat.v1.nn.fused_batch_norm(
+        x, SCALE, OFFSET, MEAN, VARIANCE, epsilon=1e-3, is_training=False
+    )
+    x = tf.reshape(x, [-1, 3, 1, 3, 4])
+    x = tf.broadcast_to(x, [tf.shape(x)[0], 3, 2, 3, 4])
+    classes = tf.one_hot(labels, 3)
+    return {"image": tf.round(10 * x), "classes": classes, "logits": tf.reduce_mean(x, [1, 2, 3])}
+
+
+def model_of(function, **inputs):
+    return ExportedModel(function, inputs, Card("A model", {}, "", {}))
+
+
+def test_weights_are_stored_once(tmp_path):
+    weights = tf.Variable(RANDOM.normal(size=(100, 10)).astype(np.float32))
+    model = model_of(lambda x: {"y": x @ weights}, x=tf.TensorSpec([None, 100]))
+    formats.write(model, "onnx", tmp_path / "model")
+    assert 4000 < (tmp_path / "model" / "model.onnx").stat().st_size < 6000
+
+
+def tflite(folder):
+    return tf.lite.Interpreter(str(folder / "model.tflite")).get_signature_runner()
+
+
+def onnx(folder):
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(folder / "model.onnx"))
+    names = [output.name for output in session.get_outputs()]
+    return lambda **inputs: dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def numpy(folder):
+    return standalone.Model(folder / "model.npz").run
+
+
+@pytest.mark.parametrize("runtime", [numpy, onnx, tflite])
+def test_other_runtimes_compute_the_same(tmp_path, runtime):
+    model = model_of(
+        network,
+        images=tf.TensorSpec([None, 6, 6, 2], tf.uint8),
+        labels=tf.TensorSpec([None], tf.int32),
+    )
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    found = runtime(tmp_path / "model")(images=IMAGES, labels=LABELS)
+    expected = network(tf.constant(IMAGES), tf.constant(LABELS))
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert np.ptp(found["image"]) > 10 and found["classes"].sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
+        (lambda x: {"y": tf.one_hot(tf.cast(x, tf.int32), 2, 5.0)}, "plain one-hot codes"),
+        (
+            lambda x: {"y": tf.compat.v1.nn.fused_batch_norm(x[:, None, None], [1.0], [0.0])[0]},
+            "by stored statistics",
+        ),
+    ],
+)
+def test_what_is_not_portable_is_refused(tmp_path, function, message):
+    model = model_of(function, x=tf.TensorSpec([None, 1]))
+    with pytest.raises(UsageError, match=f"{message}.*--format savedmodel"):
+        formats.write(model, "numpy", tmp_path / "model")
+    assert not any(tmp_path.iterdir())
