@@ -1,4 +1,4 @@
-"""dm_env's own conformance tests, over every task, adapter and fake."""
+"""dm_env's own conformance tests, over every adapter and fake, and with our own over every task."""
 
 import functools
 import unittest
@@ -11,8 +11,8 @@ import environments
 from environments import fakes
 from tests.environments import gymnasium_fake
 
+# Tasks of dm_control are in test_form.
 MAKERS = {
-    **{name: functools.partial(environments.make, name, 1) for name in environments.names()},
     "chain": functools.partial(environments.make, "environments.fakes:chain", 1),
     "truncated_chain": functools.partial(
         environments.make, "environments.fakes:truncated_chain", 1
@@ -23,18 +23,25 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_follows_dm_env(name):
-    made = MAKERS[name]()
+CHECKS = [name for name in dir(test_utils.EnvironmentTestMixin) if name.startswith("test_")]
+(FRESH,) = [name for name in CHECKS if "fresh" in name]
+
+
+def follow(environment, checks):
+    """Runs some of dm_env's checks on an environment."""
 
     class Case(test_utils.EnvironmentTestMixin, unittest.TestCase):
         def make_object_under_test(self):
-            return made
+            return environment
 
-    checks = [n for n in dir(test_utils.EnvironmentTestMixin) if n.startswith("test_")]
-    # One environment serves all checks; the one about a fresh environment comes first.
-    for check in sorted(checks, key=lambda n: "fresh" not in n):
+    for check in checks:
         Case(check).debug()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_follows_dm_env(name):
+    # One environment serves all checks; the one about a fresh environment comes first.
+    follow(MAKERS[name](), sorted(CHECKS, key=lambda check: check != FRESH))
 
 
 @pytest.mark.parametrize("name", [n for n in environments.names() if n != "quadruped:escape"])
@@ -60,8 +67,13 @@ def test_numbers_are_those_of_plain_dm_control(name):
 
 @pytest.mark.parametrize("name", environments.names())
 def test_form(name):
-    """The agents' form, the same random stream for the same seed, and rewards within their spec."""
+    """dm_env's checks, and the agents': the same random stream for the same seed, bounded rewards.
+
+    To make an environment takes most of the time, so two serve all checks.
+    """
     first, second = environments.make(name, 3), environments.make(name, 3)
+    for environment in (first, second):
+        follow(environment, [FRESH])
     assert first.action_spec().dtype == np.float32
     assert len(first.action_spec().shape) == 1
     assert first.action_spec().minimum == -1 and first.action_spec().maximum == 1
@@ -84,3 +96,4 @@ def test_form(name):
     assert len({array.ctypes.data for array in arrays}) == len(arrays)
     fields = first.observation_fields
     assert sum(where.stop - where.start for where in fields.values()) == arrays[0].size
+    follow(first, [check for check in CHECKS if check != FRESH])
