@@ -9,9 +9,9 @@ STAMP := .venv/complete
 # Seconds for all tests, on a busy machine too. The watcher ends the run at the deadline and names the
 # tests that were running; `timeout` ends the watcher if that fails.
 DEADLINE ?= 2400
-# Processes that run tests.
-WORKERS ?= 2
-SUITE := timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
+# Processes that run tests: one more than the two cores of CI, because some tests wait.
+WORKERS ?= 3
+SUITE = timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
 	$(BIN)/python -m tests.suite --deadline $(DEADLINE) --workers $(WORKERS)
 # The numerical core and what holds the structure.
 QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_environments.py \
@@ -29,7 +29,8 @@ run: $(STAMP)
 test: $(STAMP)
 	$(SUITE)
 
-# The inner loop: no processes, no learning, nothing that takes long.
+# The inner loop: no processes, no learning, nothing that takes long or waits.
+quick: WORKERS = 2
 quick: $(STAMP)
 	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
 

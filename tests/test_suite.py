@@ -46,51 +46,84 @@ FAULTS = {
 }
 
 
+# Of pytest's plugins, those that the scratch suites use. To import the others takes seconds in all.
+PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "pytest_timeout")
+
+
+class Scratch:
+    """A run of the watcher on a scratch suite, in a folder of its own."""
+
+    def __init__(self, folder, files, *arguments):
+        self.folder = folder
+        (folder / "pytest.ini").write_text("[pytest]\ntimeout = 600\ntimeout_method = thread\n")
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        with (folder / "output").open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.suite", *PLUGINS, *arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def finish(self):
+        """Waits for the end; returns the exit status and the output."""
+        status = self.process.wait(timeout=110)
+        return status, (self.folder / "output").read_text()
+
+    def neighbour_is_alive(self):
+        path = self.folder / "neighbour.pid"
+        if not path.exists() or not path.read_text():
+            return False  # A limit passed on a busy machine before the neighbour had begun.
+        pid = int(path.read_text())
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
 @pytest.fixture
 def scratch(tmp_path):
-    """Returns a function that starts the watcher on a scratch suite: `start(files, *arguments)`."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 100\ntimeout_method = thread\n")
+    """Returns a function that starts a run: `start(files, *arguments)`."""
     started = []
 
     def start(files, *arguments):
-        for name, text in files.items():
-            (tmp_path / name).write_text(text)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.suite", "-p", "no:cacheprovider", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append(process)
-        return process
+        started.append(Scratch(tmp_path, files, *arguments))
+        return started[-1]
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    for run in started:
+        run.kill()
 
 
-def _is_alive(path):
-    if not path.exists():
-        return False  # A limit passed on a busy machine before the neighbour had begun.
-    pid = int(path.read_text())
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+@pytest.fixture(scope="module")
+def ended_early(tmp_path_factory):
+    """Runs that the watcher ends, by name: at one time, because they mostly wait."""
+    runs = {}
+    for name, fault in FAULTS.items():
+        files = {"test_a.py": WAITING + fault, "test_b.py": NEIGHBOUR}
+        folder = tmp_path_factory.mktemp(name)
+        runs[name] = Scratch(folder, files, "--workers", "2", "--patience", "2")
+    folder = tmp_path_factory.mktemp("signal")
+    runs["signal"] = Scratch(folder, {"test_b.py": NEIGHBOUR}, "--workers", "1")
+    yield runs
+    for run in runs.values():
+        run.kill()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_the_run(scratch, tmp_path, fault):
-    files = {"test_a.py": WAITING + FAULTS[fault], "test_b.py": NEIGHBOUR}
-    process = scratch(files, "--patience", "2")
+def test_a_fault_ends_the_run(ended_early, fault):
+    run = ended_early[fault]
     # Takes 3 to 7 s on an idle machine; without the watcher, as long as the neighbour at least.
-    output, _ = process.communicate(timeout=110)
-    assert process.returncode not in (0, 5)
+    status, output = run.finish()
+    assert status not in (0, 5)
     name = FAULTS[fault].partition("def ")[2].partition("(")[0]
     assert f"test_a.py::{name}" in output
     if "timeout" in FAULTS[fault]:
         assert f"in {name}" in output  # The stacks.
-    assert not _is_alive(tmp_path / "neighbour.pid")
+    assert not run.neighbour_is_alive()
 
 
 def test_stacks_are_shortened():
@@ -112,25 +145,26 @@ def test_stacks_are_shortened():
     )
 
 
-def test_the_deadline_ends_the_run(scratch, tmp_path):
-    process = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1", "--deadline", "8")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 124
-    assert "passed its deadline of 8 s" in output
+def test_a_signal_ends_the_run(ended_early):
+    run = ended_early["signal"]
+    deadline = time.monotonic() + 60
+    while not (run.folder / "neighbour.pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGTERM)
+    status, output = run.finish()
+    assert status == 124
+    assert "received SIGTERM" in output and "s: test_b.py::test_neighbour" in output
+
+
+def test_the_deadline_ends_the_run(scratch):
+    # By itself: the neighbour must have begun by then.
+    run = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1", "--deadline", "10")
+    status, output = run.finish()
+    assert status == 124
+    assert "passed its deadline of 10 s" in output
     assert "s: test_b.py::test_neighbour" in output
     assert "time.sleep(600)" not in output  # No stacks: nothing is known to hang.
-    assert not _is_alive(tmp_path / "neighbour.pid")
-
-
-def test_a_signal_ends_the_run(scratch, tmp_path):
-    process = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "neighbour.pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 124
-    assert "received SIGTERM" in output and "s: test_b.py::test_neighbour" in output
+    assert not run.neighbour_is_alive()
 
 
 def test_leftovers_fail_the_run(scratch, tmp_path):
@@ -145,11 +179,10 @@ def test_leaves_things():
 """
     left = Path(f"/dev/shm/suite-test-{tmp_path.parent.name}-{os.getpid()}")
     try:
-        process = scratch({"test_a.py": test}, "--workers", "1", "--grace", "2")
-        output, _ = process.communicate(timeout=60)
+        status, output = scratch({"test_a.py": test}, "--workers", "1", "--grace", "2").finish()
     finally:
         left.unlink(missing_ok=True)
-    assert process.returncode == 1 and "1 passed" in output
+    assert status == 1 and "1 passed" in output
     assert "started in test_a.py::test_leaves_things (call), listens on [" in output
     assert f"left behind: shared memory {left}" in output
 
@@ -162,9 +195,8 @@ def test_cleans_up():
     # Ends after its parent has, within the grace.
     subprocess.Popen(["sleep", "0.5"], start_new_session=True)
 """
-    process = scratch({"test_a.py": test}, "--workers", "1")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
+    status, output = scratch({"test_a.py": test}, "--workers", "1").finish()
+    assert status == 0, output
     assert "left behind" not in output
 
 
@@ -182,9 +214,9 @@ def test_passes():
     pass
 """)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.suite.stress", "2", "--busy", "1", "test_a.py"],
+        [sys.executable, "-m", "tests.suite.stress", "2", "--busy", "1", *PLUGINS, "test_a.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=100,

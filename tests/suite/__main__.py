@@ -116,7 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.suite", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--workers", type=int, default=2, help="processes that run tests")
+    parser.add_argument("--workers", type=int, default=3, help="processes that run tests")
     parser.add_argument("--deadline", type=float, default=2400, help="seconds for the whole run")
     parser.add_argument("--patience", type=float, default=20, help="seconds beyond a test's limit")
     parser.add_argument("--grace", type=float, default=15, help="seconds for processes to end")
