@@ -132,7 +132,7 @@ def test_a_program_stopper_stops_the_program():
     program, _ = programs.recorder_program()
     manager = lp.launch(program, "test_mt")
     lp.make_program_stopper("test_mt")()
-    assert manager.wait(timeout=10)
+    assert manager.wait(timeout=60)
 
 
 # -- restarts ----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_concurrent_calls_are_batched(pad_batch):
     client = manager.resolve(handle)
     calls = [client.futures.compute({"x": np.full(3, i)}, scale=i) for i in range(6)]
     for i, call in enumerate(calls):
-        result = call.result(timeout=20)
+        result = call.result(timeout=60)
         assert result["sum"] == 3 * i and result["scale"][0] == i
         np.testing.assert_array_equal(result["scale"][1], np.full(3, 2 * i))
     last = ((4, 3), 4) if pad_batch else ((2, 3), 2)
@@ -289,7 +289,7 @@ def test_the_first_end_can_end_a_colocation():
     program.add_node(
         lp.MultiThreadingColocation(parts, return_on_first_completed=True), label="colocated"
     )
-    assert lp.launch(program, "test_mt").wait(timeout=10)
+    assert lp.launch(program, "test_mt").wait(timeout=60)
 
 
 def test_nodes_of_a_process_colocation_are_processes(tmp_path):

@@ -151,8 +151,8 @@ def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
         writer.stdout.readline()
         time.sleep(0.2)
         assert writer.poll() is None
-        watcher.communicate(b"" if is_dead else guard.DONE, timeout=10)
+        watcher.communicate(b"" if is_dead else guard.DONE, timeout=60)
         assert watcher.returncode == 0
         writer.stdin.close()
-        assert writer.wait(timeout=10) == (-signal.SIGKILL if is_dead else 0)
+        assert writer.wait(timeout=60) == (-signal.SIGKILL if is_dead else 0)
     assert not tmp_path.exists()

@@ -50,5 +50,5 @@ def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
         is_open = any(sockets.accepts(outer, port) for outer in sockets.outer_addresses())
         assert not is_open, (address, port)
     manager.stop()
-    assert manager.wait(timeout=20)
+    assert manager.wait(timeout=60)
     assert (tmp_path / "entries").read_text() == "0.0\n6\n"

