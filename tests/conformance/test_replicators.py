@@ -73,13 +73,23 @@ def make_learner(replicator, optimizer_class=snt.optimizers.Adam, **wrap_options
 
 
 def train(replicator, steps, steps_per_call=None, **options):
-    """Returns the weights and the losses (mean over replicas) after `steps` steps."""
+    """Trains from equal weights, and compares the replicas' copies of them.
+
+    Returns:
+      The weights and the losses (mean over replicas) after `steps` steps.
+    """
     model, _, step_fn = make_learner(replicator, **options)
+    before = [variable.numpy() for variable in model.trainable_variables]
     step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
     calls = steps // (steps_per_call or 1)
     losses = np.concatenate(
         [np.atleast_1d(replicator.reduce("mean", step())) for _ in range(calls)]
     )
+    for variable, start in zip(model.trainable_variables, before, strict=True):
+        copies = getattr(variable, "values", (variable,))
+        assert np.abs(copies[0].numpy() - start).max() > 1e-2  # 20 steps of Adam: at most 0.2.
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy.numpy(), copies[0].numpy())
     return [v.numpy() for v in model.trainable_variables], losses
 
 
@@ -116,8 +126,11 @@ def blocking(ready, release):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"max_global_norm": 0.5}], ids=["plain", "clipped"])
-@pytest.mark.parametrize("steps_per_call", [None, 5])
+@pytest.mark.parametrize(
+    ("steps_per_call", "options"),
+    [(None, {}), (5, {"optimizer_class": rr.optimizers.Adam, "max_global_norm": 0.5})],
+    ids=["plain", "looped, fused and clipped"],
+)
 def test_equals_one_replica_with_the_global_batch(replicator, steps_per_call, options):
     # float32, 20 steps: the sums over the batch are taken in another order, no more.
     expected, expected_losses = reference(**options)
@@ -126,17 +139,6 @@ def test_equals_one_replica_with_the_global_batch(replicator, steps_per_call, op
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for got, want in zip(weights, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_replicas_stay_equal(replicator):
-    model, _, step_fn = make_learner(replicator, rr.optimizers.Adam)
-    before = [variable.numpy() for variable in model.trainable_variables]
-    replicator.replicate(step_fn, replicator.make_inputs(batches), 20)()
-    for variable, start in zip(model.trainable_variables, before, strict=True):
-        copies = getattr(variable, "values", (variable,))
-        assert np.abs(copies[0].numpy() - start).max() > 1e-2  # 20 steps of Adam: at most 0.2.
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copy.numpy(), copies[0].numpy())
 
 
 def test_each_replica_has_its_own_element_in_order(replicator):
@@ -297,7 +299,7 @@ def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator, steps_per
     threading.Thread(target=cancel_when_it_waits, daemon=True).start()
     with pytest.raises(rr.StepCancelled):
         step()
-    assert time.monotonic() - cancelled_at[0] < 5
+    assert time.monotonic() - cancelled_at[0] < 30
     assert (before.numpy(), after.numpy()) == (2, 2)
     release.set()
     outputs = step()  # Data came: it goes on.

@@ -1,5 +1,7 @@
 """The GAN on replicas, stopped and resumed, evaluated with a classifier of our own."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -46,11 +48,15 @@ def make(folder, replicas=1, **settings):
     return SNGANLearner(replicator, SNGANConfig(**(defaults | settings)))
 
 
-def train(learner, path):
-    """Trains without evaluations, which take their time to compile; returns all variables."""
+def start(learner, path):
+    """Compiles the training without evaluations, which take their time to compile."""
     learner.evaluation = lambda: None
-    training = Training(learner._replicator, learner, RunDirectory(path), LoopSettings(1, 1000.0))
-    assert training.run() is None
+    return Training(learner._replicator, learner, RunDirectory(path), LoopSettings(1, 1000.0))
+
+
+def train(learner, path):
+    """Trains to the end; returns all variables."""
+    assert start(learner, path).run() is None
     return copies(learner)
 
 
@@ -67,15 +73,27 @@ def copies(learner):
 
 
 @pytest.fixture(scope="module")
-def reference(folder, tmp_path_factory):
+def saved(tmp_path_factory):
+    """Where the reference leaves its run as it was after seven steps."""
+    return tmp_path_factory.mktemp("saved") / "run"
+
+
+@pytest.fixture(scope="module")
+def reference(folder, saved, tmp_path_factory):
     learner = make(folder)
-    start = copies(learner)
-    end = train(learner, tmp_path_factory.mktemp("run"))
+    before = copies(learner)
+    path = tmp_path_factory.mktemp("reference")
+    training = start(learner, path)
+    training._train_until(7)
+    training._save()
+    shutil.copytree(path, saved)
+    assert training.run() is None
+    end = copies(learner)
     assert int(learner._discriminator_optimizer.step) == STEPS * DISCRIMINATOR_STEPS
     assert int(learner._generator_optimizer.step) == STEPS
-    weights = [name for name in start if start[name].ndim > 2 and "/w:" in name]
+    weights = [name for name in before if before[name].ndim > 2 and "/w:" in name]
     assert len(weights) > 40
-    assert not [name for name in weights if np.array_equal(start[name], end[name])]
+    assert not [name for name in weights if np.array_equal(before[name], end[name])]
     return end
 
 
@@ -97,11 +115,9 @@ def test_replicas_do_what_one_does(folder, tmp_path, reference):
 
 
 @pytest.mark.timeout(300)
-def test_resumed_is_uninterrupted(folder, tmp_path, reference):
-    learner = make(folder)
-    learner.num_steps = 7
-    train(learner, tmp_path)
-    got = train(make(folder), tmp_path)
+def test_resumed_is_uninterrupted(folder, saved, reference):
+    assert Checkpointer(saved / "checkpoints").latest().step == 7
+    got = train(make(folder), saved)
     for name, values in got.items():
         np.testing.assert_array_equal(values, reference[name], name)
 

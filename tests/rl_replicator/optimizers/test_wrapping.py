@@ -133,11 +133,11 @@ def test_slots_may_appear_in_the_first_step(name):
     close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, 2])
 def test_sum(count):
     # Each replica's loss is its share of the whole.
-    close(train(count, OPTIMIZERS["keras adam"], share=1 / count, reduction="sum")[:2],
-          reference("keras adam"))  # fmt: skip
+    weights = train(count, OPTIMIZERS["sonnet sgd"], share=1 / count, reduction="sum")
+    close(weights[:2], reference("sonnet sgd"))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -145,7 +145,8 @@ def test_clipping_counts_sparse_rows_as_dense(count):
     def one_step(limit):
         return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
 
-    start, free, clipped = one_step(1e-20), one_step(None), one_step(0.25)
+    start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
+    free, clipped = one_step(None), one_step(0.25)
     flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
     moves = [flat[1] - flat[0], flat[2] - flat[0]]
     assert np.linalg.norm(moves[0]) > 0.25
@@ -153,11 +154,14 @@ def test_clipping_counts_sparse_rows_as_dense(count):
     np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
 
 
+# Not of Adam, which does the same with gradients of any scale.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
-def test_loss_scale_changes_nothing(name):
-    close(train(2, OPTIMIZERS[name], loss_scale=1024.0)[:2], reference(name))
-    close(train(2, OPTIMIZERS[name], loss_scale="dynamic")[:2], reference(name))
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("sonnet sgd", 1024.0), ("keras sgd", "dynamic"), ("legacy sgd", "dynamic")],
+)
+def test_loss_scale_changes_nothing(name, scale):
+    close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
 
 
 def state(variables, optimizer):
