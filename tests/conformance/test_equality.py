@@ -24,13 +24,7 @@ REFERENCE = "single_device"
 SPLIT = "mesh:data=2,model=2@first/w=none,model@first/b=model@mlp/second/w=model,none"
 TEXTS = {"mesh split over model": SPLIT}
 # Other numbers of replicas are in test_replicators.py, test_mesh.py and test_multi_worker.py.
-IN_PROCESS = (
-    "single_device",
-    "multi_device:2",
-    "multi_device:4",
-    "mesh:data=2",
-    "mesh split over model",
-)
+IN_PROCESS = ("single_device", "multi_device:2", "mesh split over model")
 # Arguments of the supervisor.
 GROUPS = {
     "multi_worker x2": ("multi_worker", "--workers", "2"),
@@ -40,8 +34,6 @@ GROUPS = {
     ),
 }
 ALL = (*IN_PROCESS, *GROUPS)
-# Each restores what all of these saved.
-RESTORING = tuple(name for name in ALL if name != "mesh:data=2")
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 400  # For the groups, on a busy machine.
 
@@ -77,7 +69,7 @@ class Runs:
 
     def restored(self, name):
         """Returns the folder of the results of 20 steps after the checkpoint of each run."""
-        sources = [self.trained(source) for source in RESTORING]
+        sources = [self.trained(source) for source in ALL]
         if name in IN_PROCESS:
             training_program.restore(*self._learners[name], self.folder(name), sources)
         return self.folder(name)
@@ -97,7 +89,7 @@ class Runs:
     @contextlib.contextmanager
     def _started(self, name):
         replicas, *supervisor = GROUPS[name]
-        sources = [str(self.folder(source)) for source in RESTORING]
+        sources = [str(self.folder(source)) for source in ALL]
         job = subprocess.Popen(
             [
                 *(sys.executable, "-m", "rl_replicator.jobs", "--max-restarts", "0"),
@@ -149,12 +141,12 @@ def test_100_steps_equal_one_device(name, runs):
         assert movement(got / file, got / f"{training_program.FIRST}.npz") > 1e-4
 
 
-@pytest.mark.parametrize("name", RESTORING)
+@pytest.mark.parametrize("name", ALL)
 def test_restores_what_any_other_saved(name, runs):
     restored = runs.restored(name)
     for model in training_program.MODELS:
         want = runs.trained(REFERENCE) / model / f"{training_program.LATER}.npz"
-        for source in RESTORING:
+        for source in ALL:
             from_source = f"{training_program.LATER}-from-{runs.folder(source).name}.npz"
             got = restored / model / from_source
             assert difference(got, want) <= 1e-5, (name, source, model)

