@@ -17,11 +17,11 @@ echo "${COMPREPLY[*]}"
 
 
 @pytest.fixture
-def script(command, tmp_path):
+def script(call, tmp_path):
     """Makes the script of a shell; returns its path."""
 
     def make(shell):
-        done = command("--print-completion", shell)
+        done = call("--print-completion", shell)
         assert (done.returncode, done.stderr) == (0, "")
         path = tmp_path / f"completion.{shell}"
         path.write_text(done.stdout)

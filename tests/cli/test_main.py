@@ -5,24 +5,7 @@ import sys
 
 import pytest
 
-from rl_replicator.cli import main, stderr_filter
-
-
-@pytest.fixture
-def call(site, monkeypatch, tmp_path, capsys):
-    """As the fixture `command`, in this process: an interpreter costs half a second of CPU time."""
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
-
-    def run(*words):
-        try:
-            status = main.main([str(word) for word in words])
-        except SystemExit as end:  # After a command's --help.
-            status = end.code or 0
-        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
-
-    return run
+from rl_replicator.cli import main
 
 
 def _refused(done):

@@ -1,9 +1,12 @@
 """The classifier on replicas, in every type, with every option, stopped and resumed."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import rl_replicator as rr
+from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.exports import formats
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.exports.standalone import Model
@@ -48,18 +51,41 @@ def make(folder, replicas="single_device", **settings):
     return replicator, ResNetLearner(replicator, ResNetConfig(**(defaults | settings)))
 
 
-def train(folder, path, replicas="single_device", num_steps=STEPS, **settings):
-    """Trains; returns weights and statistics of the network, by name."""
+def start(folder, path, replicas="single_device", num_steps=STEPS, **settings):
+    """Returns the learner and its training."""
     replicator, learner = make(folder, replicas, **settings)
     learner.evaluation = lambda: None  # Saves its compilation.
     learner.num_steps = num_steps
-    assert Training(replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0)).run() is None
+    return learner, Training(replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0))
+
+
+def train(*args, **settings):
+    """Trains to the end; returns weights and statistics of the network, by name."""
+    learner, training = start(*args, **settings)
+    assert training.run() is None
+    return values(learner)
+
+
+def values(learner):
+    """Weights and statistics of the network, by name."""
     return {v.name: np.asarray(v.read_value()) for v in learner.trackables()["network"].variables}
 
 
 @pytest.fixture(scope="module")
-def reference(folder, tmp_path_factory):
-    return train(folder, tmp_path_factory.mktemp("run"), cross_replica_norm=True)
+def saved(tmp_path_factory):
+    """Where the reference leaves its run as it was after ten steps."""
+    return tmp_path_factory.mktemp("saved") / "run"
+
+
+@pytest.fixture(scope="module")
+def reference(folder, saved, tmp_path_factory):
+    path = tmp_path_factory.mktemp("reference")
+    learner, training = start(folder, path, cross_replica_norm=True)
+    training._train_until(10)
+    training._save()
+    shutil.copytree(path, saved)
+    assert training.run() is None
+    return values(learner)
 
 
 def largest_difference(got, want):
@@ -77,9 +103,9 @@ def test_replicas_do_what_one_does(folder, tmp_path, reference):
     assert largest_difference(got, reference) < 1e-3
 
 
-def test_resumed_is_uninterrupted(folder, tmp_path, reference):
-    train(folder, tmp_path, num_steps=10, cross_replica_norm=True)
-    got = train(folder, tmp_path, cross_replica_norm=True)
+def test_resumed_is_uninterrupted(folder, saved, reference):
+    assert Checkpointer(saved / "checkpoints").latest().step == 10
+    got = train(folder, saved, cross_replica_norm=True)
     assert largest_difference(got, reference) < 1e-6
 
 
