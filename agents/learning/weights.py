@@ -29,6 +29,10 @@ class WeightsPart:
         """Writes the weights."""
         np.savez(folder / _WEIGHTS, **self._arrays)
 
+    def capture(self) -> "WeightsPart":
+        """Returns this object: the arrays do not change."""
+        return self
+
     def restore(self, folder: Path) -> None:
         """Reads the weights."""
         with np.load(folder / _WEIGHTS) as file:

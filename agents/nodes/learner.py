@@ -20,15 +20,14 @@ import tensorflow as tf
 import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, AgentLearner
-from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
+from agents.nodes.saver import SECONDS_BETWEEN_TRIES, Saver
 from agents.nodes.stopwatch import TOTAL, Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
-from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
 from agents.replay.table import TABLE
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
@@ -40,15 +39,7 @@ _POLL_SECONDS = 0.1
 _POLLS_PER_REPORT = 10
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
-# Ctrl-C ends a program within ten seconds: if the replay takes longer than this to write, the last
-# checkpoint links the replay of the one before.
-_SECONDS_TO_SAVE_IN_HASTE = 3.0
 _SECONDS_FOR_INFO = 2
-# A replay that died is restarted; if nothing can be saved for this long, the run fails.
-_SECONDS_WITHOUT_REPLAY = 600.0
-_SECONDS_BETWEEN_TRIES = 2.0
-# A low estimate, which tells a table that is saved in a second from one that takes ten.
-_BYTES_PER_SECOND = 1.5e7
 
 
 class LearnerNode:
@@ -79,7 +70,6 @@ class LearnerNode:
         tf.random.set_seed(plan.seed)
         self._replays = replays
         self._counter = counter
-        self._checkpoint_seconds = plan.checkpoint_seconds
         self._learner: AgentLearner = agent.make_learner(
             replicator,
             [replay.server_address for replay in replays],
@@ -90,18 +80,15 @@ class LearnerNode:
             self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
             self._learner.refresh()
         self._profiler = StepProfiler(plan.profile_steps if self._is_chief else None, run.path)
-        self._saved: tuple[int, int] | None = None
-        self._save_at = 0.0
-        self._unsaved_since: float | None = None
-        # Seconds that the last save took; at first, estimated from a restored checkpoint.
-        latest = self._checkpointer.latest()
-        self._save_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
+        self._saver = Saver(
+            self._checkpointer, self._learner, replays, counter, plan.checkpoint_seconds
+        )
         # The first call, which compiles the step, and the wait for the first rows are not counted.
         self._is_building = True
         self._steps_at_start = self._learner.num_steps
         self._stopwatch = Stopwatch()
         self._stopwatch.attach(self._learner, {"step": "step"})
-        self._stopwatch.attach(self, {"_save": "save"})
+        self._stopwatch.attach(self._saver, {"begin": "save"})
         self._stopwatch.start(**self._learner.seconds)
         self._trained = threading.Event()
         self._no_more_rows = threading.Event()
@@ -116,12 +103,11 @@ class LearnerNode:
         with futures.ThreadPoolExecutor(1, "learner-report") as executor:
             report = executor.submit(self._report)
             try:
-                self._train(report)
-                if self._is_chief:
-                    while not self._save() and not lp.wait_for_stop(_SECONDS_BETWEEN_TRIES):
-                        pass
-                    if not lp.stop_event().is_set():
-                        self._counter.learner_done()
+                # A save in the background is completed even if another worker is lost.
+                with self._checkpointer:
+                    self._train(report)
+                    if self._is_chief:
+                        self._save_last()
                 lp.wait_for_stop()
             except rr.WorkerLost as loss:
                 # TensorFlow cannot continue in this process: the whole group restarts.
@@ -134,7 +120,6 @@ class LearnerNode:
             report.result()
 
     def _train(self, report: futures.Future) -> None:
-        self._save_at = time.monotonic() + self._checkpoint_seconds
         try:
             self._wait_for_first_rows()
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
@@ -142,8 +127,8 @@ class LearnerNode:
                 self._learner.step()
                 if report.done():
                     report.result()  # It ends early only by an error.
-                if self._is_chief and time.monotonic() >= self._save_at:
-                    self._save()
+                if self._is_chief:
+                    self._saver.tick()
             while self._has_partners:
                 self._learner.cancel()  # All workers end at the same step, which ends this loop.
                 self._learner.step()
@@ -243,56 +228,12 @@ class LearnerNode:
         grown["step"] -= others + grown["wait"]
         self._counter.add_time("learner", grown)
 
-    def _save(self) -> bool:
-        """Saves a checkpoint of everything: replay, learner, counters, random generators.
-
-        Returns:
-          False if the replay cannot be saved now.
-        """
-        try:
-            self._save_all()
-            self._unsaved_since = None
-            return True
-        except ReplayError as error:
-            now = time.monotonic()
-            self._unsaved_since = self._unsaved_since or now
-            if now - self._unsaved_since > _SECONDS_WITHOUT_REPLAY:
-                raise
-            _LOG.warning("not saved: %s", error)
-            self._save_at = now + _SECONDS_BETWEEN_TRIES
-            return False
-
-    def _save_all(self) -> None:
-        steps = self._learner.num_steps
-        started = time.monotonic()
-        # The counter's number of learner steps may be a second old.
-        progress = {**self._counter.snapshot(), "learner_steps": steps}
-        if self._saved == (steps, progress["environment_steps"]):
-            return
-        self._checkpointer.save(
-            steps,
-            {
-                "learner": TrackablePart(**self._learner.trackables()),
-                "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
-                **self._replay_parts(),
-                "progress": JsonPart(lambda: progress, lambda _: None),
-            },
-        )
-        self._saved = (steps, progress["environment_steps"])
-        # A large table takes seconds to write: saving takes at most a twentieth of the time.
-        self._save_seconds = time.monotonic() - started
-        pause = max(self._checkpoint_seconds, 20.0 * self._save_seconds)
-        self._save_at = time.monotonic() + pause
-
-    def _replay_parts(self) -> dict[str, ReplayPart | SameReplayPart]:
-        latest = self._checkpointer.latest()
-        in_haste = lp.stop_event().is_set() and self._save_seconds > _SECONDS_TO_SAVE_IN_HASTE
-        return {
-            part_name(shard): SameReplayPart(latest.path / part_name(shard))
-            if in_haste and latest is not None
-            else ReplayPart(replay)
-            for shard, replay in enumerate(self._replays)
-        }
+    def _save_last(self) -> None:
+        """Saves the trained learner, however long the replay takes to restart."""
+        while not self._saver.save_last() and not lp.wait_for_stop(SECONDS_BETWEEN_TRIES):
+            pass
+        if not lp.stop_event().is_set():
+            self._counter.learner_done()
 
 
 def _lacks_rows(table: Any) -> bool:

@@ -34,7 +34,7 @@ class ReplayPart:
         self._client = client
 
     def save(self, folder: Path) -> None:
-        """Writes the tables; inserts and samples wait meanwhile.
+        """Writes the tables; inserts and samples may wait meanwhile.
 
         Raises:
           OSError: if the disk is full.
@@ -50,6 +50,10 @@ class ReplayPart:
         for path in written.iterdir():
             shutil.move(str(path), folder / path.name)
         written.rmdir()
+
+    def capture(self) -> "ReplayPart":
+        """Returns this object: the server writes its tables when `save` is called."""
+        return self
 
     def restore(self, folder: Path) -> None:
         """Does nothing: a Reverb server loads a checkpoint only when it starts."""
@@ -74,6 +78,10 @@ class SameReplayPart:
         """Links the files; they exist until both checkpoints are deleted."""
         for path in self._earlier.iterdir():
             os.link(path, folder / path.name)
+
+    def capture(self) -> "SameReplayPart":
+        """Returns this object: the files do not change."""
+        return self
 
     def restore(self, folder: Path) -> None:
         """Does nothing; see `ReplayPart`."""

@@ -8,26 +8,28 @@ A checkpoint is a folder with one subfolder per part, and a manifest that is wri
 
 It is written under a temporary name and renamed once all bytes are on the disk. The manifest holds
 the size and the checksum of every file, which are verified before anything is restored.
+
+`save` returns when the checkpoint is complete. `begin_save` only copies the state, and leaves the
+writing to a background thread, so that training continues.
 """
 
-import dataclasses
-import json
 import logging
 import os
 import pathlib
 import re
 import shutil
-import zlib
+import time
 from collections.abc import Mapping
+from concurrent import futures
+from types import TracebackType
 from typing import Any, Protocol
 
 from rl_replicator import errors
-from rl_replicator.checkpoints import pending_work
+from rl_replicator.checkpoints import manifest, pending_work
+from rl_replicator.checkpoints.manifest import CheckpointInfo
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
 _TEMPORARY = ".saving-"
 _DAMAGED = "damaged-"
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
@@ -36,8 +38,12 @@ _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 class Part(Protocol):
     """State that can write itself to a folder and read itself back.
 
-    A part may have a method `check(folder)` that raises `CheckpointError` if the saved state does
-    not fit. It is called after the checksums are verified and before any part is restored.
+    A part may have two more methods:
+
+    - `check(folder)` raises `CheckpointError` if the saved state does not fit. It is called after
+      the checksums are verified and before any part is restored.
+    - `capture()` returns an object whose `save(folder)` writes the state of this moment, whatever
+      changes later. `Checkpointer.begin_save` needs it to write a part in the background.
     """
 
     def save(self, folder: pathlib.Path) -> None:
@@ -61,25 +67,11 @@ class Part(Protocol):
         """
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckpointInfo:
-    """The description of a checkpoint, read from its manifest.
-
-    Attributes:
-      path: folder of the checkpoint.
-      step: step after which it was saved.
-      parts: names of its parts.
-      num_bytes: size of all files.
-    """
-
-    path: pathlib.Path
-    step: int
-    parts: tuple[str, ...]
-    num_bytes: int
-
-
 class Checkpointer:
-    """Saves to and restores from a directory. Only one process at a time may save."""
+    """Saves to and restores from a directory. Only one process at a time may save.
+
+    As a context manager, it waits at the end for a save in the background.
+    """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
         """Touches no file.
@@ -96,6 +88,26 @@ class Checkpointer:
             raise errors.ConfigError(f"expected keep to be at least 1, got {keep}; use 2")
         self._directory = pathlib.Path(directory)
         self._keep = keep
+        self._writing: futures.Future[CheckpointInfo] | None = None
+        self._write_seconds = 0.0
+
+    def __enter__(self) -> "Checkpointer":
+        """Returns this object."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Waits for a save in the background; raises its error if nothing else was raised."""
+        try:
+            self.wait()
+        except Exception as failure:
+            if error is None:
+                raise
+            _LOG.warning("the last checkpoint was not written: %s", failure)
 
     def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
@@ -110,7 +122,60 @@ class Checkpointer:
         Raises:
           CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
         """
+        self.wait()
         pending_work.wait()
+        return self._write(step, parts)
+
+    def begin_save(self, step: int, parts: Mapping[str, Part]) -> None:
+        """Copies the state of the parts, and saves the copy in the background.
+
+        Waits for a save that is still running. If a part has no `capture`, its state cannot be
+        copied, and the checkpoint is complete when this method returns.
+
+        Args:
+          step: see `save`.
+          parts: see `save`.
+
+        Raises:
+          CheckpointError: if the save before failed; see `save`.
+        """
+        captures = {name: getattr(part, "capture", None) for name, part in parts.items()}
+        if None in captures.values():
+            self.save(step, parts)
+            return
+        self.wait()
+        pending_work.wait()
+        captured = {name: capture() for name, capture in captures.items() if capture is not None}
+        # A thread for each save: it ends by itself, and the interpreter waits for it at its exit.
+        executor = futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing = executor.submit(self._write, step, captured)
+        executor.shutdown(wait=False)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is running in the background."""
+        return self._writing is not None and not self._writing.done()
+
+    @property
+    def write_seconds(self) -> float:
+        """Seconds that the last complete save of this object took to write; 0 before the first."""
+        return self._write_seconds
+
+    def wait(self) -> CheckpointInfo | None:
+        """Waits for the save in the background, if one was begun since the last call.
+
+        Returns:
+          The description of its checkpoint; None if there was none.
+
+        Raises:
+          CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
+        """
+        writing, self._writing = self._writing, None
+        return None if writing is None else writing.result()
+
+    def _write(self, step: int, parts: Mapping[str, Any]) -> CheckpointInfo:
+        """Writes and publishes a checkpoint, then removes the oldest ones. See `save`."""
+        started = time.monotonic()
         folders = self._folders()
         number = int(folders[-1].name.split("_")[0]) + 1 if folders else 1
         final = self._directory / f"{number:06d}_step_{step}"
@@ -125,9 +190,9 @@ class Checkpointer:
                 folder = temporary / name
                 folder.mkdir()
                 part.save(folder)
-            _write_manifest(temporary, step, tuple(parts))
+            manifest.write(temporary, step, tuple(parts))
             temporary.rename(final)
-            _sync(self._directory)
+            manifest.sync(self._directory)
         except BaseException as error:
             needed = max(_size(temporary), _size(folders[-1]) if folders else 0)
             shutil.rmtree(temporary, ignore_errors=True)
@@ -135,12 +200,13 @@ class Checkpointer:
                 raise
             raise errors.CheckpointError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
-                f"{_first_line(error)} (at least {needed} bytes needed, {_free(self._directory)} "
-                "free); free some space; older checkpoints are intact"
+                f"{manifest.first_line(error)} (at least {needed} bytes needed, "
+                f"{_free(self._directory)} free); free some space; older checkpoints are intact"
             ) from error
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
-        return _read_manifest(final)[0]
+        self._write_seconds = time.monotonic() - started
+        return manifest.read(final)[0]
 
     @property
     def is_empty(self) -> bool:
@@ -154,7 +220,7 @@ class Checkpointer:
           CheckpointError: if its manifest is corrupt.
         """
         folders = self._folders()
-        return _read_manifest(folders[-1])[0] if folders else None
+        return manifest.read(folders[-1])[0] if folders else None
 
     def set_aside_damaged(self) -> CheckpointInfo | None:
         """Verifies the newest checkpoint; renames it if it is damaged, and verifies the next one.
@@ -170,13 +236,13 @@ class Checkpointer:
           CheckpointError: if no checkpoint is intact (none is renamed then), if one was written in
             a newer format, or if one cannot be renamed.
         """
-        damaged: list[tuple[pathlib.Path, _DamageError]] = []
+        damaged: list[tuple[pathlib.Path, manifest.DamageError]] = []
         for folder in reversed(self._folders()):
             try:
-                info, files = _read_manifest(folder)
+                info, files = manifest.read(folder)
                 for file, (size, checksum) in files.items():
-                    _verify(info.path, file, size, checksum)
-            except _DamageError as error:
+                    manifest.verify(info.path, file, size, checksum)
+            except manifest.DamageError as error:
                 damaged.append((folder, error))
                 continue
             for path, damage in damaged:
@@ -191,14 +257,14 @@ class Checkpointer:
         )
 
     def _rename_damaged(
-        self, path: pathlib.Path, error: "_DamageError", instead: CheckpointInfo
+        self, path: pathlib.Path, error: manifest.DamageError, instead: CheckpointInfo
     ) -> None:
         target = path.with_name(_DAMAGED + path.name)
         try:
             path.rename(target)
         except OSError as failure:
             raise errors.CheckpointError(
-                f"{error}; it cannot be renamed either: {_first_line(failure)}"
+                f"{error}; it cannot be renamed either: {manifest.first_line(failure)}"
             ) from failure
         _LOG.warning(
             "checkpoint of step %s is damaged (%s): using step %d, kept the damaged one as %s",
@@ -227,7 +293,7 @@ class Checkpointer:
             raise errors.CheckpointError(
                 f"expected a checkpoint in {self._directory}, found none; start without resuming"
             )
-        info, files = _read_manifest(folders[-1])
+        info, files = manifest.read(folders[-1])
         for name in parts:
             if name not in info.parts:
                 raise errors.CheckpointError(
@@ -236,7 +302,7 @@ class Checkpointer:
                 )
         for file, (size, checksum) in files.items():
             if file.split("/")[0] in parts:
-                _verify(info.path, file, size, checksum)
+                manifest.verify(info.path, file, size, checksum)
         for name, part in parts.items():
             check = getattr(part, "check", None)
             if check is not None:
@@ -270,93 +336,6 @@ def check_local(path: str | os.PathLike) -> None:
         )
 
 
-def _write_manifest(folder: pathlib.Path, step: int, parts: tuple[str, ...]) -> None:
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            files[name] = [path.stat().st_size, _checksum(path)]
-        _sync(path)
-    content = {"format": FORMAT_VERSION, "step": step, "parts": parts, "files": files}
-    content["checksum"] = _content_checksum(content)
-    manifest = folder / _MANIFEST
-    manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    _sync(manifest)
-    _sync(folder)
-
-
-def _read_manifest(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str]]]:
-    path = folder / _MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["format"]
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise errors.CheckpointError(
-                f"expected checkpoint format {FORMAT_VERSION} or older in {path}, got {version}; "
-                "update this program, or remove that folder to use the previous checkpoint"
-            )
-        checksum = content.pop("checksum")
-        if checksum != _content_checksum(content):
-            raise ValueError("wrong checksum")
-        files = {name: (size, crc) for name, (size, crc) in content["files"].items()}
-        info = CheckpointInfo(
-            folder, content["step"], tuple(content["parts"]), sum(s for s, _ in files.values())
-        )
-    except errors.CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _DamageError(path, "a readable manifest", _first_line(error)) from error
-    return info, files
-
-
-def _verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
-    path = folder / file
-    if not path.is_file():
-        raise _DamageError(path, "a file", "none")
-    found = path.stat().st_size
-    if found != size:
-        raise _DamageError(path, f"{size} bytes", f"{found}")
-    if _checksum(path) != checksum:
-        raise _DamageError(path, f"checksum {checksum}", "a different one")
-
-
-class _DamageError(errors.CheckpointError):
-    """A file of a checkpoint is missing, truncated or changed.
-
-    Attributes:
-      finding: what was expected and what was found.
-    """
-
-    def __init__(self, path: pathlib.Path, expected: str, found: str):
-        """Composes the message."""
-        self.finding = f"expected {expected} in {path}, found {found}"
-        super().__init__(
-            f"corrupt checkpoint: {self.finding}; remove the checkpoint's folder to use the "
-            "previous checkpoint"
-        )
-
-
-def _checksum(path: pathlib.Path) -> str:
-    # CRC-32 is fast enough for hundreds of megabytes of replay. It detects accidents, not attacks.
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return f"{crc:08x}"
-
-
-def _content_checksum(content: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _size(folder: pathlib.Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -374,9 +353,3 @@ def _is_disk_error(error: BaseException) -> bool:
         and type(error).__name__
         in ("ResourceExhaustedError", "DataLossError", "PermissionDeniedError", "UnknownError")
     )
-
-
-def _first_line(error: BaseException) -> str:
-    # Removes the names of operations that TensorFlow adds to its messages.
-    text = re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error))
-    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -2,9 +2,10 @@
 
 import base64
 import collections
+import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,21 @@ class TrackablePart:
         Raises:
           CheckpointError: if an object holds state that is not a variable.
         """
-        import tensorflow as tf
+        self.capture().save(folder)
 
+    def capture(self) -> "VariableValues":
+        """Copies the values of all variables.
+
+        Returns:
+          The values, to save later.
+
+        Raises:
+          CheckpointError: if an object holds state that is not a variable.
+        """
         from rl_replicator.checkpoints import values
 
         present = self._variables()
-        with tf.device("/cpu:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(folder / _FILE),
-                tensor_names=[name + _VALUE for name in present],
-                shape_and_slices=[""] * len(present),
-                tensors=[tf.constant(values.read(*item)) for item in present.items()],
-            )
+        return VariableValues({name: values.read(name, var) for name, var in present.items()})
 
     def export_tf(self, prefix: str | pathlib.Path) -> str:
         """Writes the variables as a checkpoint with an object graph, for TensorFlow's own tools.
@@ -132,17 +136,6 @@ class TrackablePart:
         for name, variable in self._variables().items():
             values.write(name, variable, reader.get_tensor(name + _VALUE))
 
-    def first_not_finite(self) -> str | None:
-        """Returns the name of the first variable that holds NaN or infinity; None if none does."""
-        from rl_replicator.checkpoints import values
-
-        for name, variable in self._variables().items():
-            if variable.dtype.is_floating:
-                value = values.read(name, variable)
-                if not np.isfinite(value.astype(np.float32, copy=False)).all():
-                    return name
-        return None
-
     def _variables(self) -> dict[str, Any]:
         """Returns all variables by their shortest path, the name that TensorFlow gives them."""
         import tensorflow as tf
@@ -166,6 +159,49 @@ class TrackablePart:
         return found
 
 
+class VariableValues:
+    """The values that a `TrackablePart` had when it was captured."""
+
+    def __init__(self, values: Mapping[str, np.ndarray]):
+        """Stores the values.
+
+        Args:
+          values: arrays by name of the variable.
+        """
+        self._values = values
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the values. See `Part.save`."""
+        import tensorflow as tf
+
+        with tf.device("/cpu:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(folder / _FILE),
+                tensor_names=[name + _VALUE for name in self._values],
+                shape_and_slices=[""] * len(self._values),
+                tensors=[tf.constant(value) for value in self._values.values()],
+            )
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Raises `CheckpointError`: values have no variables to restore."""
+        raise errors.CheckpointError(
+            "expected a TrackablePart to restore, got captured values; restore the part itself"
+        )
+
+    def capture(self) -> "VariableValues":
+        """Returns this object, whose values do not change."""
+        return self
+
+    def first_not_finite(self) -> str | None:
+        """Returns the name of the first variable that holds NaN or infinity; None if none does."""
+        for name, value in self._values.items():
+            # NumPy does not know that bfloat16 is a floating type.
+            is_float = value.dtype.kind == "f" or value.dtype.name == "bfloat16"
+            if is_float and not np.isfinite(value.astype(np.float32, copy=False)).all():
+                return name
+        return None
+
+
 class TrackableSubset(TrackablePart):
     """Some of the objects of a saved `TrackablePart`, to restore without the others.
 
@@ -174,7 +210,7 @@ class TrackableSubset(TrackablePart):
         checkpointer.restore({"learner": TrackableSubset(network=network)})
     """
 
-    def save(self, folder: pathlib.Path) -> None:
+    def capture(self) -> VariableValues:
         """Raises `CheckpointError`, because a checkpoint of a subset would be incomplete."""
         raise errors.CheckpointError(
             "expected a TrackablePart of all objects to save, got a TrackableSubset; "
@@ -212,7 +248,11 @@ class InputPart:
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the position. See `Part.save`."""
-        (folder / _STATE).write_text(json.dumps({"position": self._inputs.position}))
+        self.capture().save(folder)
+
+    def capture(self) -> "_Text":
+        """Returns the position of this moment, to save later."""
+        return _Text(json.dumps({"position": self._inputs.position}))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Moves the input to the saved position.
@@ -241,13 +281,26 @@ class JsonPart:
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the state. See `Part.save`."""
-        text = json.dumps(self._get(), default=_encode)
-        (folder / _STATE).write_text(text, encoding="utf-8")
+        self.capture().save(folder)
+
+    def capture(self) -> "_Text":
+        """Returns the state of this moment, to save later."""
+        return _Text(json.dumps(self._get(), default=_encode))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads the state and passes it to `set`. See `Part.restore`."""
         text = (folder / _STATE).read_text(encoding="utf-8")
         self._set(json.loads(text, object_hook=_decode))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Text:
+    """State that is encoded already."""
+
+    text: str
+
+    def save(self, folder: pathlib.Path) -> None:
+        (folder / _STATE).write_text(self.text, encoding="utf-8")
 
 
 def _describe(dtype: Any, shape: Any) -> str:

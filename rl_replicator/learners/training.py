@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
-from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
 from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner
@@ -95,6 +95,7 @@ class Training:
         self._listener = listener
         folder = run.best if best else run.checkpoints
         self._checkpointer = Checkpointer(folder, settings.keep_checkpoints)
+        self._best = Checkpointer(run.best, keep=1)
         self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
@@ -111,10 +112,6 @@ class Training:
         _check_optimizers(learner, trackables)
         self._variables = TrackablePart(**trackables)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
-        self._parts: dict[str, Part] = {
-            "learner": self._variables,
-            "progress": JsonPart(lambda: self._progress, self._progress.update),
-        }
         if is_resumed:  # After compiling, which creates the variables that the learner had not.
             self._checkpointer.restore({"learner": self._variables})
         self._reports: Reports = (
@@ -153,6 +150,7 @@ class Training:
           The signal's number; None if the run is complete.
 
         Raises:
+          CheckpointError: if a checkpoint cannot be written.
           Diverged: if a metric or a variable is not finite. Nothing is saved then.
           ConfigError: if the training data ends, or an evaluation takes too long.
           WorkerLost: if another process of the job died.
@@ -160,6 +158,8 @@ class Training:
         with (
             contextlib.closing(self._reports),
             contextlib.closing(self._profiler),
+            self._best,
+            self._checkpointer,
             _signals(self._cancel) as received,
         ):
             try:
@@ -252,7 +252,7 @@ class Training:
             self._progress["best"] = score
             if self._replicator.is_chief:
                 self._note_progress()
-                Checkpointer(self._run.best, keep=1).save(self.step, self._parts)
+                self._best.begin_save(self.step, self._parts(self._variables.capture()))
         if self._replicator.is_chief:
             self._reports.add_images(self.step, self._learner.images(self.step))
             self._listener.evaluated({"steps": self.step, **figures})
@@ -285,6 +285,8 @@ class Training:
                 raise
             self._batches = call.batch + call.count
             self._profiler.reach(self.step)
+            if not self._checkpointer.is_saving:
+                self._checkpointer.wait()  # Raises the error of a save that failed.
             if self._clock.is_due():
                 end = next_batch
 
@@ -328,6 +330,8 @@ class Training:
         raise self._diverged(f"{name} = {metrics[name][index]} at step {steps[index]}")
 
     def _diverged(self, found: str) -> Diverged:
+        with contextlib.suppress(errors.CheckpointError):
+            self._checkpointer.wait()
         latest = self._checkpointer.latest()
         saved = f"the newest checkpoint is of step {latest.step}" if latest else "no checkpoint yet"
         return Diverged(
@@ -336,16 +340,23 @@ class Training:
         )
 
     def _save(self) -> None:
+        """Begins to save a checkpoint, which is written while training continues."""
         for optimizer in self._optimizers:
             optimizer.report_skipped()
-        bad = self._variables.first_not_finite()
-        if bad is not None:
-            raise self._diverged(f"NaN or infinity in variable {bad!r} after step {self.step}")
         start = time.monotonic()
         if self._replicator.is_chief:
             self._note_progress()
-            self._checkpointer.save(self.step, self._parts)
-        self._clock.note_save(time.monotonic() - start)
+        variables = self._variables.capture()
+        bad = variables.first_not_finite()
+        if bad is not None:
+            raise self._diverged(f"NaN or infinity in variable {bad!r} after step {self.step}")
+        if self._replicator.is_chief:
+            self._checkpointer.begin_save(self.step, self._parts(variables))
+        self._clock.note_save(time.monotonic() - start + self._checkpointer.write_seconds)
+
+    def _parts(self, variables: VariableValues) -> dict[str, Part]:
+        progress = JsonPart(lambda: self._progress, self._progress.update)
+        return {"learner": variables, "progress": progress}
 
     def _note_progress(self) -> None:
         """Updates the progress that the next checkpoint saves."""

@@ -427,6 +427,7 @@ def a_checkpoint_of_a_run_is_a_snapshot(replicator):
         )
         training._train_until(6)
         training._save()
+        training._checkpointer.wait()
         found = checkpoints.Checkpointer(pathlib.Path(folder, "checkpoints")).latest().path
         name = "count/.ATTRIBUTES/VARIABLE_VALUE"
         count = tf.train.load_variable(str(found / "learner" / "variables"), name)

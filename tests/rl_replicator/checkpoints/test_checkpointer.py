@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -403,3 +404,87 @@ def test_check_comes_before_every_restore(tmp_path):
     with pytest.raises(rr.CheckpointError):
         checkpointer.restore({"blob": blob, "a": wrong})
     assert blob.content == b"untouched"
+
+
+class CapturedFullDisk(FullDisk):
+    """A full disk that is found in the background."""
+
+    def capture(self):
+        return self
+
+
+class Gated(Blob):
+    """A part whose captured state is written once its gate is open."""
+
+    def __init__(self, content):
+        super().__init__(content)
+        self.gate = threading.Event()
+
+    def capture(self):
+        captured = Gated(self.content)
+        captured.gate = self.gate
+        return captured
+
+    def save(self, folder):
+        assert self.gate.wait(120)
+        super().save(folder)
+
+
+def test_a_save_in_the_background_holds_the_state_at_its_beginning(tmp_path):
+    learner, step, model, optimizer = make_training("single_device")
+    state, gated = {"batches": 10}, Gated(b"gated")
+    held = {**learner, "state": parts.JsonPart(lambda: state, state.update), "gated": gated}
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    step()
+    want = [v.numpy() for v in model.trainable_variables]
+    checkpointer.begin_save(10, held)
+    step()
+    after = [v.numpy() for v in model.trainable_variables]
+    state["batches"] = 20
+    assert checkpointer.is_saving
+    assert checkpointer.latest() is None
+    gated.gate.set()
+    assert checkpointer.wait() == checkpointer.latest()
+    assert not checkpointer.is_saving and checkpointer.wait() is None
+    learner, step, model, optimizer = make_training("single_device")
+    checkpointer.restore({**learner, "state": parts.JsonPart(dict, state.update)})
+    assert (state["batches"], int(optimizer.step.numpy())) == (10, 10)
+    for got, value in zip(model.trainable_variables, want, strict=True):
+        np.testing.assert_array_equal(got.numpy(), value)
+    step()  # Ends with other weights if the input was not restored to its position.
+    for got, value in zip(model.trainable_variables, after, strict=True):
+        np.testing.assert_array_equal(got.numpy(), value)
+
+
+def test_one_save_at_a_time_and_the_next_one_raises_the_error(saved, tmp_path):
+    before = names(tmp_path)
+    saved.begin_save(30, {"full": CapturedFullDisk()})
+    with pytest.raises(rr.CheckpointError, match="step 30 .*No space left"):
+        saved.begin_save(40, {"blob": Gated(b"never begun")})
+    assert names(tmp_path) == before
+    first = Gated(b"first")
+    saved.begin_save(40, {"blob": first})
+    first.gate.set()
+    saved.save(50, {"blob": Blob(b"second")})
+    assert names(tmp_path) == ["000003_step_40", "000004_step_50"]
+
+
+def test_the_last_save_is_complete_at_the_end_of_the_context(saved, tmp_path, caplog):
+    gated = Gated(b"last")
+    with saved:
+        saved.begin_save(30, {"blob": gated})
+        threading.Timer(0.1, gated.gate.set).start()
+    assert saved.latest().step == 30
+    with pytest.raises(rr.CheckpointError, match="No space left"), saved:
+        saved.begin_save(40, {"full": CapturedFullDisk()})
+    with pytest.raises(ValueError, match="the program's own"), saved:
+        saved.begin_save(40, {"full": CapturedFullDisk()})
+        raise ValueError("the program's own")
+    assert "No space left" in caplog.records[-1].getMessage()
+    assert saved.latest().step == 30
+
+
+def test_a_part_that_cannot_be_captured_is_saved_at_once(saved, tmp_path):
+    saved.begin_save(30, {"blob": Blob(b"at once"), "gated": parts.JsonPart(dict, print)})
+    assert not saved.is_saving
+    assert saved.latest().step == 30
