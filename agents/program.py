@@ -3,8 +3,9 @@
 environment -> actor -> adder -> replay -> input -> [ step ] x replicas -> variables -> actor
 """
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import launchpad as lp
 import rl_replicator as rr
@@ -27,15 +28,28 @@ CACHE_MS = 200
 _PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
 
 
-def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHandle]:
+@dataclasses.dataclass(frozen=True)
+class RunProgram:
+    """A run as a program.
+
+    Attributes:
+      program: the nodes.
+      counter: handle of the counter, which reports progress.
+      make_actor: makes the node of an actor from its index and the number of all actors; None if
+        the program has a fixed number.
+    """
+
+    program: lp.Program
+    counter: lp.CourierHandle
+    make_actor: Callable[[int, int], lp.PyClassNode] | None = None
+
+
+def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
     """Describes a run: its nodes, and which node calls which.
 
     Args:
       agent: the agent, picklable.
       plan: everything else about the run.
-
-    Returns:
-      The program, and the handle of its counter, which reports progress.
     """
     program = lp.Program("rl-replicator")
 
@@ -61,19 +75,16 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                 program.add_node(lp.CacherNode(learner, CACHE_MS, CACHE_MS))
                 for _ in range(plan.num_caches)
             ]
+
+    def make_actor(index: int, num_actors: int) -> lp.PyClassNode:
+        # The number of actors spreads their noise; a seed depends on the index alone.
+        own_plan = dataclasses.replace(plan, num_actors=num_actors)
+        source = sources[index % len(sources)]
+        return lp.PyClassNode(ActorNode, index, agent, own_plan, replays, source, counter)
+
     with program.group("actor"):
         for index in range(plan.num_actors):
-            program.add_node(
-                lp.PyClassNode(
-                    ActorNode,
-                    index,
-                    agent,
-                    plan,
-                    replays,
-                    sources[index % len(sources)],
-                    counter,
-                )
-            )
+            program.add_node(make_actor(index, plan.num_actors))
     with program.group("evaluator"):
         program.add_node(
             lp.PyClassNode(
@@ -84,18 +95,15 @@ def make_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHan
                 counter,
             )
         )
-    return program, counter
+    return RunProgram(program, counter, make_actor)
 
 
-def make_deterministic_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program, lp.CourierHandle]:
+def make_deterministic_program(agent: Agent, plan: RunPlan) -> RunProgram:
     """Describes a run whose actor, learner and evaluator take turns in one node.
 
     Args:
       agent: the agent.
       plan: the run; it has one actor of one environment.
-
-    Returns:
-      See `make_program`.
     """
     program = lp.Program("rl-replicator")
     with program.group("counter"):
@@ -104,7 +112,7 @@ def make_deterministic_program(agent: Agent, plan: RunPlan) -> tuple[lp.Program,
         )
     with program.group("training"):
         program.add_node(lp.PyClassNode(DeterministicNode, agent, plan, counter))
-    return program, counter
+    return RunProgram(program, counter)
 
 
 def _add_learner(

@@ -101,6 +101,7 @@ class Counter:
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
+        self._num_actors = math.inf
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
@@ -129,7 +130,8 @@ class Counter:
           episodes: episodes that it has finished since.
 
         Returns:
-          Steps that it may take now; 0 if the run has no more: it then calls `actor_done`.
+          Steps that it may take now; 0 if the run has no more, or needs this actor no more: it then
+          calls `actor_done`.
         """
         with self._lock:
             self._environment_steps += done
@@ -151,12 +153,23 @@ class Counter:
                     },
                 )
             steps = min(LEASE, self._total_steps - self._granted)
+            if actor >= self._num_actors:
+                steps = 0
             if steps > 0:
                 self._granted += steps
                 self._leases[actor] = steps
             else:
                 self._finishing.add(actor)
             return max(steps, 0)
+
+    def limit_actors(self, count: int) -> None:
+        """Grants steps only to the first actors; the others end with their current lease.
+
+        Args:
+          count: number of actors that go on.
+        """
+        with self._lock:
+            self._num_actors = count
 
     def actor_done(self, actor: int) -> None:
         """Notes that the replay holds all rows of an actor that gets no more steps.

@@ -27,6 +27,7 @@ from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.options import AgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
+from agents.runs.scaling import Scaler, forget_older, settle
 from agents.task import Task
 from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
@@ -64,9 +65,10 @@ def train(
       UsageError: bad input; no existing run was touched.
     """
     trackers.check(options.track)
-    check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     share_processors()
+    asked_actors = options.actors
     run, options = _choose_run(source.name, options)
+    check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     task = options.task
     agent = source.make_agent(options.agent, environment_spec)
     replicas = Replicas.parse(options.replicas, options.launch, options.learner_gpus)
@@ -80,6 +82,7 @@ def train(
     identity = options.identity
     with run.opened(source.name, identity) as there:
         listener.started(run)
+        forget_older(run.path, asked_actors)
         # Before any node starts: the nodes restore different parts of one checkpoint.
         continues = there and Checkpointer(run.checkpoints).set_aside_damaged() is not None
         if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
@@ -118,10 +121,16 @@ def train(
 
 
 def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOptions]:
-    """Returns the run's directory, and the options without settings that are "auto"."""
+    """Returns the run's directory, and the options with the settings that its past decides.
+
+    These are settings that are "auto", and the number of actors that `scale` has asked for.
+    """
     base = f"{options.env.replace(':', '-')}-seed{options.seed}"
     run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
-    stored = run.config()["identity"].get("agent", {}) if run.exists else {}
+    if not run.exists:
+        return run, dataclasses.replace(options, agent=settled(options.agent, {}))
+    options = settle(run, options)
+    stored = run.config()["identity"].get("agent", {})
     return run, dataclasses.replace(options, agent=settled(options.agent, stored))
 
 
@@ -178,16 +187,18 @@ def _run(
     evaluations = NewRows(run, "evaluator")
     before = Checkpointer(run.checkpoints).latest()
     make = make_deterministic_program if options.deterministic else make_program
-    program, counter_handle = make(agent, plan)
-    manager = launch(program, options.launch, options.address, plan.replicas.gpus)
+    described = make(agent, plan)
+    manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
+    scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
     line = AgentProgressLine()
     films = Films(run, options.video_every)
     noted = 0
     try:
-        counter: Counter = manager.resolve(counter_handle)
+        counter: Counter = manager.resolve(described.counter)
         while not manager.wait(timeout=1.0):
             try:
                 progress = counter.progress()
+                scaler.tick(counter)
             except (lp.CourierError, lp.ProgramStoppedError):
                 continue  # It is starting, or it is stopping.
             noted = _note_restarts(run, manager, noted)

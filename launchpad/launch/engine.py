@@ -40,6 +40,14 @@ class Engine(Protocol):
     ) -> lp_member.Worker:
         """Makes a new incarnation of a node, not started yet."""
 
+    def prepare(self, member: lp_member.Member) -> None:
+        """Makes ready for a node that is added to the running program.
+
+        Raises:
+          TypeError: the node does not pickle.
+          ValueError: it needs more than there is.
+        """
+
     def close(self) -> None:
         """Gives up what the engine holds; called once, when all nodes are gone."""
 

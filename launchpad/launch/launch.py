@@ -106,6 +106,7 @@ def launch(
         launch_.book,
         termination_notice_secs,
         engine_.close,
+        engine_.prepare,
     )
     supervisor.launcher = _launcher_runtime(launch_, supervisor)
     is_test = launch_type in _TEST_TYPES

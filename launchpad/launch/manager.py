@@ -145,6 +145,27 @@ class ProgramManager:
                 return False
         return True
 
+    def add_node(self, node: base.Node, label: str, index: int) -> None:
+        """Adds a node to the running program; it starts soon.
+
+        It has the resources and the restart policy of the other nodes of its group. Its arguments
+        may hold handles of the program's nodes.
+
+        Args:
+          node: A node that serves no address, such as a `PyClassNode`.
+          label: A group of the program.
+          index: Its index in the group: a new one, or that of a node that has ended.
+
+        Raises:
+          TypeError: the node does not pickle, and the engine needs it to.
+          ValueError: there is no such group, the index is in use, or others could call the node.
+        """
+        self._supervisor.post_add(label, index, node)
+
+    def live_nodes(self, label: str) -> set[int]:
+        """Returns the indices of the nodes of a group that have not ended."""
+        return self._supervisor.live(label)
+
     def stop(self) -> None:
         """Asks the program to stop; returns at once."""
         self._supervisor.post_stop()

@@ -25,6 +25,7 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch import failures as lp_failures
 from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
+from launchpad.nodes import base
 
 logger = logging.getLogger("launchpad")
 
@@ -58,6 +59,7 @@ class Supervisor:
         book: lp_address_book.AddressBook,
         termination_notice_secs: float,
         close_engine: Callable[[], None] = lambda: None,
+        prepare: Callable[[lp_member.Member], None] = lambda member: None,
     ):
         """Prepares; `start()` starts the nodes.
 
@@ -67,6 +69,7 @@ class Supervisor:
           book: Where published addresses go.
           termination_notice_secs: Seconds from stop to kill; 0 kills at once, negative never.
           close_engine: Called once all nodes are gone.
+          prepare: Makes the engine ready for a node that is added to the running program.
         """
         self.ready = threading.Event()
         self.done = threading.Event()
@@ -76,6 +79,7 @@ class Supervisor:
         self._members = list(members)
         self._make_worker = make_worker
         self._close_engine = close_engine
+        self._prepare = prepare
         self._book = book
         self.launcher: lp_runtime.NodeRuntime | None = None
         self.restarts: list[restarts.NodeRestart] = []
@@ -128,6 +132,25 @@ class Supervisor:
         """Tells that somebody waits for the end: a program with nothing left to do may end."""
         self._events.put((self._on_awaited,))
 
+    def post_add(self, label: str, index: int, node: base.Node) -> None:
+        """Adds a node to the running program; see `ProgramManager.add_node`."""
+        partner = next((m for m in self._members if m.label == label), None)
+        if partner is None:
+            known = sorted({m.label for m in self._members})
+            raise ValueError(f"expected a group out of {known}, got {label!r}")
+        if node.addresses:
+            raise ValueError(
+                f"expected a node that serves no address, got a {type(node).__name__}; add nodes "
+                "that serve others before the launch"
+            )
+        if index in self.live(label):
+            raise ValueError(f"expected an index that is free, but {label}/{index} is running")
+        policy = node.restart_policy or partner.restart_policy
+        config = partner.launch_config
+        member = lp_member.Member(label, index, node, config, restart_policy=policy)
+        self._prepare(member)
+        self._events.put((self._on_add, member))
+
     def post_kill(self) -> None:
         """Asks for the end of all nodes at once."""
         self._events.put((self._on_kill,))
@@ -136,6 +159,10 @@ class Supervisor:
         """Returns the process id of every live node that is a process, by name."""
         pids = {m.name: getattr(m.worker, "pid", None) for m in self._members if not m.is_gone}
         return {name: pid for name, pid in pids.items() if pid is not None}
+
+    def live(self, label: str) -> set[int]:
+        """Returns the indices of the nodes of a group that have not ended."""
+        return {m.index for m in self._members if m.label == label and not m.is_gone}
 
     def ended(self, labels: Sequence[str] | None) -> list[bool]:
         """Returns for each node of these groups whether it has nothing left to do.
@@ -191,6 +218,17 @@ class Supervisor:
         member.worker.start()
         if self.ready.is_set():
             member.worker.notify_ready()
+
+    def _on_add(self, member: lp_member.Member) -> None:
+        if self._stop_at is not None:
+            return  # A program that ends needs no more nodes.
+        before = next((m for m in self._members if m.name == member.name), None)
+        if before is not None and before.worker is not None:
+            before.worker.close()
+        # A new list: other threads may be reading the old one.
+        self._members = [m for m in self._members if m is not before] + [member]
+        logger.info("%s was added", member.name)
+        self._start(member)
 
     def _finish(self) -> None:
         for member in self._members:

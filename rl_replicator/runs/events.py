@@ -19,6 +19,7 @@ RUN = "run"
 STARTED, CONTINUED = "started", "continued"
 STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
 RESTARTED = "restarted"
+SCALED = "scaled"
 
 
 @dataclasses.dataclass(frozen=True)

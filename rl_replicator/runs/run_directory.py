@@ -186,6 +186,18 @@ class RunDirectory:
                 new.unlink()
             raise self._unwritable(error) from None
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a process trains in this directory now."""
+        try:
+            with (self.path / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:

@@ -321,6 +321,11 @@ class Slow:
         time.sleep(seconds)
 
 
+def record_readiness(recorder: Any) -> None:
+    """Ends at once."""
+    recorder.add(("ready", lp.wait_until_ready(30)))
+
+
 def record_ready(recorder: Any) -> None:
     began = time.time()
     recorder.add(("ready", lp.wait_until_ready(30)))

@@ -8,7 +8,7 @@ import threading
 
 from launchpad import errors
 from launchpad.launch import channel as lp_channel
-from launchpad.launch import engine, remote_worker
+from launchpad.launch import engine, remote_worker, serialization
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import (
@@ -44,6 +44,13 @@ class ProcessEngine:
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
         start = process_start.ProcessStart(spec, self._environments[member.name], self._fork_server)
         return ProcessWorker(member, supervisor, start, self._guard)
+
+    def prepare(self, member: lp_member.Member) -> None:
+        """Pickles a node that is added; see `Engine.prepare`. It gets no GPU: none may be left."""
+        self._nodes[member.name] = serialization.dump_node(member.node, member.name)
+        if member.launch_config.gpus:
+            raise ValueError(f"expected a node without GPUs to add, got {member.name}")
+        self._environments.update(placement.environments([member]))
 
     def close(self) -> None:
         """Ends the guard; all nodes have ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from launchpad.launch import engine
+from launchpad.launch import engine, serialization
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.ray import cluster as lp_cluster
@@ -49,6 +49,10 @@ class RayEngine:
             self._surroundings(member),
             self._machines.get(member.name),
         )
+
+    def prepare(self, member: lp_member.Member) -> None:
+        """Pickles a node that is added; Ray chooses its machine. See `Engine.prepare`."""
+        self._nodes[member.name] = serialization.dump_node(member.node, member.name)
 
     def close(self) -> None:
         """Leaves Ray, and ends it if it is the program's own."""

@@ -1,0 +1,200 @@
+"""The number of actors of a live run, which `rl-replicator scale` changes.
+
+The command writes the wanted number to `RUN_DIR/actors.json`. The process that launched the run
+reads the file every second, and adds actors or lets the last ones end. A continued run reads it
+too.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launchpad as lp
+from agents.nodes.counter import Counter
+from agents.runs.launching import check_actors
+from agents.runs.options import AgentOptions
+from rl_replicator.errors import UsageError, check_option
+from rl_replicator.runs import events
+from rl_replicator.runs.run_directory import RunDirectory
+
+_FILE = "actors.json"
+_NEW_FILE = ".actors.json.new"
+_GROUP = "actor"
+# A run that is just starting takes notice when its nodes are up.
+SECONDS_TO_SCALE = 300.0
+_POLL_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How many actors a run is to have.
+
+    Attributes:
+      actors: their number.
+      option: `--actors` of the run when the number was wanted.
+    """
+
+    actors: int
+    option: int
+
+
+class Scaler:
+    """Gives a running program as many actors as are wanted."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        count: int,
+        manager: lp.ProgramManager,
+        make_actor: Callable[[int, int], lp.PyClassNode] | None,
+    ):
+        """Changes nothing yet.
+
+        Args:
+          run_dir: the run's directory.
+          count: actors that the program was launched with.
+          manager: of the program.
+          make_actor: makes the node of an actor from its index and the number of all actors; None
+            if the program has a fixed number.
+        """
+        self._run_dir = run_dir
+        self._count = self._wanted = count
+        self._manager = manager
+        self._make_actor = make_actor
+        self._is_limited = False
+
+    def tick(self, counter: Counter) -> None:
+        """Adds actors that are missing, and tells the counter which ones are to end.
+
+        Args:
+          counter: of the program; grants no steps to actors beyond the wanted number.
+
+        Raises:
+          CourierError: if the counter does not answer; the next call tries again.
+        """
+        wish = read(self._run_dir)
+        if wish is not None and self._make_actor is not None and wish.actors != self._wanted:
+            before, self._wanted = self._wanted, wish.actors
+            self._is_limited = True
+            events.record(self._run_dir, events.RUN, events.SCALED, f"{before} to {wish.actors}")
+        if not self._is_limited or self._make_actor is None:
+            return
+        # Each time: a counter that was restarted knows no limit.
+        counter.limit_actors(self._wanted)
+        self._count = min(self._count, self._wanted)
+        # An actor that was just taken away may still be ending.
+        while self._count < self._wanted and self._count not in self._manager.live_nodes(_GROUP):
+            node = self._make_actor(self._count, self._wanted)
+            self._manager.add_node(node, _GROUP, self._count)
+            self._count += 1
+
+
+def read(run_dir: Path) -> Wish | None:
+    """Returns the wanted number of actors; None if `--actors` alone counts."""
+    try:
+        content = json.loads((run_dir / _FILE).read_text("utf-8"))
+        wish = Wish(int(content["actors"]), int(content["option"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return wish if wish.actors >= 1 else None
+
+
+def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
+    """Returns the options of a continued run with the number of actors that was wanted last.
+
+    Args:
+      run: directory of the run.
+      options: as given to the command. Another `--actors` than at the time of the wish is the
+        newer wish.
+    """
+    wish = read(run.path)
+    if wish is None or options.deterministic or wish.option != options.actors:
+        return options
+    return dataclasses.replace(options, actors=wish.actors)
+
+
+def forget_older(run_dir: Path, option: int) -> None:
+    """Removes a wish that a newer `--actors` has replaced.
+
+    Args:
+      run_dir: the run's directory, which this process has locked.
+      option: `--actors` of the command.
+    """
+    wish = read(run_dir)
+    if wish is not None and wish.option != option:
+        (run_dir / _FILE).unlink(missing_ok=True)
+
+
+def request(run_dir: Path, actors: int) -> str:
+    """Writes down how many actors a run is to have, and waits until a live run takes notice.
+
+    Args:
+      run_dir: the run's directory.
+      actors: their number.
+
+    Returns:
+      A line that says what happens.
+
+    Raises:
+      UsageError: if the run cannot have that many, its directory cannot be written, or the run does
+        not take notice.
+    """
+    run = RunDirectory(run_dir)
+    stored = run.config().get("options") or {}
+    _check(run_dir, stored, actors)
+    # The config of a continued run has the wanted number, and not what the user gave.
+    wish = read(run_dir) or Wish(stored["actors"], stored["actors"])
+    known = len(events.read(run_dir))
+    new = run_dir / _NEW_FILE
+    try:
+        new.write_text(json.dumps(dataclasses.asdict(Wish(actors, wish.option))) + "\n", "utf-8")
+        os.replace(new, run_dir / _FILE)
+    except OSError as error:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {error}") from error
+    if wish.actors == actors:
+        return f"{run_dir} has {actors} actors already"
+    change = f"{run_dir}: {wish.actors} to {actors} actors"
+    if not run.is_live:
+        return f"{change}, when the run is continued with its command"
+    if not _is_noticed(run, known):
+        raise UsageError(
+            f"expected the run in {run_dir} to take notice within {SECONDS_TO_SCALE:g} s, but it "
+            "has not; look at its output, or stop and continue it"
+        )
+    return change
+
+
+def _check(run_dir: Path, stored: dict[str, Any], actors: int) -> None:
+    check_option(actors >= 1, "actors", "at least 1", actors)
+    if "actors" not in stored or stored.get("deterministic"):
+        raise UsageError(
+            f"expected a run of an agent with actors of its own in {run_dir}, got one with a fixed "
+            "number of processes; scale a run that was started without --deterministic"
+        )
+    environments = actors * stored["envs_per_actor"]
+    check_option(
+        environments % stored["replay_shards"] == 0,
+        "actors",
+        f"a number whose environments the {stored['replay_shards']} replay servers share evenly",
+        actors,
+    )
+    check_option(
+        actors >= stored["caches"], "actors", f"at least one a cache, {stored['caches']}", actors
+    )
+    added = actors - stored["actors"]
+    if added > 0 and stored["address"] is None:  # The memory that is free now is for the new ones.
+        check_actors(added, stored["envs_per_actor"], stored["launch"], None)
+
+
+def _is_noticed(run: RunDirectory, known: int) -> bool:
+    """Waits until a live run has noted a change after its first `known` events."""
+    deadline = time.monotonic() + SECONDS_TO_SCALE
+    while time.monotonic() < deadline and run.is_live:
+        if any(event.event == events.SCALED for event in events.read(run.path)[known:]):
+            return True
+        time.sleep(_POLL_SECONDS)
+    return not run.is_live

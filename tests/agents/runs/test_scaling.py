@@ -1,0 +1,127 @@
+"""The number of actors of a run, changed while it trains and remembered after it."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from agents import d4pg
+from agents.d4pg import D4PGConfig
+from agents.plan.evaluation import EvaluationSchedule
+from agents.replay.config import ReplayConfig
+from agents.runs import scaling
+from agents.runs.options import AgentOptions
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import events
+from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
+
+SMALL = D4PGConfig(
+    policy_layers=(8,),
+    critic_layers=(8,),
+    global_batch_size=8,
+    steps_per_call=4,
+    replay=ReplayConfig(min_size=100, samples_per_insert=8.0),
+)
+STEPS = 2500
+
+
+def options(run_dir, **changes):
+    settings = {
+        "env": "environments.fakes:target",
+        "steps": STEPS,
+        "run_dir": run_dir,
+        "agent": SMALL,
+        "video": False,
+        "evaluation": EvaluationSchedule(every=10**6, episodes=1, last_episodes=1),
+    }
+    return AgentOptions(**(settings | changes))
+
+
+def acting(run_dir, since=0):
+    """Numbers of the actors that have finished an episode after so many steps."""
+    rows = read_metrics(run_dir, "actor")
+    return {
+        int(a) for a, s in zip(rows["actor"], rows["environment_steps"], strict=True) if s > since
+    }
+
+
+def steps_done(run_dir):
+    folder = Checkpointer(run_dir / "checkpoints").latest().path
+    return json.loads((folder / "progress" / "state.json").read_text())["environment_steps"]
+
+
+@pytest.mark.timeout(300)
+def test_actors_are_added_and_taken_away_and_the_number_is_remembered(tmp_path):
+    run_dir = tmp_path / "run"
+    lines = []
+
+    def scale():
+        deadline = time.monotonic() + 200
+        for count, enough in ((3, {0, 1, 2}), (2, set())):
+            while time.monotonic() < deadline:
+                if (run_dir / "metrics" / "actor.csv").exists() and acting(run_dir) >= {0}:
+                    break
+                time.sleep(0.05)
+            lines.append(scaling.request(run_dir, count))
+            while not acting(run_dir) >= enough and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=scale)
+    thread.start()
+    assert d4pg.command.train(options(run_dir)) == 0
+    thread.join()
+    assert lines == [f"{run_dir}: 1 to 3 actors", f"{run_dir}: 3 to 2 actors"]
+    assert acting(run_dir) == {0, 1, 2}
+    assert steps_done(run_dir) == STEPS
+    assert [e.detail for e in events.read(run_dir) if e.event == events.SCALED] == [
+        "1 to 3",
+        "3 to 2",
+    ]
+
+    # The same command again has the two actors.
+    assert d4pg.command.train(options(run_dir, steps=STEPS + 600)) == 0
+    assert acting(run_dir, since=STEPS + 100) == {0, 1}
+    assert steps_done(run_dir) == STEPS + 600
+
+
+def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "identity": {},
+                "options": {
+                    "actors": 2,
+                    "envs_per_actor": 3,
+                    "replay_shards": 2,
+                    "caches": 2,
+                    "address": None,
+                    "launch": "threads",
+                    "deterministic": False,
+                },
+            }
+        )
+    )
+    line = scaling.request(tmp_path, 4)
+    assert line == f"{tmp_path}: 2 to 4 actors, when the run is continued with its command"
+    assert scaling.request(tmp_path, 4) == f"{tmp_path} has 4 actors already"
+    assert scaling.read(tmp_path) == scaling.Wish(4, 2)
+    for count, message in (
+        (0, "--actors: expected at least 1, got 0"),
+        (3, "expected a number whose environments the 2 replay servers share evenly, got 3"),
+        (10**9, "--actors: expected at most"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            scaling.request(tmp_path, count)
+    with pytest.raises(UsageError, match="expected the directory of a run"):
+        scaling.request(tmp_path / "none", 2)
+
+    same, other = options(tmp_path, actors=2), options(tmp_path, actors=3)
+    assert scaling.settle(RunDirectory(tmp_path), same).actors == 4
+    assert scaling.settle(RunDirectory(tmp_path), other).actors == 3  # A newer wish.
+    scaling.forget_older(tmp_path, 2)
+    assert scaling.read(tmp_path) is not None
+    scaling.forget_older(tmp_path, 3)
+    assert scaling.read(tmp_path) is None
