@@ -210,6 +210,7 @@ def _main() -> None:
     code.joinpath("two_hosts_program.py").write_text(_PROGRAM)
     environment = {
         **os.environ,
+        "RL_REPLICATOR_OPEN_PORTS": "1",  # The namespaces reach nobody else.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }

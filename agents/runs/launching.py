@@ -5,6 +5,7 @@ import os
 import launchpad as lp
 from agents.replay.memory_estimate import available_memory
 from rl_replicator.errors import UsageError, check_option
+from rl_replicator.processes.ports import OPEN_PORTS
 
 _LAUNCH_TYPES = {
     "threads": lp.LaunchType.LOCAL_MULTI_THREADING,
@@ -18,8 +19,10 @@ _ACTOR_BYTES = {"threads": 0.0, "processes": 280e6, "ray": 280e6}
 # Before the first restart of a node; it doubles with each one in a row. Nodes are forked, so that a
 # restart costs little.
 _FIRST_PAUSE_SECS = 0.05
-# Set by `share_processors` in the launcher; machines of a named cluster do not inherit it.
+# Set by `share_processors` in the launcher.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
+# What machines of a named cluster do not inherit from the launcher.
+_SHARED = (_THREADS, OPEN_PORTS)
 
 
 def share_processors() -> None:
@@ -91,7 +94,7 @@ def _resources(program: lp.Program, address: str | None, gpus: int) -> dict[str,
     Ray for CPUs: a run has more nodes than a small machine has CPUs, and most of them wait most of
     the time.
     """
-    env = {_THREADS: os.environ[_THREADS]} if address and _THREADS in os.environ else {}
+    env = {name: os.environ[name] for name in _SHARED if address and name in os.environ}
     return {
         label: lp.PythonProcess(gpus=gpus if label == _LEARNER else 0, env=env)
         for label in program.groups

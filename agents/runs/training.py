@@ -1,6 +1,7 @@
 """A run from its options to its end: directory, program, progress line, plot and video."""
 
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import check_option
+from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
@@ -66,6 +68,8 @@ def train(
     """
     trackers.check(options.track)
     share_processors()
+    if options.open_ports:
+        os.environ[OPEN_PORTS] = "1"
     asked_actors = options.actors
     run, options = _choose_run(source.name, options)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)

@@ -9,17 +9,28 @@ from rl_replicator import errors
 from rl_replicator.processes import ports
 
 
-def check_is_free(address: str) -> None:
-    """Checks that no other process listens on the port of this process.
+def check_may_listen(own_address: str, addresses: Iterable[str]) -> None:
+    """Checks that TensorFlow's server may be started at the address of this process.
 
-    TensorFlow's server would share the port with it, without an error.
+    It would share the port with another process without an error, and it gives everybody who can
+    connect the files of the user.
 
     Args:
-      address: `host:port` of this process.
+      own_address: `host:port` of this process.
+      addresses: of all processes of the job.
 
     Raises:
-      ConfigError: if another process listens there.
+      ConfigError: if another process listens there; or if the job is on several machines, and the
+        user has not allowed open ports.
     """
+    _check_is_free(own_address)
+    if not all(_is_loopback(address) for address in addresses):
+        port = int(own_address.rpartition(":")[2])
+        reason = "the job has processes on other machines"
+        ports.check_may_be_open(port, "TensorFlow", "your files", reason)
+
+
+def _check_is_free(address: str) -> None:
     with contextlib.closing(socket.socket()) as trial:
         # Otherwise the port would be taken for minutes after a crash of this process.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +67,10 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
       device: name of the loopback device.
 
     Returns:
-      True if the port is confined; otherwise, a warning is logged if it should be.
+      Whether the port is confined.
+
+    Raises:
+      ConfigError: if it should be and cannot, and the user has not allowed open ports.
     """
     if not all(_is_loopback(address) for address in addresses):
         return False

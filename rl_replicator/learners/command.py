@@ -14,6 +14,7 @@ import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import parse_span
@@ -53,6 +54,9 @@ class RunOptions:
     """Newest checkpoints to keep; the one with the best evaluation is kept beside them."""
     evaluation_seconds: float = 3600.0
     """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
+    open_ports: bool = False
+    """Allow ports that other machines can reach without a password: that of TensorFlow in a job on
+    several machines, see SECURITY.md."""
     deterministic: bool = False
     """Make runs equal bit for bit, which is slower."""
     profile_steps: str | None = None
@@ -148,6 +152,8 @@ class LearnerCommand:
           UsageError: after bad input; no existing run was touched.
         """
         trackers.check(options.track)
+        if options.open_ports:
+            os.environ[OPEN_PORTS] = "1"
         replicator = _make_replicator(options.replicas, options.deterministic)
         run = self._directory(replicator, options)
         stored = run.config()["identity"].get("config", {}) if run.exists else {}

@@ -8,8 +8,15 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+
+from rl_replicator import errors
 
 _LOG = logging.getLogger(__name__)
+
+# Set to 1 by `--open-ports`, for this process and those that it starts.
+OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
+_INTERFACES = Path("/sys/class/net")
 
 
 def reserve(host: str) -> socket.socket:
@@ -34,16 +41,19 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
 
     For servers that listen on all network interfaces, whatever they are told. A listening socket
     that is bound to the loopback device accepts connections to 127.0.0.1 and ::1 alone.
-    Unprivileged processes may do this on Linux 5.7 or newer. Elsewhere a warning is logged.
+    Unprivileged processes may do this on Linux 5.7 or newer.
 
     Args:
       port: TCP port.
-      server: name of the server's library, for the warning.
-      exposed: what everybody can read and write who can connect, for the warning.
+      server: name of the server's library.
+      exposed: what everybody can read and write who can connect.
       device: name of the loopback device.
 
     Returns:
-      True if the port is confined.
+      Whether the port is confined; if not, the user has allowed open ports.
+
+    Raises:
+      ConfigError: if it cannot be confined; see `check_may_be_open`.
     """
     name = device.encode() + b"\0"
     try:
@@ -51,17 +61,61 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
             with listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
     except OSError as error:
-        _LOG.warning(
-            "%s's port %d is open to every machine that reaches this one: anyone there can read "
-            "and write %s. It could not be confined to this machine (%s; Linux 5.7 or newer allows "
-            "it). Close the port with a firewall",
-            server,
+        check_may_be_open(
             port,
+            server,
             exposed,
-            error.strerror,
+            f"it could not be confined to this machine: {error.strerror}; Linux 5.7 or newer "
+            "allows it",
         )
         return False
     return True
+
+
+def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None:
+    """Checks that the user allows a port that other machines can reach, and says who can do what.
+
+    A machine whose only network interface is the loopback device needs no permission.
+
+    Args:
+      port: TCP port.
+      server: name of the server's library.
+      exposed: what everybody can read and write who can connect.
+      reason: why the port is not confined to this machine.
+
+    Raises:
+      ConfigError: if the user has not allowed it, by `--open-ports` or the environment.
+    """
+    interfaces = _outer_interfaces()
+    if not interfaces:
+        return
+    found = (
+        f"{server}'s port {port} is open on {', '.join(interfaces)}: anyone who reaches this "
+        f"machine there can read and write {exposed} ({reason})"
+    )
+    if os.environ.get(OPEN_PORTS) == "1":
+        _LOG.warning("%s", found)
+        return
+    raise errors.ConfigError(
+        f"expected --open-ports, because {found}; close the port to strangers with a firewall or a "
+        f"private network, then pass --open-ports or set {OPEN_PORTS}=1"
+    )
+
+
+def _outer_interfaces() -> list[str]:
+    """Returns the names of the network interfaces by which other machines reach this one."""
+    return [
+        name
+        for _, name in socket.if_nameindex()
+        if name != "lo" and _read(_INTERFACES / name / "operstate") != "down"
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _own_listeners(port: int) -> Iterator[socket.socket]:

@@ -103,16 +103,20 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         """
         import reverb
 
+        is_local = runtime.info.host == LOOPBACK
         make_checkpointer = self._checkpoint_ctor or (lambda: None)
         before = runtime.book.get(self._address.key)
         port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
         for _ in range(_BIND_ATTEMPTS):
             if not ports.count_foreign(port):
+                if not is_local:
+                    reason = "the program runs on several machines"
+                    ports.check_may_be_open(port, "Reverb", "the replay", reason)
                 server = reverb.Server(
                     tables=self._priority_tables_fn(), port=port, checkpointer=make_checkpointer()
                 )
                 if not ports.count_foreign(port):
-                    if runtime.info.host == LOOPBACK:
+                    if is_local:
                         ports.confine_to_loopback(port, "Reverb", "the replay")
                     return server
                 server.stop()

@@ -324,4 +324,4 @@ def _check(cluster: cluster_lib.Cluster, tasks: list[tuple[str, int]]) -> None:
             f"expected the task of a worker, got {cluster.task_type} {cluster.task_index}, which "
             "takes no steps; use single_device there"
         )
-    ports.check_is_free(cluster.own_address)
+    ports.check_may_listen(cluster.own_address, cluster.all_addresses)

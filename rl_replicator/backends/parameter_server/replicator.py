@@ -67,7 +67,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         _check_cluster(cluster)
         if cluster.task_type != "chief":
             serving.serve(cluster, start_timeout)
-        ports.check_is_free(cluster.own_address)
+        ports.check_may_listen(cluster.own_address, cluster.all_addresses)
         tasks = watch.Watch(cluster, worker_timeout)
         tasks.wait_for_all(start_timeout)
         servers = [

@@ -33,7 +33,7 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
       WorkerLost: if the coordinator did not start.
       SystemExit: if the coordinator has ended.
     """
-    ports.check_is_free(cluster.own_address)
+    ports.check_may_listen(cluster.own_address, cluster.all_addresses)
     if importlib.util.find_spec("reverb") is not None:
         importlib.import_module("reverb")  # Registers the ops of datasets that sample from a table.
     server = tf.distribute.Server(

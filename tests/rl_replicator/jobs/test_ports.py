@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rl_replicator.errors import ConfigError
 from rl_replicator.jobs import ports
 from tests.suite import forked, sockets
 
@@ -78,6 +79,38 @@ def listener():
         yield server
 
 
+@pytest.fixture
+def outer_interface(monkeypatch):
+    """A network interface to other machines, whatever this machine has."""
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "net0")])
+
+
+@pytest.mark.usefixtures("outer_interface")
+def test_a_job_on_several_machines_needs_permission(monkeypatch, caplog):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    addresses = [f"127.0.0.1:{port}", "10.0.0.2:2222"]
+    monkeypatch.delenv("RL_REPLICATOR_OPEN_PORTS", raising=False)
+    found = f"TensorFlow's port {port} is open on net0: anyone who reaches this machine there can"
+    with pytest.raises(ConfigError, match=f"expected --open-ports, because {found} read and write"):
+        ports.check_may_listen(addresses[0], addresses)
+    ports.check_may_listen(addresses[0], [addresses[0], "localhost:2222"])
+    assert not caplog.records
+    monkeypatch.setenv("RL_REPLICATOR_OPEN_PORTS", "1")
+    ports.check_may_listen(addresses[0], addresses)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(found)
+
+
+def test_a_machine_that_nobody_reaches_needs_no_permission(monkeypatch, caplog):
+    monkeypatch.delenv("RL_REPLICATOR_OPEN_PORTS", raising=False)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo")])
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    ports.check_may_listen(f"127.0.0.1:{port}", ["10.0.0.1:1", "10.0.0.2:2222"])
+    assert not caplog.records
+
+
 def test_a_job_on_several_machines_is_reachable(listener):
     port = listener.getsockname()[1]
     addresses = [f"127.0.0.1:{port}", "10.0.0.2:2222"]
@@ -95,10 +128,15 @@ def test_the_port_of_a_job_on_this_machine_is_confined(listener):
     assert not any(sockets.accepts(outer, port) for outer in sockets.outer_addresses())
 
 
-def test_a_port_that_cannot_be_confined_is_told_once(listener, caplog):
+@pytest.mark.usefixtures("outer_interface")
+def test_a_port_that_cannot_be_confined_needs_permission(listener, monkeypatch, caplog):
     port = listener.getsockname()[1]
     address = f"127.0.0.1:{port}"
+    monkeypatch.delenv("RL_REPLICATOR_OPEN_PORTS", raising=False)
+    with pytest.raises(ConfigError, match=f"port {port} is open on net0: .*could not be confined"):
+        ports.confine_if_local(address, [address], device="nowhere0")
+    monkeypatch.setenv("RL_REPLICATOR_OPEN_PORTS", "1")
     assert not ports.confine_if_local(address, [address], device="nowhere0")
     (record,) = caplog.records
-    assert f"port {port} is open to every machine" in record.getMessage()
+    assert f"port {port} is open on net0" in record.getMessage()
     assert sockets.accepts("127.0.0.1", port)
