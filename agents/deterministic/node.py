@@ -11,7 +11,7 @@ from agents.agent import Agent, ExplorationContext
 from agents.deterministic.episode import SavedEpisode
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch
+from agents.nodes.environment_watch import EnvironmentWatch, make_environment
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
@@ -66,7 +66,7 @@ class DeterministicNode:
             [agent.make_adder(self._replay, lambda seconds: None)],
             [exploration],
         )
-        environment = plan.task.make(seed=int(environment_seed))
+        environment = make_environment("actor 0", plan, int(environment_seed))
         self._episode = SavedEpisode(environment, self._actor, exploration)
         self._watch = EnvironmentWatch("actor 0", plan, [environment])
         self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)

@@ -12,7 +12,7 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch
+from agents.nodes.environment_watch import EnvironmentWatch, make_environment
 from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
@@ -58,8 +58,9 @@ class ActorNode:
             f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
         )
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
+        who = f"actor {index}"
         self._streams = [
-            _Stream(number, count, plan, lambda: self._run_steps)
+            _Stream(who, number, count, plan, lambda: self._run_steps)
             for number in range(first, first + plan.envs_per_actor)
         ]
         for stream in self._streams:
@@ -161,10 +162,10 @@ class _Stream:
       length: environment steps since then.
     """
 
-    def __init__(self, number: int, count: int, plan: RunPlan, environment_steps: Any):
+    def __init__(self, who: str, number: int, count: int, plan: RunPlan, environment_steps: Any):
         self.number = number
         seeds = np.random.SeedSequence([plan.seed, number]).generate_state(2)
-        self.environment = plan.task.make(seed=int(seeds[0]))
+        self.environment = make_environment(who, plan, int(seeds[0]))
         self.context = ExplorationContext(
             np.random.default_rng(int(seeds[1])),
             environment_steps,

@@ -1,10 +1,10 @@
-"""Notices an environment whose step or reset does not return."""
+"""Notices an environment whose constructor, step or reset does not return."""
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dm_env
@@ -14,6 +14,63 @@ from agents.plan.run_plan import RunPlan
 from rl_replicator.errors import UsageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+# A constructor may take this long whatever --env-timeout says: it imports, compiles and loads.
+_SECONDS_TO_CONSTRUCT = 60.0
+
+
+def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
+    """Makes an environment of the run's task; ends the node if that takes too long.
+
+    Args:
+      who: the node, as users know it.
+      plan: its task, and the seconds that a call may take.
+      seed: seed of the environment.
+
+    Returns:
+      The environment.
+    """
+    is_made = threading.Event()
+    watch = threading.Thread(
+        target=_watch_construction,
+        args=(who, plan, threading.get_ident(), is_made, lp.make_node_killer()),
+        name="environment construction watch",
+        daemon=True,
+    )
+    watch.start()
+    try:
+        return plan.task.make(seed=seed)
+    finally:
+        is_made.set()
+        watch.join()
+
+
+def _watch_construction(
+    who: str,
+    plan: RunPlan,
+    caller: int,
+    is_made: threading.Event,
+    kill_node: Callable[[Exception, float], None],
+) -> None:
+    timeout = max(plan.env_timeout, _SECONDS_TO_CONSTRUCT)
+    interval = min(_SECONDS_BETWEEN_LOOKS, timeout / 10)
+    stuck, last = 0.0, time.monotonic()
+    while not is_made.wait(interval):
+        # See `EnvironmentWatch`: the time in which the process was stopped does not count.
+        stuck += min(time.monotonic() - last, 2 * interval)
+        last = time.monotonic()
+        if stuck > timeout:
+            name = plan.task.name
+            kill_node(UsageError(_message(who, name, "its constructor", timeout, caller)), stuck)
+            return
+
+
+def _message(who: str, name: str, what: str, timeout: float, caller: int) -> str:
+    frames = traceback.extract_stack(sys._current_frames().get(caller))
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return (
+        f"{who}: {name}: {what} has not returned for {timeout:g} s{where}; let it raise an error "
+        "instead of waiting without end, or allow more time with --env-timeout"
+    )
 
 
 class EnvironmentWatch:
@@ -68,19 +125,9 @@ class EnvironmentWatch:
                 stuck[index] = stuck[index] + passed if is_same else 0.0
                 before[index] = now
                 if stuck[index] > self._timeout:
-                    self._kill_node(UsageError(self._message(calls, caller)), stuck[index])
+                    message = _message(self._who, self._name, calls.what, self._timeout, caller)
+                    self._kill_node(UsageError(message), stuck[index])
                     return
-
-    def _message(self, calls: "_Calls", caller: int) -> str:
-        step = calls.count - calls.count_at_reset
-        what = f"step {step} of the episode" if calls.current == "step" else "reset"
-        frames = traceback.extract_stack(sys._current_frames().get(caller))
-        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        return (
-            f"{self._who}: {self._name}: {what} has not returned for {self._timeout:g} s{where}; "
-            "let it raise an error instead of waiting without end, or allow more time with "
-            "--env-timeout"
-        )
 
 
 class _Calls:
@@ -114,3 +161,10 @@ class _Calls:
                 self.current = ""
 
         environment.step, environment.reset = watched_step, watched_reset
+
+    @property
+    def what(self) -> str:
+        """The current call, in words."""
+        if self.current == "step":
+            return f"step {self.count - self.count_at_reset} of the episode"
+        return "reset"

@@ -10,7 +10,7 @@ from agents.environment_loop import evaluation_episode
 from agents.learning.weights import LEARNER_STEPS
 from agents.nodes import evaluation_figures
 from agents.nodes.counter import Counter
-from agents.nodes.environment_watch import EnvironmentWatch
+from agents.nodes.environment_watch import EnvironmentWatch, make_environment
 from agents.nodes.observation_images import strip
 from agents.plan.evaluation import evaluation_seed
 from agents.plan.run_plan import RunPlan
@@ -70,7 +70,7 @@ class EvaluatorNode:
         self._actor.update(wait=True)
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._plan.seed, environment_steps)
-        environment = self._plan.task.make(seed=seed)
+        environment = make_environment("the evaluator", self._plan, seed)
         played = []
         with EnvironmentWatch("the evaluator", self._plan, [environment]):
             for _ in range(episodes):

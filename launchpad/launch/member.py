@@ -55,6 +55,7 @@ class Member:
       is_abandoned: True if it was given up without having ended.
       restarts: Counts the restarts; None before the first failure.
       started_at: Monotonic time of the last start.
+      named_slow_after: Seconds after its start at which it was last named for being slow to start.
       restart_at: Monotonic time of the next start, or None.
       failed_at: Monotonic time of the failure that it is coming back from, or None.
       is_replaced: True if its worker was killed to be started again.
@@ -72,6 +73,7 @@ class Member:
     is_abandoned: bool = False
     restarts: Restarts | None = None
     started_at: float = 0.0
+    named_slow_after: float = 0.0
     restart_at: float | None = None
     failed_at: float | None = None
     is_replaced: bool = False

@@ -35,6 +35,8 @@ _RELEASE_PART = 0.7
 _KILL_SECS = 1.0
 # A supervisor that looks at its nodes ten times per second, and has not for this long, was stopped.
 _ASLEEP_SECS = 2.0
+# A node that is not constructed after this long is named, in seconds; again after twice the time.
+_SLOW_START_SECS = 120.0
 # Stores get at least this long to end after their release, in seconds.
 _LAST_SECS = 2.0
 
@@ -214,6 +216,7 @@ class Supervisor:
         member.restart_at = None
         member.is_replaced = False
         member.started_at = time.monotonic()
+        member.named_slow_after = _SLOW_START_SECS / 2
         member.worker = self._make_worker(member, self)
         member.worker.start()
         if self.ready.is_set():
@@ -370,6 +373,15 @@ class Supervisor:
                 if silent > policy.frozen_after_secs:
                     worker.end_frozen(silent)
 
+    def _name_slow_starts(self, now: float) -> None:
+        """Says which nodes are still in their constructors, such as one that hangs."""
+        for member in self._members:
+            is_starting = member.state == lp_runtime.STARTING and member.worker is not None
+            secs = now - member.started_at
+            if is_starting and secs > member.named_slow_after * 2:
+                logger.warning("%s: its constructor has not returned for %.0f s", member.name, secs)
+                member.named_slow_after = secs
+
     def _restart_clients(self, key: str) -> None:
         """Restarts the processes that use a store which moved: its clients can't follow it."""
         for member in self._members:
@@ -427,6 +439,7 @@ class Supervisor:
             # A program of servers alone waits for lp.stop().
             self._start_again(now)
             self._end_frozen(now)
+            self._name_slow_starts(now)
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return

@@ -244,3 +244,21 @@ def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
     for tenth in range(590, 620):
         supervisor._end_frozen(1300.2 + tenth / 10)
     assert log[0].startswith("end actor after 60")
+
+
+def test_a_node_that_hangs_in_its_constructor_is_named_again_and_again(caplog):
+    log: list[str] = []
+    member = lp_member.Member("actor", 0, lp.PyNode(print))
+    supervisor = lp_supervisor.Supervisor(
+        [member], lambda *_: _Worker("actor", log), lp_address_book.AddressBook(), 1.0
+    )
+    supervisor._start(member)
+    for secs in (100, 130, 250, 270):
+        supervisor._name_slow_starts(member.started_at + secs)
+    assert [record.getMessage() for record in caplog.records] == [
+        "actor/0: its constructor has not returned for 130 s",
+        "actor/0: its constructor has not returned for 270 s",
+    ]
+    member.state = lp_runtime.RUNNING
+    supervisor._name_slow_starts(member.started_at + 1000)
+    assert len(caplog.records) == 2 and log == ["start actor"]

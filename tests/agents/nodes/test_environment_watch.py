@@ -1,4 +1,4 @@
-"""Who notices an environment whose step or reset does not return."""
+"""Who notices an environment whose constructor, step or reset does not return."""
 
 import re
 import threading
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import launchpad as lp
+from agents.nodes import environment_watch
 from agents.nodes.environment_watch import EnvironmentWatch
 from environments.fakes import TargetMatching
 
@@ -60,6 +61,27 @@ def play(environment, num_calls):
         is_new = timestep is None or timestep.last()
         timestep = environment.reset() if is_new else environment.step(ACTION)
     assert isinstance(timestep, dm_env.TimeStep)
+
+
+def test_a_constructor_that_does_not_return_kills_the_node(kills, monkeypatch):
+    monkeypatch.setattr(environment_watch, "_SECONDS_TO_CONSTRUCT", 0.3)
+    plan, made = Plan(0.1), Stuck(-1)
+
+    def make(seed):
+        _release_once_killed(kills, made)
+        return made
+
+    plan.task.make = staticmethod(make)
+    assert environment_watch.make_environment("actor 3", plan, 1) is made
+    ((error, seconds),) = kills
+    assert re.fullmatch(
+        r"actor 3: fakes:target: its constructor has not returned for 0\.3 s \(.*:\d+\); let it .*",
+        str(error),
+    )
+    assert seconds > 0.3
+    monkeypatch.setattr(environment_watch, "_SECONDS_TO_CONSTRUCT", 60.0)
+    environment_watch.make_environment("actor 3", plan, 1)  # Returns at once, as `kills` is full.
+    assert len(kills) == 1
 
 
 @pytest.mark.parametrize(
