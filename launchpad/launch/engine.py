@@ -24,12 +24,14 @@ class Launch:
       info: What all nodes share.
       book: The addresses.
       cluster_address: The `address` argument of `launch`; only for engines of clusters.
+      terminal: Where output goes, the `terminal` argument of `launch`; only for processes.
     """
 
     members: Sequence[lp_member.Member]
     info: lp_runtime.ProgramInfo
     book: lp_address_book.AddressBook
     cluster_address: str | None
+    terminal: str | None = None
 
 
 class Engine(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
+from launchpad.launch.local_multi_processing import terminals
 from launchpad.launch.local_multi_threading import launch as threads
 from launchpad.launch.ray import launch as ray
 from launchpad.nodes import base
@@ -25,10 +27,8 @@ from launchpad.nodes.python import local_multi_processing
 from launchpad.rpc import credentials
 
 _LOOPBACK = "127.0.0.1"
-_OTHER_TERMINALS = (
-    *("gnome-terminal", "gnome-terminal-tabs", "xterm"),
-    *("byobu_session", "tmux_session", "output_to_files"),
-)
+_OTHER_TERMINALS = ("gnome-terminal", "gnome-terminal-tabs", "xterm", "byobu_session")
+_TERMINALS = ("current_terminal", terminals.TMUX, terminals.FILES, *_OTHER_TERMINALS)
 
 
 # What makes the engine of a launch, by launch type. New engines go here.
@@ -71,8 +71,10 @@ def launch(
       xm_resources: Ignored; upstream's cluster resources.
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
-      terminal: None or "current_terminal". Upstream's other terminals are accepted with a warning:
-        output always goes to this terminal.
+      terminal: None or "current_terminal"; or, for processes of this machine, "tmux_session" (a
+        window for each node) or "output_to_files" (a file for each node, in a new directory under
+        LAUNCHPAD_LOGGING_DIR or the system's one for temporary files). Upstream's other terminals
+        are accepted with a warning, and output goes to this terminal.
       serialize_py_nodes: True to check that all nodes pickle, also where threads run them.
       controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
@@ -90,10 +92,11 @@ def launch(
       ConnectionError: there is no such cluster.
     """
     del xm_resources, controller_xm_requirements
-    _check_terminal(terminal)
     program = _first(programs)
     launch_type = _launch_type(launch_type)
+    _check_terminal(terminal, launch_type)
     launch_ = _describe(program, launch_type, dict(local_resources or {}), address)
+    launch_ = dataclasses.replace(launch_, terminal=terminal)
     _apply(restart_policies or {}, program, launch_)
     if serialize_py_nodes:
         engine.dump_nodes(launch_)
@@ -120,13 +123,15 @@ def launch(
     return manager
 
 
-def _check_terminal(terminal: str | None) -> None:
-    if terminal not in (None, "current_terminal", *_OTHER_TERMINALS):
+def _check_terminal(terminal: str | None, launch_type: context.LaunchType) -> None:
+    if terminal is None:
+        return
+    if terminal not in _TERMINALS:
         raise ValueError(
-            f"expected terminal to be one of {['current_terminal', *_OTHER_TERMINALS]}, got "
-            f"{terminal!r}; leave it out"
+            f"expected terminal to be one of {[*_TERMINALS]}, got {terminal!r}; leave it out"
         )
-    if terminal in _OTHER_TERMINALS:
+    has_processes = LAUNCHERS[launch_type] is processes.ProcessEngine
+    if terminal in _OTHER_TERMINALS or (terminal != _TERMINALS[0] and not has_processes):
         lp_runtime.logger.warning("terminal=%r: output goes to this terminal instead", terminal)
 
 

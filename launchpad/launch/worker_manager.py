@@ -12,7 +12,9 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch.manager import ProgramManager as WorkerManager
 
 __all__ = [
+    "NodeWorkerManager",
     "WorkerManager",
+    "get_worker_manager",
     "make_node_killer",
     "register_stop_handler",
     "stop_event",
@@ -104,3 +106,26 @@ def unregister_stop_handler(handler: Callable[[], Any]) -> None:
     runtime = lp_runtime.current()
     if runtime is not None:
         runtime.remove_stop_handler(handler)
+
+
+class NodeWorkerManager:
+    """The program, as a node's code sees it; see `get_worker_manager`."""
+
+    def wait_for_stop(self) -> None:
+        """Blocks until the program stops."""
+        wait_for_stop()
+
+    def stop_and_wait(self) -> None:
+        """Asks for the end of the program, and blocks until it stops."""
+        lp_runtime.require_current().stop()
+        wait_for_stop()
+
+
+def get_worker_manager() -> NodeWorkerManager:
+    """Returns the program that the calling node belongs to.
+
+    Raises:
+      RuntimeError: outside a running program.
+    """
+    lp_runtime.require_current()
+    return NodeWorkerManager()

@@ -145,7 +145,7 @@ class LocalJob:
         environment = {"PYTHONUNBUFFERED": "1", **os.environ, **task.environment}
         reading, writing = os.pipe()
         self._copiers[task] = output.LineCopier(
-            f"{task.name} | ", {"stdout": os.fdopen(reading, "rb")}
+            output.prefixed(f"{task.name} | "), {"stdout": os.fdopen(reading, "rb")}
         )
         with os.fdopen(writing, "wb") as pipe:
             self._running[task] = ProcessGroup.start(self._command, environment, pipe, self._guard)

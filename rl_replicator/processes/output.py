@@ -7,27 +7,45 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO
+
+# Takes a target, "stdout" or "stderr", and a line with its end.
+Writer = Callable[[str, str], None]
 
 _lock = threading.Lock()
 
 
-class LineCopier:
-    """Copies the lines of a process to the output of this process, in the background."""
+def prefixed(prefix: str) -> Writer:
+    """Returns a writer to the output of this process.
 
-    def __init__(self, prefix: str, streams: Mapping[str, IO[bytes]]):
+    Args:
+      prefix: text before every line.
+    """
+
+    def write(target: str, text: str) -> None:
+        # Looked up for every line: a notebook or a test may replace it.
+        out = getattr(sys, target)
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        out.write(f"{prefix}{text}".encode(encoding, "replace").decode(encoding))
+        out.flush()
+
+    return write
+
+
+class LineCopier:
+    """Copies the lines of a process, in the background."""
+
+    def __init__(self, write: Writer, streams: Mapping[str, IO[bytes]]):
         """Starts to copy.
 
         Args:
-          prefix: text before every line.
-          streams: pipes from the process by their target, "stdout" or "stderr" of this process.
+          write: takes the lines, one at a time.
+          streams: pipes from the process by their target, "stdout" or "stderr".
         """
-        self._prefix = prefix
+        self._write = write
         self._threads = [
-            threading.Thread(
-                target=self._copy, args=stream, name=f"{prefix}{stream[0]}", daemon=True
-            )
+            threading.Thread(target=self._copy, args=stream, name=f"copy {stream[0]}", daemon=True)
             for stream in streams.items()
         ]
         for thread in self._threads:
@@ -46,14 +64,10 @@ class LineCopier:
     def _copy(self, target: str, stream: IO[bytes]) -> None:
         with stream:
             for line in iter(stream.readline, b""):
-                text = f"{self._prefix}{line.decode(errors='replace').rstrip(chr(10))}\n"
+                text = f"{line.decode(errors='replace').rstrip(chr(10))}\n"
                 # If the reader of our output is gone, the process must not block on a full pipe.
                 with _lock, contextlib.suppress(OSError, ValueError):
-                    # Looked up for every line: a notebook or a test may replace it.
-                    out = getattr(sys, target)
-                    encoding = getattr(out, "encoding", None) or "utf-8"
-                    out.write(text.encode(encoding, "replace").decode(encoding))
-                    out.flush()
+                    self._write(target, text)
 
 
 def describe_end(code: int) -> str:

@@ -163,6 +163,11 @@ def read_environment(name: str, recorder: Any) -> None:
     recorder.add((os.environ.get(name), os.environ.get("PYTHONPATH")))
 
 
+def talk_until_stop() -> None:
+    print("first line\nsecond line", flush=True)
+    lp.wait_for_stop()
+
+
 def print_lines() -> None:
     print("first line\nsecond line")
     os.write(2, b"unfinished")

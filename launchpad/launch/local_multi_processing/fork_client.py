@@ -185,7 +185,7 @@ class ForkServer:
         )
         assert process.stdout is not None and process.stderr is not None
         streams = {"stdout": process.stdout, "stderr": process.stderr}
-        output.LineCopier("[fork_server/0] ", streams)
+        output.LineCopier(output.prefixed("[fork_server/0] "), streams)
         return process
 
     def _send_imports(self, control: socket.socket, names: Sequence[str]) -> None:

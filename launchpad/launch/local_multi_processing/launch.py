@@ -16,6 +16,7 @@ from launchpad.launch.local_multi_processing import (
     imports,
     placement,
     process_start,
+    terminals,
 )
 from rl_replicator.processes import guard, output
 from rl_replicator.processes.process_group import ProcessGroup
@@ -33,6 +34,7 @@ class ProcessEngine:
         self._nodes = engine.dump_nodes(launch)
         self._environments = placement.environments(launch.members)
         self._guard = guard.Guard()
+        self._terminal = terminals.make(launch.terminal)
         self._fork_server = fork_client.current()
         nodes = [member.node for member in launch.members]
         self._fork_server.preload(imports.needed(nodes, self._nodes.values()))
@@ -43,7 +45,8 @@ class ProcessEngine:
         """Returns a new incarnation of a node, not started yet."""
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
         start = process_start.ProcessStart(spec, self._environments[member.name], self._fork_server)
-        return ProcessWorker(member, supervisor, start, self._guard)
+        write = self._terminal.writer(member.name)
+        return ProcessWorker(member, supervisor, start, self._guard, write)
 
     def prepare(self, member: lp_member.Member) -> None:
         """Pickles a node that is added; see `Engine.prepare`. It gets no GPU: none may be left."""
@@ -53,8 +56,9 @@ class ProcessEngine:
         self._environments.update(placement.environments([member]))
 
     def close(self) -> None:
-        """Ends the guard; all nodes have ended."""
+        """Ends the guard and the terminal; all nodes have ended."""
         self._guard.close()
+        self._terminal.close()
 
 
 class ProcessWorker(remote_worker.RemoteWorker):
@@ -66,8 +70,10 @@ class ProcessWorker(remote_worker.RemoteWorker):
         supervisor: lp_supervisor.Supervisor,
         start: process_start.ProcessStart,
         watchman: guard.Guard,
+        write: output.Writer,
     ):
         super().__init__(member, supervisor)
+        self._write = write
         self._start = start
         self._guard = watchman
         self._group: ProcessGroup | None = None
@@ -111,7 +117,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
             "stdout": os.fdopen(started.stdout, "rb"),
             "stderr": os.fdopen(started.stderr, "rb"),
         }
-        copier = output.LineCopier(f"[{self.name}] ", streams)
+        copier = output.LineCopier(self._write, streams)
         code = group.wait()
         copier.drain(_OUTPUT_SECS)
         self.report_end(_death(code) if code else None)

@@ -13,7 +13,7 @@ from rl_replicator.processes import output
 def copy(data, prefix="[a] "):
     """Copies `data` as a process would print it; returns once it is copied."""
     reading, writing = os.pipe()
-    copier = output.LineCopier(prefix, {"stdout": os.fdopen(reading, "rb")})
+    copier = output.LineCopier(output.prefixed(prefix), {"stdout": os.fdopen(reading, "rb")})
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     copier.drain(timeout=60)

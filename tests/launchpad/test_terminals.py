@@ -1,0 +1,77 @@
+"""Where the output of nodes in processes goes."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import time
+
+import pytest
+
+import launchpad as lp
+from launchpad.launch.local_multi_processing import terminals
+from tests.launchpad import programs
+
+
+def talkers():
+    """A program of two nodes that print, and go on until the stop."""
+    program, _ = programs.recorder_program()
+    with program.group("talker"):
+        for _ in range(2):
+            program.add_node(lp.PyNode(programs.talk_until_stop))
+    return program
+
+
+def eventually(get, expected):
+    deadline = time.monotonic() + 60
+    while (found := get()) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(150)
+def test_output_to_files(tmp_path, monkeypatch, capfd, caplog):
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
+    manager = lp.launch(talkers(), "test_mp", terminal="output_to_files")
+    (directory,) = (tmp_path / "logs").iterdir()
+    files = [directory / f"talker_{index}.log" for index in range(2)]
+    for file in files:
+        eventually(lambda file=file: file.read_text(), "first line\nsecond line\n")
+    manager.stop_and_wait()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert f"the output of the nodes goes to {directory}" in caplog.text
+    assert "first line" not in capfd.readouterr().out
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # A tmux server of this test's own.
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
+    monkeypatch.delenv("TMUX", raising=False)
+
+    def tmux(*words):
+        done = subprocess.run(["tmux", *words], capture_output=True, text=True)
+        return done.stdout.split("\n")[:-1]
+
+    manager = lp.launch(talkers(), "test_mp", terminal="tmux_session")
+    (directory,) = (tmp_path / "logs").iterdir()
+    windows = ["recorder/0", "talker/0", "talker/1"]
+    eventually(lambda: tmux("list-windows", "-t", directory.name, "-F", "#{window_name}"), windows)
+    for index in (1, 2):
+        eventually(
+            lambda index=index: tmux("capture-pane", "-p", "-t", f"{directory.name}:{index}")[:2],
+            ["first line", "second line"],
+        )
+    manager.stop_and_wait()
+    eventually(lambda: tmux("list-sessions", "-F", "#{session_name}"), [])
+    assert (directory / "talker_1.log").read_text() == "first line\nsecond line\n"
+
+
+def test_without_tmux_output_goes_to_this_terminal(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    caplog.set_level(logging.WARNING, "launchpad")
+    assert isinstance(terminals.make("tmux_session"), terminals.CurrentTerminal)
+    (record,) = caplog.records
+    assert "there is no tmux; output goes to this terminal" in record.getMessage()
