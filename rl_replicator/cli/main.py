@@ -162,8 +162,9 @@ def _usage_message(error: BaseException) -> str | None:
 
 def _usage_errors() -> tuple[type[BaseException], ...]:
     from rl_replicator.errors import UsageError
+    from rl_replicator.processes.ports import OpenPortError
 
-    kinds: list[type[BaseException]] = [UsageError]
+    kinds: list[type[BaseException]] = [UsageError, OpenPortError]
     for entry in metadata.entry_points(group=ERROR_GROUP):
         kinds.extend(entry.load())
     return tuple(kinds)

@@ -20,8 +20,8 @@ def check_may_listen(own_address: str, addresses: Iterable[str]) -> None:
       addresses: of all processes of the job.
 
     Raises:
-      ConfigError: if another process listens there; or if the job is on several machines, and the
-        user has not allowed open ports.
+      ConfigError: if another process listens there.
+      OpenPortError: if the job is on several machines, and the user has not allowed open ports.
     """
     _check_is_free(own_address)
     if not all(_is_loopback(address) for address in addresses):
@@ -70,7 +70,7 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
       Whether the port is confined.
 
     Raises:
-      ConfigError: if it should be and cannot, and the user has not allowed open ports.
+      OpenPortError: if it should be and cannot, and the user has not allowed open ports.
     """
     if not all(_is_loopback(address) for address in addresses):
         return False

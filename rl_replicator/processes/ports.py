@@ -10,13 +10,15 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_replicator import errors
-
 _LOG = logging.getLogger(__name__)
 
 # Set to 1 by `--open-ports`, for this process and those that it starts.
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
 _INTERFACES = Path("/sys/class/net")
+
+
+class OpenPortError(ValueError):
+    """A port would be open to other machines, and the user has not allowed that."""
 
 
 def reserve(host: str) -> socket.socket:
@@ -53,7 +55,7 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
       Whether the port is confined; if not, the user has allowed open ports.
 
     Raises:
-      ConfigError: if it cannot be confined; see `check_may_be_open`.
+      OpenPortError: if it cannot be confined; see `check_may_be_open`.
     """
     name = device.encode() + b"\0"
     try:
@@ -84,7 +86,7 @@ def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None
       reason: why the port is not confined to this machine.
 
     Raises:
-      ConfigError: if the user has not allowed it, by `--open-ports` or the environment.
+      OpenPortError: if the user has not allowed it, by `--open-ports` or the environment.
     """
     interfaces = _outer_interfaces()
     if not interfaces:
@@ -96,7 +98,7 @@ def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None
     if os.environ.get(OPEN_PORTS) == "1":
         _LOG.warning("%s", found)
         return
-    raise errors.ConfigError(
+    raise OpenPortError(
         f"expected --open-ports, because {found}; close the port to strangers with a firewall or a "
         f"private network, then pass --open-ports or set {OPEN_PORTS}=1"
     )

@@ -37,7 +37,9 @@ def test_output_to_files(tmp_path, monkeypatch, capfd, caplog):
     (directory,) = (tmp_path / "logs").iterdir()
     files = [directory / f"talker_{index}.log" for index in range(2)]
     for file in files:
-        eventually(lambda file=file: file.read_text(), "first line\nsecond line\n")
+        eventually(
+            lambda file=file: file.exists() and file.read_text(), "first line\nsecond line\n"
+        )
     manager.stop_and_wait()
     assert directory.stat().st_mode & 0o777 == 0o700
     assert f"the output of the nodes goes to {directory}" in caplog.text

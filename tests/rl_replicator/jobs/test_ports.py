@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_replicator.errors import ConfigError
 from rl_replicator.jobs import ports
+from rl_replicator.processes.ports import OpenPortError
 from tests.suite import forked, sockets
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +92,9 @@ def test_a_job_on_several_machines_needs_permission(monkeypatch, caplog):
     addresses = [f"127.0.0.1:{port}", "10.0.0.2:2222"]
     monkeypatch.delenv("RL_REPLICATOR_OPEN_PORTS", raising=False)
     found = f"TensorFlow's port {port} is open on net0: anyone who reaches this machine there can"
-    with pytest.raises(ConfigError, match=f"expected --open-ports, because {found} read and write"):
+    with pytest.raises(
+        OpenPortError, match=f"expected --open-ports, because {found} read and write"
+    ):
         ports.check_may_listen(addresses[0], addresses)
     ports.check_may_listen(addresses[0], [addresses[0], "localhost:2222"])
     assert not caplog.records
@@ -133,7 +135,9 @@ def test_a_port_that_cannot_be_confined_needs_permission(listener, monkeypatch, 
     port = listener.getsockname()[1]
     address = f"127.0.0.1:{port}"
     monkeypatch.delenv("RL_REPLICATOR_OPEN_PORTS", raising=False)
-    with pytest.raises(ConfigError, match=f"port {port} is open on net0: .*could not be confined"):
+    with pytest.raises(
+        OpenPortError, match=f"port {port} is open on net0: .*could not be confined"
+    ):
         ports.confine_if_local(address, [address], device="nowhere0")
     monkeypatch.setenv("RL_REPLICATOR_OPEN_PORTS", "1")
     assert not ports.confine_if_local(address, [address], device="nowhere0")
