@@ -164,8 +164,11 @@ def read_environment(name: str, recorder: Any) -> None:
 
 
 def talk_until_stop() -> None:
+    from launchpad.launch import worker_manager
+
     print("first line\nsecond line", flush=True)
-    lp.wait_for_stop()
+    worker_manager.get_worker_manager().wait_for_stop()
+    print("stopped", flush=True)
 
 
 def print_lines() -> None:

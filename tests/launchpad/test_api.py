@@ -17,7 +17,7 @@ import attrs
 import pytest
 
 import launchpad as lp
-from launchpad.launch import serialization
+from launchpad.launch import serialization, worker_manager
 from launchpad.nodes import base, dereference
 from tests.launchpad import programs
 
@@ -222,6 +222,11 @@ def test_arguments_of_upstream(caplog, tmp_path):
     assert "output goes to this terminal" in caplog.text and "'nobody'" in caplog.text
     client = lp.CourierClient("localhost:1", load_balancing_policy=None, propagate_deadline=False)
     assert client._connection.timeout is None  # No deadline, as upstream's.
+
+
+def test_there_is_no_worker_manager_outside_of_a_program():
+    with pytest.raises(RuntimeError):
+        worker_manager.get_worker_manager()
 
 
 def test_stop_handlers_outside_of_a_program_do_nothing():

@@ -41,6 +41,7 @@ def test_output_to_files(tmp_path, monkeypatch, capfd, caplog):
             lambda file=file: file.exists() and file.read_text(), "first line\nsecond line\n"
         )
     manager.stop_and_wait()
+    assert files[0].read_text().endswith("second line\nstopped\n")
     assert directory.stat().st_mode & 0o777 == 0o700
     assert f"the output of the nodes goes to {directory}" in caplog.text
     assert "first line" not in capfd.readouterr().out
@@ -68,7 +69,7 @@ def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):
         )
     manager.stop_and_wait()
     eventually(lambda: tmux("list-sessions", "-F", "#{session_name}"), [])
-    assert (directory / "talker_1.log").read_text() == "first line\nsecond line\n"
+    assert (directory / "talker_1.log").read_text() == "first line\nsecond line\nstopped\n"
 
 
 def test_without_tmux_output_goes_to_this_terminal(tmp_path, monkeypatch, caplog):
