@@ -203,11 +203,13 @@ def test_a_cacher_asks_its_source_rarely(engine):
 def test_a_stale_answer_is_not_given():
     program = lp.Program("test")
     source = program.add_node(lp.CourierNode(programs.Source), label="source")
-    cacher = program.add_node(lp.CacherNode(source, 60_000, 100), label="cacher")
+    cacher = program.add_node(lp.CacherNode(source, 60_000, 2_000), label="cacher")
     manager = lp.launch(program, "test_mt")
     client = manager.resolve(cacher)
     assert client.get_variables(["a"]) == {"a": 1} == client.get_variables(["a"])
-    time.sleep(0.15)
+    deadline = time.monotonic() + 60
+    while client.get_variables(["a"]) == {"a": 1} and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert client.get_variables(["a"]) == {"a": 2}
     manager.stop_and_wait()
 

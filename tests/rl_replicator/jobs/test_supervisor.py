@@ -122,7 +122,12 @@ def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
 
 @pytest.mark.processes
 def test_the_cause_is_named_and_not_who_lost_it(run):
-    code = "time.sleep(0.5 * (1 - task['index'])); sys.exit(3 if task['index'] else 75)"
+    code = """
+if task["index"]: sys.exit(3)
+while not file.with_name("worker 1").exists(): time.sleep(0.02)
+time.sleep(1)
+sys.exit(75)
+"""
     status, output = finished(run(code, "--workers", "2", "--max-restarts", "0"))
     assert status == 3
     assert "worker 1 ended with status 3; not restarting" in output
