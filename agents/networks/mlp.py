@@ -5,10 +5,37 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.layer_norm import LayerNorm
+from agents.networks.layer_norm import LayerNorm, narrow_layer_norm
 from agents.registry import find_part
 
+# Where `narrow_layer_norm` is faster: for a batch, and for so many times more units than inputs. In
+# a batch of 256 and with 256 units it saves a third of the time at 6 inputs, and nothing at 32.
+_LEAST_ROWS = 64
+_LEAST_UNITS_PER_INPUT = 8
+
 MakeTorso = Callable[[Sequence[int], str], snt.Module]
+
+
+class _NormalizedMlp(snt.Sequential):
+    """A linear layer, LayerNorm, and further layers, in the fewest operations."""
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, M] float32."""
+        linear, norm, *others = self._layers
+        if not (hasattr(norm, "scale") and _is_narrow(inputs, linear.output_size)):
+            return super().__call__(inputs)  # The first call makes the variables.
+        outputs = narrow_layer_norm(
+            inputs,
+            *(tf.convert_to_tensor(v) for v in (linear.w, linear.b, norm.scale, norm.offset)),
+        )
+        for layer in others:
+            outputs = layer(outputs)
+        return outputs
+
+
+def _is_narrow(inputs: tf.Tensor, num_units: int) -> bool:
+    num_rows, num_inputs = inputs.shape  # The number of rows is None where it is not static.
+    return (num_rows or 0) >= _LEAST_ROWS and num_inputs * _LEAST_UNITS_PER_INPUT <= num_units
 
 
 def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
@@ -30,7 +57,7 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
         init = snt.initializers.VarianceScaling(0.333, mode="fan_out", distribution="uniform")
         layers.append(snt.Linear(size, w_init=init, name=f"linear_{index}"))
         layers += [LayerNorm(), tf.tanh] if index == 0 else [tf.nn.elu]
-    return snt.Sequential(layers, name=name)
+    return _NormalizedMlp(layers, name=name)
 
 
 class ResidualBlock(snt.Module):
