@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.learning.normalization import update_statistics
-from agents.learning.variables import copy_variables, names_with_variables
+from agents.learning.variables import collect_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
 from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
@@ -95,6 +95,7 @@ class ReplayLearner:
         self._module = module
         self._replicator = replicator
         self.network_names = names_with_variables(module.acting_networks)
+        self._published = collect_variables(module.acting_networks, self.network_names)
         self._metric_names: tuple[str, ...] = ()  # Known once the step is traced.
         self._inputs = replicator.make_inputs(input_fn, per_replica=True)
         self._step = replicator.replicate(self._step_fn, self._inputs, steps_per_call)
@@ -195,5 +196,5 @@ class ReplayLearner:
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
         """Copies the weights, together with the number of steps that made them."""
-        weights = copy_variables(self._module.acting_networks, self.network_names)
+        weights = {path: variable.numpy() for path, variable in self._published.items()}
         return {**weights, f"{LEARNER_STEPS}/count": np.array(self._num_steps)}

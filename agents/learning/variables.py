@@ -25,38 +25,35 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
     return variables
 
 
-def named_arrays(name: str, module: snt.Module) -> dict[str, np.ndarray]:
-    """Copies a module's variables.
+def collect_variables(
+    networks: Mapping[str, snt.Module], names: Iterable[str]
+) -> dict[str, tf.Variable]:
+    """Returns the variables of some networks by path.
+
+    Sonnet finds the variables of a module by walking through its attributes, which takes longer
+    than copying small weights: who copies them again and again should collect them once.
 
     Args:
-      name: first part of every path.
-      module: a built module.
+      networks: built modules by name.
+      names: the networks to take.
 
     Returns:
-      path -> array.
+      path -> variable; a path begins with the name of its network.
+
+    Raises:
+      KeyError: if there is no network of a name.
     """
-    return {path: variable.numpy() for path, variable in named_variables(name, module).items()}
+    variables: dict[str, tf.Variable] = {}
+    for name in names:
+        variables.update(named_variables(name, networks[name]))
+    return variables
 
 
 def copy_variables(
     networks: Mapping[str, snt.Module], names: Iterable[str]
 ) -> dict[str, np.ndarray]:
-    """Copies the variables of some networks.
-
-    Args:
-      networks: built modules by name.
-      names: the networks to copy.
-
-    Returns:
-      path -> array; a path begins with the name of its network.
-
-    Raises:
-      KeyError: if there is no network of a name.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    for name in names:
-        arrays.update(named_arrays(name, networks[name]))
-    return arrays
+    """Copies the variables of some networks; see `collect_variables`."""
+    return {path: v.numpy() for path, v in collect_variables(networks, names).items()}
 
 
 def names_with_variables(networks: Mapping[str, snt.Module]) -> tuple[str, ...]:
