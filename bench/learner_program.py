@@ -4,9 +4,8 @@
 
 All sides run in one process, with the defaults of `rl-replicator train d4pg`. "step" takes one
 stored batch again and again; "step, sampling" takes batches from a table whose limiter never
-blocks; "learner" writes priorities and publishes weights too; "program" does all of that while an
-actor explores and inserts, held by the limiter. A limiter also holds that actor while the others
-are measured.
+blocks; "learner" publishes weights too; "program" does all of that while an actor explores and
+inserts, held by the limiter. A limiter also holds that actor while the others are measured.
 """
 
 import threading
@@ -55,7 +54,7 @@ class Bench:
         if not is_limited:
             table = reverb.Table(
                 TABLE,
-                reverb.selectors.Prioritized(self.config.replay.priority_exponent),
+                reverb.selectors.Uniform(),  # As in the defaults.
                 reverb.selectors.Fifo(),
                 max_size=self.config.replay.max_size,
                 rate_limiter=reverb.rate_limiters.MinSize(1),
