@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -17,6 +18,25 @@ BELOW = {
 MOST_LOOSE_MODULES = 8
 # Raise it when more is documented; `python -m tests.structure` lists what is missing.
 LEAST_DOCUMENTED = 0.98
+# What the mathematics depends on. A new file there needs tests that kill its mutants: name them in
+# tests/mutants/targets.toml.
+AREAS = (
+    "agents/*/learner.py",
+    "agents/*/losses.py",
+    "agents/learning/*.py",
+    "agents/replay/adder.py",
+    "agents/replay/frames.py",
+    "agents/replay/priorit*.py",
+    "rl_replicator/checkpoints/*.py",
+    "rl_replicator/collectives/*.py",
+    "rl_replicator/layers/*.py",
+    "rl_replicator/learners/*/learner.py",
+    "rl_replicator/learners/*/losses.py",
+    "rl_replicator/learners/*/*norm*.py",
+    "rl_replicator/optimizers/*.py",
+)
+# A node of programs; what it learns with is in agents/learning.
+ELSEWHERE = {"agents/nodes/learner.py"}
 
 
 @pytest.mark.parametrize("package", BELOW)
@@ -157,3 +177,13 @@ def test_words_are_no_imports():
 def test_circles_are_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"a"}}
     assert structure.circles(graph) == [["a", "b", "c"], ["d", "e"]]
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_every_module_of_the_mathematics_has_tests_for_its_mutants(area):
+    names = tomllib.loads((structure.ROOT / "tests/mutants/targets.toml").read_text())
+    listed = {f"{name.replace('.', '/')}.py" for name in names}
+    paths = {str(path.relative_to(structure.ROOT)) for path in structure.ROOT.glob(area)}
+    found = {path for path in paths - ELSEWHERE if not path.endswith("__init__.py")}
+    assert found, "no such file: has it moved?"
+    assert found - listed == set(), "expected them in tests/mutants/targets.toml"
