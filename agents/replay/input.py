@@ -58,8 +58,8 @@ def make_input_fn(
         del context  # Every replica draws from all items.
         return (
             tf.data.Dataset.zip(tuple(from_server(address) for address in server_addresses))
-            .map(unpack, num_parallel_calls=1, deterministic=True)
             .prefetch(PREFETCHED_BATCHES)
+            .map(unpack)  # In the thread that asks for the batch, while the next one is built.
             .apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         )
 
