@@ -11,6 +11,7 @@ import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.checkpoints import parts
 
+pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH = 16
 IMAGES = np.random.default_rng(0).normal(size=(48, 6, 6, 3)).astype(np.float32)
 # The hidden layer by columns and then by rows, as in Shoeybi et al. 2019 (arXiv:1909.08053).

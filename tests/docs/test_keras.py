@@ -1,5 +1,7 @@
 """Keras and Estimators under `replicator.strategy`: equal numbers, resumed anywhere."""
 
+import contextlib
+import io
 import os
 import pathlib
 import re
@@ -24,17 +26,30 @@ def numbers(text):
     return np.array(re.findall(r"(?:loss|mae|prediction) (-?[\d.]+)", text), float)
 
 
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Runs an example in this process; returns its variables and the numbers it printed."""
+@pytest.fixture(scope="module", autouse=True)
+def two_devices():
     rr.split_cpu(2)
 
-    def in_this_process(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        variables = runpy.run_path(str(EXAMPLES / name))
-        return variables, numbers(capfd.readouterr().out)
 
-    return in_this_process
+def run(name, *arguments):
+    """Runs an example in this process; returns its variables and the numbers it printed."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        variables = runpy.run_path(str(EXAMPLES / name))
+    return variables, numbers(printed.getvalue())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Where `first` has saved."""
+    return tmp_path_factory.mktemp("keras") / "run"
+
+
+@pytest.fixture(scope="module")
+def first(saved):
+    """The first three epochs on one device: variables and numbers."""
+    return run("keras_fit.py", "single_device", saved)
 
 
 def state(variables):
@@ -44,8 +59,8 @@ def state(variables):
     return [*model.get_weights(), *slots]
 
 
-def test_fit_evaluate_predict(run):
-    one, printed = run("keras_fit.py")
+def test_fit_evaluate_predict(first):
+    one, printed = first
     two, printed_by_two = run("keras_fit.py", "multi_device:2")
     assert two["model"].weights[0].values[1].device.endswith("CPU:1")
     assert printed[4] < printed[0] / 1.5
@@ -56,9 +71,9 @@ def test_fit_evaluate_predict(run):
 
 @pytest.mark.processes
 @pytest.mark.timeout(200)
-def test_a_model_resumed_elsewhere(run, tmp_path):
-    run("keras_fit.py", "single_device", tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "whole")
+def test_a_model_resumed_elsewhere(first, saved, tmp_path):
+    for name in ("run", "whole"):
+        shutil.copytree(saved, tmp_path / name)
     run("keras_fit.py", "multi_device:2", tmp_path / "run")
     jobs = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2", "--"]
     program = [*forked.python(), str(EXAMPLES / "keras_fit.py"), "multi_worker"]
@@ -76,7 +91,7 @@ def test_a_model_resumed_elsewhere(run, tmp_path):
     np.testing.assert_allclose(numbers(done.stdout), uninterrupted, atol=5 * TOLERANCE)
 
 
-def test_an_estimator(run, tmp_path):
+def test_an_estimator(tmp_path):
     """Also: its model folder, with Adam's slots, is continued on other replicas."""
     parameters = {}
     for name in ("single_device", "multi_device:2"):
