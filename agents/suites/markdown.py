@@ -28,7 +28,8 @@ _BLOCK = re.compile(
     r"(?P<begin><!-- results: (?P<sources>[^>]*?) -->\n).*?(?P<end><!-- end of results -->)", re.S
 )
 _SOURCE = re.compile(r"(?P<file>[\w.-]+\.csv) at (?P<marks>[\d ]+)")
-_ANCHORS = ("D4PG", "DrQ-v2", "best known")
+# SimbaV2 makes as many updates a step as D4PG by default.
+_ANCHORS = ("D4PG", "SimbaV2 (1)", "DrQ-v2", "best known")
 _HEAD = (
     *("task", "seeds", "environment steps", "updates a step", "return", "failed", "clock"),
     *(f"{name}, published" if name != "best known" else name for name in _ANCHORS),

@@ -49,13 +49,13 @@ def test_a_table(directory):
     assert (lines[0], lines[1], lines[-2], lines[-1]) == ("# A", *text.splitlines()[1::2], "end")
     assert lines[2:-2] == [
         "| task | seeds | environment steps | updates a step | return | failed | clock | "
-        "D4PG, published | best known |",
-        "| " + " | ".join(["---"] * 9) + " |",
-        "| walker:walk, td3, paper | 1 | 50,000 | 0.25 | 100 | 0% | 1:00 |  |  |",
+        "D4PG, published | SimbaV2 (1), published | best known |",
+        "| " + " | ".join(["---"] * 10) + " |",
+        "| walker:walk, td3, paper | 1 | 50,000 | 0.25 | 100 | 0% | 1:00 |  |  |  |",
         "| walker:walk, td3, paper | 1, 2 | 100,000 | 0.25 | 300 (200 to 400) | 25% | 2:05 to "
-        "1:01:40 | 343 | 967 |",
-        "| hopper:hop, td3, paper | 1 | 100,000 | 0.25 | 10 | 0% | 2:05 | 0 | 176 |",
-        "| mean of 2 tasks |  | 100,000 |  | 155 [105, 205] |  |  | 172 | 572 |",
+        "1:01:40 | 343 | 962 | 967 |",
+        "| hopper:hop, td3, paper | 1 | 100,000 | 0.25 | 10 | 0% | 2:05 | 0 | 47 | 176 |",
+        "| mean of 2 tasks |  | 100,000 |  | 155 [105, 205] |  |  | 172 | 504 | 572 |",
     ]
 
 
