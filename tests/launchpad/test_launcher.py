@@ -104,7 +104,9 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
     launcher.process.send_signal(number)
     status, output = launcher.finish(timeout=60)
     assert status == 0
-    assert output.startswith(f"{number.name}: stopping")
+    # On a busy machine, Ray takes so long to start a node that the launcher says so.
+    lines = [line for line in output.splitlines() if "waiting for Ray" not in line]
+    assert lines[0].startswith(f"{number.name}: stopping")
     assert launcher.lines()[2:] == ["saved", "saved"]
     assert _all_gone(nodes, timeout=20)
 
