@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -76,12 +76,13 @@ class Registry:
         """Refuses a traced step that touches a variable from outside.
 
         Returns:
-          The variables that it touches, a component for each replica, in the order of their use.
+          The variables that it uses, a component for each replica, in the order of their use.
 
         Raises:
           ConfigError: names the first variable from outside.
         """
         touched = []
+        outputs = {id(output) for output in function.graph.outputs}
         for handle, inside in function.graph.captures:
             if handle.dtype != tf.resource or not _is_variable(handle) or _is_token(inside):
                 continue
@@ -92,13 +93,32 @@ class Registry:
                     f"found {_name(function, handle)} from outside; create it inside "
                     "`with replicator.scope():`"
                 )
-            touched.append(owner)
+            if any(_has_effect(user, outputs) for user in inside.consumers()):
+                touched.append(owner)
         return touched
 
 
 def _is_variable(handle: tf.Tensor) -> bool:
     data = getattr(handle, "_handle_data", None)
     return data is not None and data.is_set and len(data.shape_and_type) == 1
+
+
+def _has_effect(user: tf.Operation, outputs: Collection[int]) -> bool:
+    """Whether an operation on a variable is more than a read whose value nothing uses.
+
+    `statistics.snapshot` reads the statistics of all layers, also of models that the step does not
+    use.
+
+    Args:
+      user: the operation.
+      outputs: the ids of the tensors that the step returns.
+    """
+    if user.type not in ("ReadVariableOp", "Identity"):
+        return True
+    return any(
+        id(output) in outputs or any(_has_effect(after, outputs) for after in output.consumers())
+        for output in user.outputs
+    )
 
 
 def _is_token(handle: tf.Tensor) -> bool:

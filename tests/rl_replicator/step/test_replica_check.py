@@ -50,6 +50,22 @@ def test_statistics_of_batch_norm():
             step()
 
 
+def test_statistics_of_a_model_that_the_step_does_not_use():
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        other = rr.CrossReplicaBatchNorm(True, True, name="norm")
+        other(tf.zeros([1, 3]), is_training=True)
+        total = tf.Variable(0.0, name="total")
+    for variable in other.variables:
+        for index, copy in enumerate(variable.values):
+            copy.assign(tf.cast(tf.fill(copy.shape, index), copy.dtype))
+
+    def step_fn(x):
+        total.assign_add(rr.collectives.all_sum(tf.reduce_sum(x)))
+
+    replicator.replicate(step_fn, replicator.make_inputs(rows))()
+
+
 def test_declared_statistics_and_random_generators_may_differ():
     replicator = rr.make("multi_device:2")
     with replicator.scope():
