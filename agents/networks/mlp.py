@@ -1,6 +1,7 @@
 """Fully connected networks that agents share."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import sonnet as snt
 import tensorflow as tf
@@ -16,18 +17,25 @@ _LEAST_UNITS_PER_INPUT = 8
 MakeTorso = Callable[[Sequence[int], str], snt.Module]
 
 
-class _NormalizedMlp(snt.Sequential):
+class _NormalizedMlp(snt.Module):
     """A linear layer, LayerNorm, and further layers, in the fewest operations."""
+
+    def __init__(self, layers: Sequence[Any], name: str):
+        """Stores the layers, under the name that `snt.Sequential` has for them in checkpoints."""
+        super().__init__(name)
+        self._layers: list[Any] = list(layers)
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, M] float32."""
         linear, norm, *others = self._layers
-        if not (hasattr(norm, "scale") and _is_narrow(inputs, linear.output_size)):
-            return super().__call__(inputs)  # The first call makes the variables.
-        outputs = narrow_layer_norm(
-            inputs,
-            *(tf.convert_to_tensor(v) for v in (linear.w, linear.b, norm.scale, norm.offset)),
-        )
+        # The first call makes the variables.
+        if hasattr(norm, "scale") and _is_narrow(inputs, linear.output_size):
+            outputs = narrow_layer_norm(
+                inputs,
+                *(tf.convert_to_tensor(v) for v in (linear.w, linear.b, norm.scale, norm.offset)),
+            )
+        else:
+            outputs = norm(linear(inputs))
         for layer in others:
             outputs = layer(outputs)
         return outputs
@@ -38,7 +46,7 @@ def _is_narrow(inputs: tf.Tensor, num_units: int) -> bool:
     return (num_rows or 0) >= _LEAST_ROWS and num_inputs * _LEAST_UNITS_PER_INPUT <= num_units
 
 
-def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
+def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Module:
     """A multi-layer perceptron with LayerNorm and tanh after its first layer, ELU after the others.
 
     LayerNorm and tanh bound the features whatever the observation's scale, which keeps the critic
