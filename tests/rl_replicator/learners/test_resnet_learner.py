@@ -83,6 +83,7 @@ def reference(folder, saved, tmp_path_factory):
     learner, training = start(folder, path, cross_replica_norm=True)
     training._train_until(10)
     training._save()
+    training._checkpointer.wait()
     shutil.copytree(path, saved)
     assert training.run() is None
     return values(learner)

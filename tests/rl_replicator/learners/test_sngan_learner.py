@@ -86,6 +86,7 @@ def reference(folder, saved, tmp_path_factory):
     training = start(learner, path)
     training._train_until(7)
     training._save()
+    training._checkpointer.wait()
     shutil.copytree(path, saved)
     assert training.run() is None
     end = copies(learner)
