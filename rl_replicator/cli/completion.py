@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 
-from rl_replicator.cli import options, trainables
+from rl_replicator.cli import options, printed, trainables
 from rl_replicator.errors import UsageError
 
 _BASH = """\
@@ -82,11 +81,10 @@ def _choices(commands: Mapping[str, Callable[[Sequence[str]], int]]) -> dict[str
 
 def _help(run: Callable[[Sequence[str]], int]) -> str:
     """Returns what a command prints as its help."""
-    printed = io.StringIO()
     with (
-        contextlib.suppress(SystemExit),
-        contextlib.redirect_stdout(printed),
         options.one_column(),
+        printed.by_this_thread("stdout") as text,
+        contextlib.suppress(SystemExit),
     ):
         run(["--help"])
-    return printed.getvalue()
+    return text.getvalue()

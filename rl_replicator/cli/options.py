@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import io
 import os
 import re
 import unicodedata
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from rl_replicator.cli import printed
 from rl_replicator.errors import UsageError
 
 Options = TypeVar("Options")
@@ -51,18 +51,17 @@ def parse(
     start: Any = {} if default is None else {"default": default}
     if "-h" in args or "--help" in args:
         return tyro.cli(kind, prog=command, args=args, **start)
-    printed = io.StringIO()
-    try:
-        with _columns(_UNBROKEN), contextlib.redirect_stderr(printed):
+    with _columns(_UNBROKEN), printed.by_this_thread("stderr") as box:
+        try:
             return tyro.cli(kind, prog=command, args=args, **start)
-    except SystemExit:
-        pass
+        except SystemExit:
+            pass
     declared = declared_options(kind, command)
     for flag, other in (alternatives or {}).items():
         unknown = [name for name in _names(args) if name not in declared]
         if unknown and unknown[0] in declared_options(other, command):
             raise UsageError(f"expected {flag} with {unknown[0]}, got no {flag}; add it")
-    raise UsageError(_message(printed.getvalue(), declared, command, args))
+    raise UsageError(_message(box.getvalue(), declared, command, args))
 
 
 def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
@@ -107,10 +106,9 @@ def declared_options(kind: type, command: str) -> dict[str, str]:
       kind: the dataclass.
       command: as the user typed it.
     """
-    printed = io.StringIO()
-    with contextlib.suppress(SystemExit), one_column(), contextlib.redirect_stdout(printed):
+    with one_column(), printed.by_this_thread("stdout") as text, contextlib.suppress(SystemExit):
         tyro.cli(kind, prog=command, args=["--help"])
-    return read_help(printed.getvalue())
+    return read_help(text.getvalue())
 
 
 def one_column() -> contextlib.AbstractContextManager[None]:

@@ -1,11 +1,15 @@
 """Bad input of every kind: one line says what was expected and what came; nothing changes."""
 
 import dataclasses
+import sys
+import threading
 import typing
 
 import pytest
+import tyro
 
-from rl_replicator.cli import main, stderr_filter, trainables
+from rl_replicator.cli import main, options, stderr_filter, trainables
+from rl_replicator.errors import UsageError
 
 # For each option: not a number, and below what makes sense. Large values have cases of their own.
 VALUES = ("x", "-1")
@@ -34,6 +38,28 @@ def refused(capsys, *words):
     assert err.startswith(prefix), (words, err)
     assert "Error" not in err and "Traceback" not in err, (words, err)
     return err.removeprefix(prefix).strip()
+
+
+def test_lines_of_other_threads_are_no_part_of_a_message(capsys, monkeypatch):
+    """A thread that copies the output of a process writes while the options are read."""
+
+    def refuse(*args, **kwargs):
+        thread = threading.Thread(target=lambda: print("of a process", file=sys.stderr, flush=True))
+        thread.start()
+        thread.join()
+        return cli(*args, **kwargs)
+
+    cli = tyro.cli
+    monkeypatch.setattr(tyro, "cli", refuse)
+    with pytest.raises(UsageError, match="expected a whole number for --count, got 'x'") as error:
+        options.parse(Counted, "command", ["--count", "x"])
+    assert "of a process" not in str(error.value)
+    assert "of a process\n" in capsys.readouterr().err
+
+
+@dataclasses.dataclass
+class Counted:
+    count: int = 1
 
 
 def files(directory):
