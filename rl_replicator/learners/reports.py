@@ -21,12 +21,12 @@ _WAITING_THRESHOLD = 0.05
 class Reports(Protocol):
     """Receives the progress and the metrics of the training loop."""
 
-    def tick(self, batches: int, starved: bool | None) -> None:
+    def tick(self, batches: int, waited: float) -> None:
         """Redraws the line. Call it several times per second while calls run.
 
         Args:
           batches: number of global batches that the run has used.
-          starved: whether the next batch is not ready; None if that is unknown.
+          waited: seconds that steps have waited for input.
         """
 
     def tick_evaluation(self, step: int, seconds: float) -> None:
@@ -108,16 +108,13 @@ class ChiefReports(Reports):
         self._steps_per_row = min(_MAX_STEPS_PER_ROW, max(1, num_steps // _ROWS))
         self._line = ProgressLine()
         self._window = RateWindow()
-        self._known_ticks = self._starved_ticks = 0
         self._last_tick = self._paused = 0.0
         self._sums = {name: list(pair) for name, pair in state.items()}
         self._shown: dict[str, str] = {}
 
-    def tick(self, batches: int, starved: bool | None) -> None:
+    def tick(self, batches: int, waited: float) -> None:
         self._last_tick = time.monotonic() - self._paused
-        self._known_ticks += starved is not None
-        self._starved_ticks += bool(starved)
-        self._window.add(self._last_tick, batches, self._known_ticks, self._starved_ticks)
+        self._window.add(self._last_tick, batches, waited)
         if self._line.is_due:
             self._line.show(
                 describe(
@@ -179,7 +176,7 @@ class ChiefReports(Reports):
 class NoReports(Reports):
     """The reports of all other processes: writes nothing."""
 
-    def tick(self, batches: int, starved: bool | None) -> None:
+    def tick(self, batches: int, waited: float) -> None:
         pass
 
     def tick_evaluation(self, step: int, seconds: float) -> None:
@@ -219,14 +216,13 @@ def describe(
       num_steps: number of steps of the whole run.
       batches_per_step: number of global batches that a step uses.
       global_batch_size: number of examples in a global batch.
-      window: rates of three counters: batches, ticks at which the state of the input was known, and
-        ticks at which the input was starved.
+      window: rates of two counters: batches, and seconds that steps have waited for input.
       figures: texts to show after the progress.
 
     Returns:
       The text, without a newline.
     """
-    rate = window.rates()[0]  # Batches per second.
+    rate, waiting = window.rates()
     return progress_text(
         batches // batches_per_step,
         num_steps,
@@ -235,27 +231,21 @@ def describe(
             *figures,
             f"{rate / batches_per_step:.3g} steps/s",
             f"{rate * global_batch_size:,.0f} examples/s",
-            verdict(*window.growth()),
+            verdict(rate, waiting),
         ],
     )
 
 
-def verdict(batches: int, known: int, starved: int) -> str:
+def verdict(rate: float, waiting: float) -> str:
     """Names the bottleneck: the input, or the devices.
 
     Args:
-      batches: number of batches used within the window.
-      known: number of ticks within the window at which the state of the input was known.
-      starved: number of those ticks at which the next batch was not ready.
+      rate: batches per second.
+      waiting: share of the time in which a step waited for input.
 
     Returns:
       The text for the progress line.
     """
-    if not batches:
-        return "starting"
-    if not known:
-        return "bottleneck: devices"
-    share = starved / known
-    if share > _WAITING_THRESHOLD:
-        return f"bottleneck: input (waited for {share:.0%} of the time)"
-    return "bottleneck: devices (the input is ahead)"
+    if waiting > _WAITING_THRESHOLD:
+        return f"bottleneck: input (waited for {min(waiting, 1.0):.0%} of the time)"
+    return "bottleneck: devices" if rate else "starting"
