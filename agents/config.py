@@ -28,6 +28,7 @@ _BEFORE = {
     "torso": "mlp",
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
+    "policy_average": 1,
 }
 _BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
@@ -76,6 +77,9 @@ class OffPolicyConfig(Settings):
     """Adam's step size for the policy."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
+    policy_average: int = 1
+    """Learner steps over which the weights of the policy that acts are averaged; a tenth of those
+    done, as long as that is less. 1: the newest weights act, as in the papers."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()
@@ -87,7 +91,7 @@ class OffPolicyConfig(Settings):
             sizes = getattr(self, name)
             is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
             self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
-        self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
+        self.check_at_least(1, "n_step", "global_batch_size", "policy_average", "steps_per_call")
         self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
         for name in ("policy_learning_rate", "critic_learning_rate"):
             self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")

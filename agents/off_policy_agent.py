@@ -22,6 +22,7 @@ from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings
+from agents.learning.policy_average import PolicyAverage
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.networks.actor_critic import ActorCritic
 from agents.networks.mlp import CriticTorso, find_torso
@@ -231,13 +232,13 @@ class OffPolicyAgent(abc.ABC):
         adders: Sequence[NStepTransitionAdder],
         contexts: Sequence[ExplorationContext],
     ) -> ExploringActor:
-        """Makes an actor: the online policy with exploration."""
+        """Makes an actor: the policy that acts, with exploration."""
         policy = self.make_acting_policy(source, lambda outputs: outputs)
         explorations = [self.make_exploration(context) for context in contexts]
         return ExploringActor(policy, source, explorations, adders)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
-        """Makes an evaluator: the online policy without exploration."""
+        """Makes an evaluator: the policy that acts, without exploration."""
         return PolicyActor(self.make_acting_policy(source, self.greedy_action), source)
 
     def make_learner(
@@ -276,6 +277,9 @@ class OffPolicyAgent(abc.ABC):
         samples = total_agent_steps * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
+            if config.policy_average > 1:
+                networks = self.make_acting_networks()
+                module = PolicyAverage(module, networks, config.policy_average)
         is_prioritized = config.replay.priority_exponent > 0
         return ReplayLearner(
             module,

@@ -45,6 +45,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Adam's step size for the policy. The paper uses 1e-4."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
+    policy_average: int = 1000
+    """Learner steps over which the weights of the policy that acts are averaged; a tenth of those
+    done, as long as that is less. The paper acts with the newest weights (1)."""
     target_update_period: int = 100
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 1.0
@@ -90,6 +93,7 @@ PAPER = D4PGConfig(
     critic_prior="uniform",
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
+    policy_average=1,
     exploration_sigma=0.3,
     exploration_spread=1.0,
     replay=ReplayConfig(
@@ -120,6 +124,8 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
+    policy_average: int = 1
+    """As for D4PG from state, where it is 1000; not tried from pixels."""
     target_update_period: int = 1
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 0.01

@@ -5,24 +5,25 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 
-def polyak(target: tf.Tensor, online: tf.Tensor, rate: float) -> tf.Tensor:
+def polyak(target: tf.Tensor, online: tf.Tensor, rate: tf.Tensor | float) -> tf.Tensor:
     """target + tau * (online - target).
 
     Args:
       target: float32 of any shape.
       online: as `target`.
-      rate: tau in (0, 1]; 1 copies `online`.
+      rate: tau in (0, 1]; the number 1 copies `online`.
 
     Returns:
       As `target`.
     """
-    return tf.identity(online) if rate == 1 else target + rate * (online - target)
+    is_copy = not tf.is_tensor(rate) and rate == 1
+    return tf.identity(online) if is_copy else target + rate * (online - target)
 
 
 def update_targets(
     target: Sequence[tf.Variable],
     online: Sequence[tf.Variable],
-    rate: float,
+    rate: tf.Tensor | float,
     is_due: tf.Tensor | bool = True,
 ) -> None:
     """Moves target variables towards the online ones by `polyak`.

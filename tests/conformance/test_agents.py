@@ -22,6 +22,7 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
+from agents.learning.policy_average import PolicyAverage
 from agents.replay.transitions import Sample
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -248,9 +249,10 @@ def test_it_explores_within_the_action_range(name):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_is_evaluated_with_the_online_policy_and_without_exploration(name):
+def test_it_is_evaluated_with_the_policy_that_acts_and_without_exploration(name):
     agent, learner, _ = trained(name)
     module = learner.trackables()["module"]
+    assert isinstance(module, PolicyAverage) == (agent.config.policy_average > 1)
     networks = module.acting_networks
     online = {v.name for network in networks.values() for v in network.variables}
     assert online and not any(name.startswith("target") for name in online)

@@ -26,3 +26,8 @@ def test_the_prior_of_runs_without_an_option_for_it(kind, prior):
     """From pixels the critic started near 0 already."""
     assert restored(kind, {}).critic_prior == prior
     assert restored(kind, {"critic_prior": "uniform"}).critic_prior == "uniform"
+
+
+def test_runs_without_an_option_for_it_act_with_the_newest_weights():
+    assert restored(D4PGConfig, {}).policy_average == 1
+    assert restored(D4PGConfig, {"policy_average": 50}).policy_average == 50

@@ -1,0 +1,107 @@
+"""The average of the policy acts; the training goes on as without it."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from acme import types
+
+import rl_replicator as rr
+from agents.learning.policy_average import PolicyAverage
+from agents.learning.replay_learner import ReplayLearner, StepOutput
+from agents.learning.variables import named_variables
+from agents.replay.transitions import Sample
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import TrackablePart
+
+pytestmark = pytest.mark.usefixtures("plain_graphs")
+# The average takes the weights of every tenth step.
+BATCH, PERIOD, CALLS, SPAN = 4, 10, 40, 25
+NUM_ROWS = CALLS * PERIOD * BATCH
+
+
+@snt.allow_empty_variables
+class Counting(snt.Module):
+    """An encoder with a variable that no loss trains."""
+
+    def __init__(self):
+        super().__init__(name="encoder")
+        self.num_seen = tf.Variable(0.0, trainable=False, name="num_seen")
+
+
+def make_networks():
+    policy = snt.Linear(2, name="policy")
+    policy(tf.zeros([1, 3]))
+    return {"encoder": Counting(), "policy": policy}
+
+
+class Drifting(tf.Module):
+    """Subtracts the mean reward of the global batch from all weights of a policy in each step."""
+
+    def __init__(self, replicator):
+        super().__init__()
+        self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.acting_networks = make_networks()
+        self.optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(1.0))
+
+    def step_fn(self, sample):
+        variables = self.acting_networks["policy"].trainable_variables
+        gradient = tf.reduce_mean(sample.transition.reward)
+        self.optimizer.apply([tf.fill(v.shape, gradient) for v in variables], variables)
+        self.acting_networks["encoder"].num_seen.assign_add(1.0)
+        self.num_steps.assign_add(1)
+        return StepOutput(sample.keys, tf.ones_like(sample.keys), {})
+
+
+def make_learner(replicator_name):
+    replicator = rr.make(replicator_name)
+    with replicator.scope():
+        module = Drifting(replicator)
+        average = PolicyAverage(module, make_networks(), SPAN)
+
+    def input_fn(context):
+        rewards = np.random.default_rng(0).normal(size=NUM_ROWS).astype(np.float32)
+        keys = np.arange(NUM_ROWS)
+        sample = Sample(keys, keys, keys, types.Transition((), (), rewards, (), ()))
+        size = context.per_replica_batch_size(BATCH)
+        batches = tf.data.Dataset.from_tensor_slices(sample).batch(size)
+        return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    learner = ReplayLearner(average, replicator, input_fn, None, steps_per_call=PERIOD)
+    return learner, module
+
+
+@pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
+def test_actors_get_the_average_and_training_goes_on_from_the_newest(replicator_name):
+    learner, module = make_learner(replicator_name)
+    newest = named_variables("policy", module.acting_networks["policy"])
+    expected = {path: v.numpy().astype(np.float64) for path, v in newest.items()}
+    assert len(expected) == 2
+    behind = []
+    for call in range(1, CALLS + 1):
+        learner.step()
+        published = learner.get_variables(["policy"])
+        rate = PERIOD / min(max(0.1 * call * PERIOD, PERIOD), SPAN)
+        for path, variable in newest.items():
+            expected[path] += rate * (variable.numpy() - expected[path])
+            np.testing.assert_allclose(published[path], expected[path], rtol=1e-4, atol=1e-5)
+        behind.append(max(np.abs(published[p] - v.numpy()).max() for p, v in newest.items()))
+    assert max(behind[:10]) < 1e-6 < 0.1 < np.mean(behind[-20:])
+    assert learner.get_variables(["encoder"])["encoder/num_seen"] == CALLS * PERIOD
+    learner.close()
+
+
+def test_a_checkpoint_holds_the_average(tmp_path):
+    (saved, _), (restored, _) = make_learner("single_device"), make_learner("single_device")
+    for _ in range(CALLS // 2):
+        saved.step()
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"learner": TrackablePart(**saved.trackables())})
+    checkpointer.restore({"learner": TrackablePart(**restored.trackables())})
+    restored.refresh()
+    for names in (["policy"], ["encoder"]):
+        expected = saved.get_variables(names)
+        for path, array in restored.get_variables(names).items():
+            np.testing.assert_array_equal(array, expected[path])
+    saved.close()
+    restored.close()
