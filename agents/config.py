@@ -29,8 +29,9 @@ _BEFORE = {
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
     "policy_average": 1,
+    "squash_gradient": "tanh",
 }
-_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
+_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero", "squash_gradient": "inverting"}
 
 
 class Settings:
@@ -78,8 +79,8 @@ class OffPolicyConfig(Settings):
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
     policy_average: int = 1
-    """Learner steps over which the weights of the policy that acts are averaged; a tenth of those
-    done, as long as that is less. 1: the newest weights act, as in the papers."""
+    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
+    done, as long as that is less. 1: the newest weights are evaluated, as in the papers."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()
@@ -100,8 +101,12 @@ class OffPolicyConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class NoiseSettings(Settings):
-    """How an agent with a deterministic policy explores."""
+    """How the policy of an agent with deterministic actions is trained and explores."""
 
+    squash_gradient: Literal["inverting", "tanh"] = "inverting"
+    """Derivative of the tanh that ends the policy: `inverting` vanishes towards a limit of the
+    action but not away from it (`agents.networks.policies.inverting_tanh`); `tanh`, the true one,
+    vanishes both ways: a policy whose actions are at their limits stays there."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""

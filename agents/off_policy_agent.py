@@ -6,7 +6,7 @@ of its learner. `docs/agents.md` adds one from scratch.
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -22,7 +22,7 @@ from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings
-from agents.learning.policy_average import PolicyAverage
+from agents.learning.policy_average import PolicyAverage, average_name
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.networks.actor_critic import ActorCritic
 from agents.networks.mlp import CriticTorso, find_torso
@@ -96,13 +96,13 @@ class OffPolicyAgent(abc.ABC):
 
     def make_policy(self, name: str) -> snt.Module:
         """Makes an unbuilt policy: [B, F] features -> [B, A] actions."""
-        layers = self.config.policy_layers
+        config, feature_size = self.config, self.observations.feature_size
+        layers = (
+            config.policy_layers if feature_size is None else (feature_size, *config.policy_layers)
+        )
+        squash = inverting_tanh if config.squash_gradient == "inverting" else tf.tanh
         num_actions = self.environment_spec.actions.shape[0]
-        make_torso = find_torso(self.config.torso)
-        if self.observations.feature_size is None:
-            return DeterministicPolicy(layers, num_actions, tf.tanh, make_torso, name)
-        layers = (self.observations.feature_size, *layers)
-        return DeterministicPolicy(layers, num_actions, inverting_tanh, make_torso, name)
+        return DeterministicPolicy(layers, num_actions, squash, find_torso(config.torso), name)
 
     def make_critic_torso(self) -> CriticTorso:
         """Makes all of a critic but its last layer: ([B, F], [B, A]) -> [B, H]."""
@@ -156,22 +156,44 @@ class OffPolicyAgent(abc.ABC):
 
     # Acting.
 
-    def make_acting_policy(
-        self, source: VariableSource, select: Callable[[Any], Any]
-    ) -> ActingPolicy:
-        """Makes the policy of an actor or an evaluator.
+    def make_exploring_policy(self, source: VariableSource) -> ActingPolicy:
+        """Makes the policy of an actor: the newest weights, and what the policy network returns.
 
         Args:
           source: serves the weights.
-          select: of the outputs of the policy network, what the policy returns.
         """
         # Returns once the learner has drawn its weights. In threads all nodes draw from one stream,
         # and the seed of the run must determine the learner's weights.
         source.get_variables(())
         networks = self.make_acting_networks()
+        return self._acting_policy(networks, networks, lambda outputs: outputs)
+
+    def make_evaluation_policy(self, source: VariableSource) -> ActingPolicy:
+        """Makes the policy without exploration, of evaluators and exported models.
+
+        With `policy_average`, its weights are the average.
+
+        Args:
+          source: serves the weights.
+        """
+        source.get_variables(())
+        networks = served = self.make_acting_networks()
+        if self.config.policy_average > 1:
+            served = {
+                average_name(name) if network.trainable_variables else name: network
+                for name, network in networks.items()
+            }
+        return self._acting_policy(networks, served, self.greedy_action)
+
+    def _acting_policy(
+        self,
+        networks: Mapping[str, snt.Module],
+        served: Mapping[str, snt.Module],
+        select: Callable[[Any], Any],
+    ) -> ActingPolicy:
         encoder, policy = networks["encoder"], networks["policy"]
         return ActingPolicy(
-            networks=networks,
+            networks=served,
             act=lambda observation: select(policy(encoder(observation))),
             observation_spec=self.observations.spec(),
             make_history=self.observations.make_history,
@@ -232,14 +254,14 @@ class OffPolicyAgent(abc.ABC):
         adders: Sequence[NStepTransitionAdder],
         contexts: Sequence[ExplorationContext],
     ) -> ExploringActor:
-        """Makes an actor: the policy that acts, with exploration."""
-        policy = self.make_acting_policy(source, lambda outputs: outputs)
+        """Makes an actor: the policy with exploration."""
+        policy = self.make_exploring_policy(source)
         explorations = [self.make_exploration(context) for context in contexts]
         return ExploringActor(policy, source, explorations, adders)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:
-        """Makes an evaluator: the policy that acts, without exploration."""
-        return PolicyActor(self.make_acting_policy(source, self.greedy_action), source)
+        """Makes an evaluator: the policy without exploration."""
+        return PolicyActor(self.make_evaluation_policy(source), source)
 
     def make_learner(
         self, replicator: rr.Replicator, replay_addresses: Sequence[str], total_agent_steps: int

@@ -40,7 +40,7 @@ class NoWeights:
 def sides(agent) -> tuple[dict[str, harness.Side], dict[str, str]]:
     """Returns the sides of an agent, and which one each is compared with."""
     made, peers = {}, {}
-    policy = agent.make_acting_policy(NoWeights(), lambda outputs: outputs)
+    policy = agent.make_exploring_policy(NoWeights())
     names = names_with_variables(policy.networks)
     weights = copy_variables(policy.networks, names)
     variables = {

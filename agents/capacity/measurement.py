@@ -21,6 +21,7 @@ from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
 from agents.capacity.parts import Parts
 from agents.capacity.server import ReplayProcess, Usage
 from agents.environment_loop import explore
+from agents.learning.policy_average import without_averages
 from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES
 from agents.replay.transitions import TABLE
 from agents.task import Task
@@ -209,7 +210,7 @@ class _Bench:
         server.Bind("small", lambda: None)
         server.Start()
         client = courier.Client(server.address)
-        names = learner.network_names
+        names = without_averages(learner.network_names)
         fetch = self._timed(_repeated(client.get_variables, names), "fetch")
         small = self._timed(_repeated(client.small), "fetch")
         server.Stop()

@@ -46,8 +46,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
     policy_average: int = 1000
-    """Learner steps over which the weights of the policy that acts are averaged; a tenth of those
-    done, as long as that is less. The paper acts with the newest weights (1)."""
+    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
+    done, as long as that is less. The paper evaluates the newest weights (1)."""
     target_update_period: int = 100
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 1.0
@@ -94,6 +94,7 @@ PAPER = D4PGConfig(
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
     policy_average=1,
+    squash_gradient="tanh",
     exploration_sigma=0.3,
     exploration_spread=1.0,
     replay=ReplayConfig(

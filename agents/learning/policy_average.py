@@ -1,8 +1,6 @@
-"""The average of a policy's last weights, which acts in place of the newest weights."""
+"""The average of a policy's last weights, which is evaluated in place of the newest weights."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sonnet as snt
 import tensorflow as tf
@@ -17,37 +15,47 @@ _SHARE = 0.1
 _PERIOD = 10
 
 
+_PREFIX = "average_"
+
+
+def average_name(name: str) -> str:
+    """Returns the name under which the average of a network is served."""
+    return _PREFIX + name
+
+
+def without_averages(names: Iterable[str]) -> list[str]:
+    """Returns the names of networks that are not averages: those that actors need."""
+    return [name for name in names if not name.startswith(_PREFIX)]
+
+
 class PolicyAverage(tf.Module):
-    """A module whose actors get an average of the networks that it trains.
+    """A step module that also keeps an average of the networks that act.
 
     Adam's steps have the same size however small a gradient is. The weights of a policy that has
     learned all that the critic knows wander on therefore, and from one step to the next some starts
     of an episode fail that did not fail before. The exponential average of the weights does not
     follow these steps (Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
-    averaging"). Training itself goes on from the newest weights. It implements
+    averaging"). It is evaluated, saved and exported. Actors explore with the newest weights, so
+    the training is the same as without an average. It implements
     `agents.learning.replay_learner.StepModule`.
     """
 
-    def __init__(
-        self, module: StepModule, networks: Mapping[str, snt.Module], num_steps: int
-    ) -> None:
-        """Copies the networks that act.
+    def __init__(self, module: StepModule, networks: Mapping[str, snt.Module], num_steps: int):
+        """Copies the weights of the networks that act.
 
         Args:
-          module: trains; its networks without trainable variables act as they are.
-          networks: built networks like `module.acting_networks`, which get the averages.
+          module: trains. A network without trainable variables has no average.
+          networks: built networks like `module.acting_networks`, which become the averages.
           num_steps: learner steps that the average spans, at least 10: it takes the weights of
             every tenth step, at the rate 10 / num_steps.
         """
         super().__init__(name="policy_average")
         self._module, self._span = module, num_steps
         online = module.acting_networks
-        self._acting = {
-            name: networks[name] if network.trainable_variables else network
-            for name, network in online.items()
-        }
-        self._online = [v for name in online for v in online[name].trainable_variables]
-        self._average = [v for name in online for v in self._acting[name].trainable_variables]
+        averaged = [name for name in online if online[name].trainable_variables]
+        self._averages = {average_name(name): networks[name] for name in averaged}
+        self._online = [v for name in averaged for v in online[name].trainable_variables]
+        self._average = [v for name in averaged for v in networks[name].trainable_variables]
         update_targets(self._average, self._online, rate=1.0)
 
     @property
@@ -56,9 +64,14 @@ class PolicyAverage(tf.Module):
         return self._module.num_steps
 
     @property
-    def acting_networks(self) -> Mapping[str, snt.Module]:
-        """The averages act."""
-        return self._acting
+    def acting_networks(self) -> dict[str, snt.Module]:
+        """The networks of the module, for actors, and the averages, for evaluators."""
+        return {**self._module.acting_networks, **self._averages}
+
+    @property
+    def trainable_variables(self) -> Sequence[tf.Variable]:
+        """What gradients train: not the averages."""
+        return self._module.trainable_variables
 
     def step_fn(self, sample: Sample) -> StepOutput:
         """Trains on one batch, then moves the averages towards the networks.

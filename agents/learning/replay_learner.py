@@ -52,11 +52,16 @@ class StepModule(Protocol):
 
     Attributes:
       num_steps: learner steps done, an int64 scalar; `step_fn` increments it.
-      acting_networks: networks that actors need, by the names that actors give theirs.
+      acting_networks: networks that actors and evaluators need, by the names that these ask for.
     """
 
     num_steps: tf.Variable
     acting_networks: Mapping[str, snt.Module]
+
+    @property
+    def trainable_variables(self) -> Sequence[tf.Variable]:
+        """What its gradients train, as of any `tf.Module`."""
+        ...
 
     def step_fn(self, sample: Sample) -> StepOutput:
         """Trains on one batch of this replica."""

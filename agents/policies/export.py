@@ -29,12 +29,12 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Expor
       UsageError: if the agent does not say how it acts.
     """
     agent: Any = _in_float32(policy.agent)
-    if not hasattr(agent, "make_acting_policy"):
+    if not hasattr(agent, "make_evaluation_policy"):
         raise UsageError(
-            f"expected an agent with make_acting_policy, as OffPolicyAgent has it, got "
+            f"expected an agent with make_evaluation_policy, as OffPolicyAgent has it, got "
             f"{type(agent).__name__}; subclass OffPolicyAgent to export its policy"
         )
-    acting = agent.make_acting_policy(policy.weights, agent.greedy_action)
+    acting = agent.make_evaluation_policy(policy.weights)
     for name, network in acting.networks.items():
         variables = named_variables(name, network)
         arrays = policy.weights.get_variables([name]) if variables else {}

@@ -22,7 +22,6 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
-from agents.learning.policy_average import PolicyAverage
 from agents.replay.transitions import Sample
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -249,18 +248,20 @@ def test_it_explores_within_the_action_range(name):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_is_evaluated_with_the_policy_that_acts_and_without_exploration(name):
+def test_it_is_evaluated_with_the_average_policy_and_without_exploration(name):
     agent, learner, _ = trained(name)
     module = learner.trackables()["module"]
-    assert isinstance(module, PolicyAverage) == (agent.config.policy_average > 1)
     networks = module.acting_networks
+    has_average = agent.config.policy_average > 1
+    assert ("average_policy" in networks) == has_average
+    policy = networks["average_policy" if has_average else "policy"]
     online = {v.name for network in networks.values() for v in network.variables}
     assert online and not any(name.startswith("target") for name in online)
     evaluator, other = agent.make_evaluator(learner), agent.make_evaluator(learner)
     for value in (-0.9, -0.2, 0.4, 0.8):
         observation = np.array([value, 0.5], np.float32)
         action = evaluator.select_action(observation)
-        outputs = networks["policy"](networks["encoder"](tf.constant(observation[None])))
+        outputs = policy(networks["encoder"](tf.constant(observation[None])))
         expected = agent.greedy_action(outputs)[0]
         np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(evaluator.select_action(observation), action)

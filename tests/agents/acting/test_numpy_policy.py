@@ -46,8 +46,8 @@ def test_the_policy_of_every_agent_is_the_same_in_numpy(name):
     """Both what actors explore around and the action of evaluators, in batches of one and more."""
     agent = small_agent(name, "state")
     random = np.random.default_rng(0)
-    for select in (lambda outputs: outputs, agent.greedy_action):
-        policy = agent.make_acting_policy(Weights(), select)
+    for make_policy in (agent.make_exploring_policy, agent.make_evaluation_policy):
+        policy = make_policy(Weights())
         functions = [compile_policy(policy, size) for size in (1, 5)]
         assert all(isinstance(function, NumpyPolicy) for function in functions)
         for seed in range(3):
@@ -74,7 +74,7 @@ def test_the_policy_of_every_agent_is_the_same_in_numpy(name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_convolutions_are_left_to_tensorflow(name):
     agent = small_agent(name, "pixels")
-    policy = agent.make_acting_policy(Weights(), agent.greedy_action)
+    policy = agent.make_evaluation_policy(Weights())
     function = compile_policy(policy, 2)
     assert isinstance(function, TensorFlowPolicy)
     function.load(randomize(policy.networks, 1))

@@ -76,12 +76,14 @@ def test_the_online_policy_acts(trained):
         assert (array != before[path]).any(), path
 
 
-def test_the_evaluator_takes_the_action_of_the_policy_without_noise(trained):
+def test_the_evaluator_takes_the_action_of_the_average_policy_without_noise(trained):
     agent, learner, _, _ = trained
     evaluator = agent.make_evaluator(learner)
     for _ in range(3):
         action = evaluator.select_action(OBSERVATION)
-        np.testing.assert_allclose(action, acts(learner.get_variables(["policy"])), atol=1e-6)
+        weights = learner.get_variables(["average_policy"])
+        weights = {path.removeprefix("average_"): array for path, array in weights.items()}
+        np.testing.assert_allclose(action, acts(weights), atol=1e-6)
 
 
 def test_the_actor_adds_noise_of_the_configured_size(trained):
@@ -156,3 +158,15 @@ def test_rewards_without_bounds_ask_for_a_value_range():
     with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
         D4PG(D4PGConfig(), spec)
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
+
+
+@pytest.mark.parametrize(("config", "comes_back"), [(D4PGConfig(), True), (PAPER, False)])
+def test_a_policy_whose_actions_are_at_their_limits_comes_back(config, comes_back):
+    policy = D4PG(config, make_spec()).make_acting_networks()["policy"]
+    (bias,) = [v for v in policy.trainable_variables if v.name == "policy/head/b:0"]
+    bias.assign(tf.fill(bias.shape, 20.0))
+    spec = make_spec()
+    with tf.GradientTape() as tape:
+        action = policy(tf.zeros([1, *spec.observations.shape]))
+    np.testing.assert_array_equal(action, tf.ones_like(action))
+    assert (tape.gradient(action, bias).numpy() > 0.5).all() == comes_back

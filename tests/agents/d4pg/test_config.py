@@ -28,6 +28,12 @@ def test_the_prior_of_runs_without_an_option_for_it(kind, prior):
     assert restored(kind, {"critic_prior": "uniform"}).critic_prior == "uniform"
 
 
-def test_runs_without_an_option_for_it_act_with_the_newest_weights():
+def test_runs_without_an_option_for_it_are_evaluated_with_the_newest_weights():
     assert restored(D4PGConfig, {}).policy_average == 1
     assert restored(D4PGConfig, {"policy_average": 50}).policy_average == 50
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(D4PGConfig, "tanh"), (PixelD4PGConfig, "inverting")])
+def test_the_gradient_of_runs_without_an_option_for_it(kind, kept):
+    assert restored(kind, {}).squash_gradient == kept
+    assert kind().squash_gradient == "inverting"

@@ -1,4 +1,4 @@
-"""The average of the policy acts; the training goes on as without it."""
+"""The average of the policy is evaluated; actors explore with the newest weights."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import tensorflow as tf
 from acme import types
 
 import rl_replicator as rr
-from agents.learning.policy_average import PolicyAverage
+from agents.learning.policy_average import PolicyAverage, without_averages
 from agents.learning.replay_learner import ReplayLearner, StepOutput
 from agents.learning.variables import named_variables
 from agents.replay.transitions import Sample
@@ -72,7 +72,7 @@ def make_learner(replicator_name):
 
 
 @pytest.mark.parametrize("replicator_name", ["single_device", "multi_device:2"])
-def test_actors_get_the_average_and_training_goes_on_from_the_newest(replicator_name):
+def test_evaluators_get_the_average_and_actors_the_newest(replicator_name):
     learner, module = make_learner(replicator_name)
     newest = named_variables("policy", module.acting_networks["policy"])
     expected = {path: v.numpy().astype(np.float64) for path, v in newest.items()}
@@ -80,13 +80,17 @@ def test_actors_get_the_average_and_training_goes_on_from_the_newest(replicator_
     behind = []
     for call in range(1, CALLS + 1):
         learner.step()
-        published = learner.get_variables(["policy"])
+        published = learner.get_variables(["policy", "average_policy"])
         rate = PERIOD / min(max(0.1 * call * PERIOD, PERIOD), SPAN)
         for path, variable in newest.items():
             expected[path] += rate * (variable.numpy() - expected[path])
-            np.testing.assert_allclose(published[path], expected[path], rtol=1e-4, atol=1e-5)
-        behind.append(max(np.abs(published[p] - v.numpy()).max() for p, v in newest.items()))
+            np.testing.assert_array_equal(published[path], variable.numpy())
+            average = published[f"average_{path}"]
+            np.testing.assert_allclose(average, expected[path], rtol=1e-4, atol=1e-5)
+        behind.append(max(np.abs(published[f"average_{p}"] - published[p]).max() for p in newest))
     assert max(behind[:10]) < 1e-6 < 0.1 < np.mean(behind[-20:])
+    assert learner.network_names == ("encoder", "policy", "average_policy")
+    assert without_averages(learner.network_names) == ["encoder", "policy"]
     assert learner.get_variables(["encoder"])["encoder/num_seen"] == CALLS * PERIOD
     learner.close()
 
@@ -99,7 +103,7 @@ def test_a_checkpoint_holds_the_average(tmp_path):
     checkpointer.save(1, {"learner": TrackablePart(**saved.trackables())})
     checkpointer.restore({"learner": TrackablePart(**restored.trackables())})
     restored.refresh()
-    for names in (["policy"], ["encoder"]):
+    for names in (["average_policy"], ["policy"], ["encoder"]):
         expected = saved.get_variables(names)
         for path, array in restored.get_variables(names).items():
             np.testing.assert_array_equal(array, expected[path])

@@ -38,7 +38,7 @@ class Weights:
 
 @pytest.fixture(scope="module")
 def agent():
-    return D4PG(D4PGConfig(policy_layers=(8,), n_step=2), TASK.spec())
+    return D4PG(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1), TASK.spec())
 
 
 @pytest.fixture(scope="module")
