@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PRESET = "--preset"
 _DEFAULT = "default"
+# Numbers that a checkpoint fixes: they are in its tables, its rows or its critic, or only begin.
+_FIXED = ("replay.", "discount", "value-min", "value-max", "initial-temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,11 @@ class AgentCommand:
             values: Any = next(f.default for f in dataclasses.fields(kind) if f.name == "agent")
             plain = {**plain, "agent": _updated(dataclasses.asdict(values), agent)}
         return from_plain(kind, plain)
+
+    def may_change(self, option: str) -> bool:
+        """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""
+        group, _, name = option.partition(".")
+        return group == "agent" and not name.startswith(_FIXED)
 
     @property
     def evaluation_options_type(self) -> type:

@@ -41,8 +41,11 @@ class SweepOptions:
     """Number of trials. The first one has the default values, if the search may choose them."""
     seeds: int = 1
     """Runs of each trial, with the seeds 1, 2, ...; their mean is the figure of the trial."""
-    scheduler: Literal["asha", "fifo"] = "asha"
-    """asha stops trials that are worse than others at the same evaluation; fifo stops none."""
+    scheduler: Literal["asha", "fifo", "pbt"] = "asha"
+    """asha stops trials that are worse than others at the same evaluation; fifo stops none; pbt
+    continues the worst quarter, at every interval, as copies of good trials with other settings."""
+    interval: int | None = None
+    """Steps between two comparisons of pbt, as evaluations count them."""
     grace: int = 1
     """Evaluations before asha may stop a trial."""
     reduction: int = 3
@@ -59,6 +62,19 @@ class SweepOptions:
         for name in ("trials", "seeds", "grace"):
             value = getattr(self, name)
             check_option(value >= 1, name, "at least 1", value)
+        interval, is_population = self.interval, self.scheduler == "pbt"
+        check_option(
+            (interval is not None) == is_population and (interval is None or interval >= 1),
+            "interval",
+            "at least 1 with --scheduler pbt, and none without",
+            interval,
+        )
+        check_option(
+            self.trials >= 2 or not is_population,
+            "trials",
+            "at least 2 with --scheduler pbt",
+            self.trials,
+        )
         check_option(self.reduction >= 2, "reduction", "at least 2", self.reduction)
         parallel = self.parallel
         check_option(parallel is None or parallel >= 1, "parallel", "at least 1", parallel)
@@ -101,6 +117,8 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     parameters = search.parse_all(chosen.search)
     settings = _parsed(chosen.name, trainable, theirs)
     _check_parameters(chosen.name, trainable, theirs, parameters)
+    if chosen.scheduler == "pbt":
+        _check_changeable(chosen.name, trainable, theirs, parameters)
     declared = options.declared_options(trainable.options_type(theirs), _TRAIN)
     if "--seed" not in declared and chosen.seeds > 1:
         raise UsageError(
@@ -116,8 +134,14 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
         defaults={one.option: _current(settings, one.option) for one in parameters},
         search=SearchPlan(
-            tuple(parameters), chosen.sampler, chosen.scheduler, chosen.grace, chosen.reduction
+            tuple(parameters),
+            chosen.sampler,
+            chosen.scheduler,
+            chosen.grace,
+            chosen.reduction,
+            chosen.interval,
         ),
+        total_steps=total if isinstance(total := _setting(settings, "steps"), int) else None,
         trials=chosen.trials,
         seeds=tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,),
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
@@ -148,12 +172,40 @@ def _check_parameters(
             _parsed(name, trainable, [*words, *one.words(value)])
 
 
+def _check_changeable(
+    name: str,
+    trainable: trainables.Trainable,
+    words: Sequence[str],
+    parameters: Sequence[Parameter],
+) -> None:
+    """Checks that a run may go on from a checkpoint with other values of every searched option."""
+    for one in parameters:
+        values = [
+            _setting(_parsed(name, trainable, [*words, *one.words(value)]), one.option)
+            for value in one.space.examples()
+        ]
+        if not trainable.may_change(one.option) or not all(isinstance(x, float) for x in values):
+            raise UsageError(
+                f"--search {one.option}: expected a real number that may change while a run "
+                "trains, such as a learning rate, with --scheduler pbt, got an option that a "
+                "checkpoint fixes; set it, or choose --scheduler asha"
+            )
+
+
 def _current(settings: Any, option: str) -> str:
     """Returns the value that an option has without the search, as it is written."""
+    value = _setting(settings, option)
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _setting(settings: Any, option: str) -> Any:
+    """Returns the value of an option; None if it has none."""
     roots = [settings, getattr(settings, "config", None)]  # A learner's options are in `config`.
     for value in roots:
         for name in option.replace("-", "_").split("."):
             value = getattr(value, name, None)
         if value is not None:
-            return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return ""
+            return value
+    return None

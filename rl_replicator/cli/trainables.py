@@ -38,6 +38,15 @@ class Trainable(Protocol):
           UsageError: if an option is unknown, missing, or of another type.
         """
 
+    def may_change(self, option: str) -> bool:
+        """Returns whether training goes by another value of an option after a checkpoint.
+
+        It is asked for real numbers only: what has another type may set the size of something.
+
+        Args:
+          option: its name without the hyphens before it, such as `agent.critic-learning-rate`.
+        """
+
     def train(self, options: Any, listener: RunListener = SILENT) -> int | None:
         """Trains, and returns the exit status (None is 0).
 

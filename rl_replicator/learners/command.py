@@ -138,6 +138,11 @@ class LearnerCommand:
         run = {name: value for name, value in plain.items() if name in own}
         return from_plain(self.options_type(), {**run, "config": config})
 
+    def may_change(self, option: str) -> bool:
+        """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""
+        own = {field.name for field in dataclasses.fields(RunOptions)}
+        return option.replace("-", "_") not in own | set(_LENGTHS)
+
     def train(self, options: Any, listener: RunListener = SILENT) -> int:
         """Trains with a progress line, and prints the last evaluation.
 

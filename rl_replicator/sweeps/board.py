@@ -19,7 +19,7 @@ def text(trials: Sequence[SweepTrial], count: int) -> str:
       count: number of trials in all.
     """
     states = {state: sum(one.state is state for one in trials) for state in TrialState}
-    ended = len(trials) - states[TrialState.RUNNING]
+    ended = len(trials) - states[TrialState.RUNNING] - states[TrialState.PAUSED]
     parts = [f"{ended} of {count} trials ended"]
     parts += [f"{number} {state.value}" for state, number in states.items() if number]
     options = list(trials[0].values) if trials else []
@@ -27,15 +27,22 @@ def text(trials: Sequence[SweepTrial], count: int) -> str:
     figure = score.figure if score else "figure"
     rows = [["trial", *options, "state", "evaluations", "steps", figure, "seeds"]]
     rows += [_row(trial) for trial in ranked(trials)]
+    if any(len(trial.lineage) > 1 for trial in trials):
+        origins = [trial.lineage[-1].origin for trial in ranked(trials)]
+        rows = [[*row, end] for row, end in zip(rows, ["from", *origins], strict=True)]
     return "\n".join([", ".join(parts), *aligned(rows)])
 
 
 def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
-    """Returns the trials: those that are done, those that run, those that were stopped, the others.
+    """Returns the trials: those that are done, run, have paused, were stopped, have failed.
 
-    Each group is sorted by the newest evaluation, the best one first.
+    Each group is sorted by the newest evaluation, the best one first; before the end, those with
+    more evaluations come first.
     """
-    order = [TrialState.DONE, TrialState.RUNNING, TrialState.STOPPED, TrialState.FAILED]
+    order = [
+        *(TrialState.DONE, TrialState.RUNNING, TrialState.PAUSED),
+        *(TrialState.STOPPED, TrialState.FAILED),
+    ]
 
     def key(trial: SweepTrial) -> tuple[int, int, float]:
         evaluated, score = trial.evaluated(), trial.score()
@@ -44,7 +51,7 @@ def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
         value = float(evaluated.means[-1])
         return (
             order.index(trial.state),
-            -evaluated.count,
+            0 if trial.state is TrialState.DONE else -evaluated.count,
             -value if score.is_highest_best else value,
         )
 
@@ -83,7 +90,9 @@ class SweepBoard:
             return
         values = ", ".join(f"{option} {value}" for option, value in trial.values.items())
         about = f": {trial.reason}" if trial.reason else ""
-        if not about and trial.state in (TrialState.DONE, TrialState.STOPPED):
+        if trial.state is TrialState.RUNNING and len(trial.lineage) > 1:
+            about = f", from {trial.lineage[-1].origin}"
+        if trial.state in (TrialState.DONE, TrialState.PAUSED, TrialState.STOPPED):
             evaluated, score = trial.evaluated(), trial.score()
             if score and evaluated.count:
                 about = (

@@ -12,7 +12,8 @@ from typing import Any
 
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps import board
-from rl_replicator.sweeps.runner import SweepRunner
+from rl_replicator.sweeps.population import Population
+from rl_replicator.sweeps.runner import Scheduler, SweepRunner
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
@@ -37,6 +38,7 @@ class SweepPlan:
       defaults: value of each searched option without the search, as written.
       search: how to search.
       trials: number of trials.
+      total_steps: steps of a run, as evaluations count them; None if unknown.
       seeds: of the runs of a trial; one None if there is no option for the seed.
       parallel: number of trials at a time.
       run_dir: the sweep's directory.
@@ -50,6 +52,7 @@ class SweepPlan:
     defaults: Mapping[str, str]
     search: SearchPlan
     trials: int
+    total_steps: int | None
     seeds: tuple[int | None, ...]
     parallel: int
     run_dir: Path
@@ -75,7 +78,9 @@ class SweepPlan:
         """What a process that continues the sweep must share, as plain data."""
         shared = {key: value for key, value in self.options.items() if key not in _FREE}
         search = dataclasses.asdict(self.search)
-        return {"name": self.name, "seeds": len(self.seeds), "search": search, "options": shared}
+        plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": shared}
+        # A population cannot grow: its trials train side by side.
+        return plain | ({"trials": self.trials} if self.search.scheduler == "pbt" else {})
 
 
 def run(plan: SweepPlan) -> int:
@@ -96,16 +101,22 @@ def run(plan: SweepPlan) -> int:
         directory.describe(_KIND, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
         study.prefer(plan.defaults)
-        trials = study.trials()
+        scheduler: Scheduler = study
+        if plan.search.interval is not None:
+            scheduler = Population(study, plan.search.interval, plan.total_steps)
+            trials = scheduler.trials(plan.trials)
+        else:
+            trials = study.trials()
         drawn = board.SweepBoard(trials, max(plan.trials, len(trials)))
 
         def note(trial: SweepTrial) -> None:
             drawn.note(trial)
             if trial.state is not TrialState.RUNNING:
                 _write(plan.run_dir / "results.csv", trials)
+            _write_rounds(plan.run_dir / "rounds.csv", study)
 
         runner = SweepRunner(
-            study, plan.command, plan.run_dir / "logs", plan.parallel, note, drawn.refresh
+            scheduler, plan.command, plan.run_dir / "logs", plan.parallel, note, drawn.refresh
         )
         number = runner.run(trials, plan.trials)
         drawn.close()
@@ -120,20 +131,37 @@ def run(plan: SweepPlan) -> int:
 def _write(path: Path, trials: Sequence[SweepTrial]) -> None:
     """Writes the trials as CSV, atomically."""
     columns = ["trial", "state", "evaluations", "steps", "score", "lowest_seed", "highest_seed"]
+    rows: list[list[object]] = [[*columns, *(trials[0].values if trials else ())]]
+    for trial in trials:
+        evaluated = trial.evaluated()
+        cells: list[object] = ["", "", "", ""]
+        if evaluated.count:
+            last = evaluated.scores[:, -1]
+            figures = (f"{x:.6g}" for x in (last.mean(), last.min(), last.max()))
+            cells = [evaluated.steps[-1], *figures]
+        rows.append(
+            [trial.number, trial.state.value, evaluated.count, *cells, *trial.values.values()]
+        )
+    _write_rows(path, rows)
+
+
+def _write_rounds(path: Path, study: Study) -> None:
+    """Writes the comparisons of a population as CSV, atomically; nothing before the first one."""
+    rows: list[list[object]] = []
+    for number, decided in enumerate(study.rounds(), start=1):
+        for trial, (step, score) in decided["scores"].items():
+            copy = decided["copies"].get(trial, {})
+            rows.append([number, trial, step, f"{score:.6g}", copy.get("source", "")])
+            rows[-1] += [copy.get("values", {}).get(one.option, "") for one in study.parameters]
+    if rows:
+        options = [f"new_{one.option}" for one in study.parameters]
+        _write_rows(path, [["round", "trial", "step", "score", "copied_from", *options], *rows])
+
+
+def _write_rows(path: Path, rows: Sequence[Sequence[object]]) -> None:
     new = path.with_suffix(".csv.new")
     with new.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, *(trials[0].values if trials else ())])
-        for trial in trials:
-            evaluated = trial.evaluated()
-            cells: list[object] = ["", "", "", ""]
-            if evaluated.count:
-                last = evaluated.scores[:, -1]
-                figures = (f"{x:.6g}" for x in (last.mean(), last.min(), last.max()))
-                cells = [evaluated.steps[-1], *figures]
-            writer.writerow(
-                [trial.number, trial.state.value, evaluated.count, *cells, *trial.values.values()]
-            )
+        csv.writer(file, lineterminator="\n").writerows(rows)
     os.replace(new, path)
 
 
@@ -153,4 +181,9 @@ def _conclude(plan: SweepPlan, study: Study, trials: Sequence[SweepTrial]) -> No
     seeds = f" over {len(best.seeds)} seeds" if len(best.seeds) > 1 else ""
     print(f"best: trial {best.number} with {score.figure} {evaluated.means[-1]:.4g}{seeds}:")
     words = ["rl-replicator", "train", plan.name, *plan.arguments, *plan.settings(best)]
+    if len(best.lineage) > 1:
+        for stage in best.lineage:
+            values = ", ".join(f"{option} {value}" for option, value in stage.values.items())
+            print(f"  trial {stage.trial} from {stage.origin}: {values}")
+        print("no single command has this schedule; its last settings, from the start:")
     print(shlex.join(words), flush=True)

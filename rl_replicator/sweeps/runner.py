@@ -7,17 +7,54 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from rl_replicator.errors import UsageError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, slots
-from rl_replicator.sweeps.study import Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _POLL_SECONDS = 0.2
 # If this many trials fail before one has been evaluated, the rest would fail as well.
 _HOPELESS = 3
+# How a run ends that was asked to.
+_INTERRUPTED = 128 + signal.SIGINT
 # Several processes share a GPU: none may take all of its memory.
 _VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+class Scheduler(Protocol):
+    """Decides which trials run, and for how long.
+
+    Attributes:
+      when_cut: state of a trial whose processes were asked to end because of `report`.
+    """
+
+    when_cut: TrialState
+
+    def ask(self) -> SweepTrial:
+        """Returns a new trial."""
+
+    def begin(self, trial: SweepTrial) -> None:
+        """Notes that the processes of a trial are about to start."""
+
+    def report(self, trial: SweepTrial, values: Sequence[float]) -> bool:
+        """Takes the values of a running trial's evaluations, and says whether to end it now.
+
+        Args:
+          trial: the trial.
+          values: of all its evaluations so far; higher is better.
+        """
+
+    def finish(self, trial: SweepTrial, value: float | None) -> None:
+        """Records how a trial has ended, as its `state` says.
+
+        Args:
+          trial: the trial.
+          value: at its last evaluation; None if it is not done.
+        """
+
+    def advance(self, trials: Sequence[SweepTrial]) -> Sequence[SweepTrial]:
+        """Returns trials to continue, once none runs and none waits for its start."""
 
 
 @dataclasses.dataclass
@@ -55,7 +92,7 @@ class SweepRunner:
 
     def __init__(
         self,
-        study: Study,
+        scheduler: Scheduler,
         command: Callable[[SweepTrial, int | None], Sequence[str]],
         logs: Path,
         parallel: int,
@@ -65,14 +102,14 @@ class SweepRunner:
         """Starts nothing yet.
 
         Args:
-          study: chooses the trials.
+          scheduler: chooses the trials.
           command: returns the command of a trial's run with a seed.
           logs: directory of the files that receive the output of the runs.
           parallel: number of trials at a time.
           on_change: called when the state of a trial has changed.
           on_look: called five times a second.
         """
-        self._study = study
+        self._scheduler = scheduler
         self._command = command
         self._logs = logs
         self._free = slots(parallel)
@@ -104,10 +141,14 @@ class SweepRunner:
             while True:
                 while self._free and not self._signals and (waiting or len(trials) < count):
                     if not waiting:
-                        trials.append(self._study.ask())
+                        trials.append(self._scheduler.ask())
                     self._start(waiting.pop(0) if waiting else trials[-1])
                 if not self._live:
-                    break
+                    if not self._signals:
+                        waiting = list(self._scheduler.advance(trials))
+                    if not waiting or self._signals:
+                        break
+                    continue
                 self._look()
                 self._on_look()
                 time.sleep(_POLL_SECONDS)
@@ -121,6 +162,7 @@ class SweepRunner:
 
     def _start(self, trial: SweepTrial) -> None:
         slot = self._free.pop(0)
+        self._scheduler.begin(trial)
         processes = [
             RunProcess(
                 self._command(trial, seed),
@@ -158,8 +200,8 @@ class SweepRunner:
             return
         has_ended = all(code == 0 for code in codes)  # Asked before the last rows are read.
         values = _values(one.trial)
-        if self._study.report(one.trial, values) and not has_ended:
-            one.end(TrialState.STOPPED)
+        if self._scheduler.report(one.trial, values) and not has_ended:
+            one.end(self._scheduler.when_cut)
         elif has_ended and not values:
             one.trial.reason = "ended without an evaluation"
             one.verdict = TrialState.FAILED
@@ -171,13 +213,26 @@ class SweepRunner:
             return  # It has ended since it was judged.
         self._live.remove(one)
         self._free.append(one.slot)
+        if one.verdict is TrialState.PAUSED:
+            one.verdict = self._paused(one)
         one.trial.state = one.verdict
         if one.verdict is TrialState.RUNNING:  # The sweep stops; the trial will be continued.
             return
         is_done = one.verdict is TrialState.DONE
-        self._study.finish(one.trial, _values(one.trial)[-1] if is_done else None)
+        self._scheduler.finish(one.trial, _values(one.trial)[-1] if is_done else None)
         self._on_change(one.trial)
         self._check_hope(one.trial)
+
+    def _paused(self, one: _Live) -> TrialState:
+        """Returns the state of a trial whose processes were to save and to end."""
+        codes = [process.poll() for process in one.processes]
+        failed = [i for i, code in enumerate(codes) if code not in (0, _INTERRUPTED)]
+        if failed and not self._signals:
+            one.trial.reason = one.processes[failed[0]].reason()
+            return TrialState.FAILED
+        if failed:  # Killed by a second Ctrl-C: it has not saved, and will be continued.
+            return TrialState.RUNNING
+        return TrialState.PAUSED if any(codes) else TrialState.DONE
 
     def _check_hope(self, trial: SweepTrial) -> None:
         if trial.state is not TrialState.FAILED:

@@ -15,6 +15,7 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _STUDY = "sweep"
 _IS_STOPPED = "is_stopped"
+_ROUND = "round-"
 # The share of best trials whose values are compared with those of all trials.
 _BEST_SHARE = 0.25
 _FEWEST_FOR_IMPORTANCE = 4
@@ -27,9 +28,11 @@ class SearchPlan:
     Attributes:
       parameters: what is searched.
       sampler: "tpe" or "random".
-      scheduler: "asha", which stops trials early, or "fifo", which stops none.
+      scheduler: "asha", which stops trials early; "fifo", which stops none; or "pbt", which lets
+        trials copy each other.
       grace: number of evaluations before a trial may be stopped.
       reduction: one of this many trials is continued at each rung.
+      interval: steps from one comparison of pbt to the next; None for the others.
     """
 
     parameters: tuple[Parameter, ...]
@@ -37,6 +40,7 @@ class SearchPlan:
     scheduler: str
     grace: int
     reduction: int
+    interval: int | None = None
 
 
 def _optuna() -> Any:
@@ -61,6 +65,8 @@ class Study:
 
     Higher values are better here: the caller negates a figure whose lowest value is best.
     """
+
+    when_cut = TrialState.STOPPED
 
     def __init__(self, path: Path, plan: SearchPlan, seeds: tuple[int | None, ...]):
         """Opens the file, or creates it.
@@ -91,7 +97,7 @@ class Study:
 
     def _pruner(self) -> Any:
         pruners = self._optuna.pruners
-        if self._plan.scheduler == "fifo":
+        if self._plan.scheduler != "asha":
             return pruners.NopPruner()
         # The asynchronous rule of Li et al. 2020, "A System for Massively Parallel Hyperparameter
         # Tuning" (arXiv:1810.05934).
@@ -102,7 +108,8 @@ class Study:
     def _sampler(self, seed: int) -> Any:
         # A sweep that goes on must not draw what it has drawn at its start.
         samplers = self._optuna.samplers
-        if self._plan.sampler == "random":
+        # A population begins before any trial has a result to learn from.
+        if self._plan.sampler == "random" or self._plan.scheduler == "pbt":
             return samplers.RandomSampler(seed=seed)
         return samplers.TPESampler(seed=seed, constant_liar=True)
 
@@ -115,6 +122,11 @@ class Study:
         return distributions.FloatDistribution(
             space.low, space.high, log=space.is_log, step=space.step
         )
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """What is searched."""
+        return self._plan.parameters
 
     def trials(self) -> list[SweepTrial]:
         """Returns all trials that have begun; those that were interrupted are `RUNNING`."""
@@ -184,6 +196,48 @@ class Study:
                     live.set_user_attr(_IS_STOPPED, True)
                     return True
         return False
+
+    def begin(self, trial: SweepTrial) -> None:
+        """Does nothing; see `runner.Scheduler`."""
+
+    def advance(self, trials: Sequence[SweepTrial]) -> list[SweepTrial]:
+        """Returns no trials: none of this search has paused."""
+        return []
+
+    def note(self, trial: SweepTrial, name: str, value: Any) -> None:
+        """Keeps plain data with a trial.
+
+        Args:
+          trial: the trial.
+          name: of the note; an earlier one of this name is replaced.
+          value: what JSON can hold.
+        """
+        number = trial.number
+        frozen = self._study.trials[number]
+        self._optuna.trial.Trial(self._study, frozen._trial_id).set_user_attr(name, value)
+
+    def note_of(self, trial: SweepTrial, name: str) -> Any:
+        """Returns what `note` has kept; None if there is nothing.
+
+        Args:
+          trial: the trial.
+          name: of the note.
+        """
+        return self._study.trials[trial.number].user_attrs.get(name)
+
+    def add_round(self, decided: Mapping[str, Any]) -> None:
+        """Keeps what was decided at a comparison of all trials, atomically.
+
+        Args:
+          decided: what JSON can hold.
+        """
+        self._study.set_user_attr(f"{_ROUND}{len(self.rounds())}", dict(decided))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Returns what `add_round` has kept, the first one first."""
+        kept = self._study.user_attrs
+        count = sum(name.startswith(_ROUND) for name in kept)
+        return [kept[f"{_ROUND}{index}"] for index in range(count)]
 
     def finish(self, trial: SweepTrial, value: float | None) -> None:
         """Records how a trial has ended, as its `state` says.

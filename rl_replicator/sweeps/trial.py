@@ -12,12 +12,15 @@ import numpy as np
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
+from rl_replicator.sweeps.lineage import Stage
 
 
 class TrialState(enum.Enum):
     """What became of a trial."""
 
     RUNNING = "running"
+    PAUSED = "paused"
+    """Waits until all trials of its population have come as far."""
     STOPPED = "stopped"
     """Worse than others at the same evaluation, so it was not continued."""
     DONE = "done"
@@ -59,6 +62,7 @@ class SweepTrial:
       seeds: seeds of its runs; one None if what is trained has no option for the seed.
       state: what became of it.
       reason: why it failed, one line; "" if it did not, or if that was in an earlier process.
+      lineage: stages of the training that has led to its weights, in a population; empty otherwise.
     """
 
     number: int
@@ -67,6 +71,7 @@ class SweepTrial:
     seeds: tuple[int | None, ...]
     state: TrialState = TrialState.RUNNING
     reason: str = ""
+    lineage: tuple[Stage, ...] = ()
 
     @property
     def name(self) -> str:
