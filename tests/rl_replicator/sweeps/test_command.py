@@ -1,6 +1,8 @@
 """`rl-replicator sweep`, with runs that take no time and with a network."""
 
 import csv
+import itertools
+import json
 import os
 import shlex
 import shutil
@@ -9,7 +11,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from rl_replicator.cli import main
 from rl_replicator.runs.metrics import read_metrics
@@ -19,6 +23,26 @@ from tests.suite import forked
 ROOT = Path(__file__).parents[3]
 HILL = "tests.rl_replicator.sweeps.hill:hill"
 SPIRALS = "spirals_learner:make_learner"
+CLIMBER = "tests.rl_replicator.sweeps.climber:climber"
+PBT = (CLIMBER, "--scheduler", "pbt", "--interval", "200")
+# A learner that waits for its interruption after every evaluation but the last.
+PATIENT = """
+import signal, time
+from spirals_learner import Config, Spirals
+
+class Patient(Spirals):
+    def images(self, step):
+        handler, end = signal.getsignal(signal.SIGINT), time.monotonic() + 120
+        while step < self.num_steps and time.monotonic() < end:
+            if signal.getsignal(signal.SIGINT) is not handler:
+                break  # The loop of the learner has received it.
+            time.sleep(0.02)
+        return {}
+
+def make_learner(replicator, config: Config):
+    return Patient(replicator, config)
+"""
+D4PG = ("d4pg", "--env", "environments.fakes:target", "--scheduler", "pbt", "--interval", "200")
 
 
 @pytest.fixture
@@ -74,7 +98,21 @@ def wait_for(condition, process):
         ([HILL, "--search", "place=uniform(0,1)", "--place", "3"], "either searched or set"),
         ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
         ([HILL, "--search", "place=uniform(0,1)", "--trials", "0"], "--trials: expected at least"),
-        ([HILL, "--search", "place=uniform(0,1)", "--scheduler", "pbt"], "'asha' or 'fifo'"),
+        (
+            [HILL, "--search", "place=uniform(0,1)", "--scheduler", "pb"],
+            "'asha' or 'fifo' or 'pbt'",
+        ),
+        ([*PBT[:-2], "--search", "rate=uniform(0,1)"], "--interval: expected at least 1 with"),
+        ([*PBT, "--search", "rate=uniform(0,1)", "--interval", "0"], "at least 1 with"),
+        ([HILL, "--search", "place=uniform(0,1)", "--interval", "9"], "and none without, got 9"),
+        ([*PBT, "--search", "rate=uniform(0,1)", "--trials", "1"], "at least 2 with --scheduler"),
+        ([*PBT, "--search", "layers=choice(8 8,64)"], "--search layers: expected a real number"),
+        ([*PBT, "--search", "width=randint(1,8)"], "--search width: expected a real number"),
+        ([*PBT, "--search", "patience=uniform(0,1)"], "--search patience: expected a real number"),
+        ([*D4PG, "--search", "agent.policy-layers=choice(8,8 8)"], "that a checkpoint fixes"),
+        ([*D4PG, "--search", "agent.replay.samples-per-insert=uniform(1,2)"], "checkpoint fixes"),
+        ([*D4PG, "--search", "agent.discount=uniform(0.9,0.99)"], "that a checkpoint fixes"),
+        ([*D4PG, "--search", "checkpoint-seconds=uniform(9,10)"], "that a checkpoint fixes"),
         ([HILL, "--search", "place=uniform(0,1)", "--shape.wide", "1"], "got '--shape.wide'"),
     ],
 )
@@ -191,3 +229,96 @@ def test_a_network(tmp_path, start):
     accuracy = read_metrics(tmp_path / "s" / "trial-000" / "seed-1", "evaluation")["accuracy"]
     assert float(rows[0]["score"]) == pytest.approx(accuracy[-1])
     assert "accuracy" in output
+
+
+def stages(path):
+    return json.loads((path / "lineage.json").read_text())
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_a_population_is_ended_killed_and_continued(tmp_path, start):
+    """Trials of the second round wait amid it, for SIGTERM, and then for a kill."""
+    words = (*PBT, "--search", "rate=loguniform(0.01,10)", "--steps", "600", "--wait-at", "300")
+    words += ("--trials", "4", "--parallel", "2", "--run-dir", "s")
+    runs = [tmp_path / "s" / f"trial-{number:03}" / "seed-1" for number in range(4)]
+
+    def are_there(step, *numbers):
+        tables = [read_metrics(runs[number], "evaluation") for number in numbers]
+        return all(step in table.get("steps", ()) for table in tables)
+
+    process = start(*words)
+    wait_for(lambda: are_there(300, 0, 1), process)
+    os.kill(forked.program(process), signal.SIGTERM)
+    status, output, _ = finish(process)
+    assert status == 143
+    assert output.splitlines()[-1] == "stopped; the same command continues the sweep"
+    (row,) = [row for row in csv.DictReader((tmp_path / "s/rounds.csv").open()) if row["new_rate"]]
+    copied, source = int(row["trial"]), int(row["copied_from"])
+    lineage = stages(runs[copied])
+    assert [stage["copied_from"] for stage in lineage] == [None, source]
+    assert lineage[1]["values"] == {"rate": row["new_rate"]}
+
+    process = start(*words)
+    wait_for(lambda: are_there(300, 2, 3), process)
+    os.kill(forked.program(process), signal.SIGKILL)
+    process.communicate()
+    (tmp_path / "s" / "go").touch()
+    status, output, errors = finish(start(*words))
+    assert (status, errors) == (0, "")
+    assert stages(runs[copied])[:2] == lineage or stages(runs[copied])[0] != lineage[0]
+    rows = results(tmp_path / "s")
+    assert {(row["state"], row["steps"]) for row in rows} == {("done", "600")}
+    for row, run in zip(rows, runs, strict=True):
+        # The height has grown by the rates of the lineage, one after the other.
+        heights = np.array([1.0, *read_metrics(run, "evaluation")["height"]])
+        grown = [f"{rate:.6g}" for rate in np.diff(heights) / 100]
+        rates = [stage["values"]["rate"] for stage in stages(run)]
+        assert [key for key, _ in itertools.groupby(grown)] == [
+            f"{float(key):.6g}" for key, _ in itertools.groupby(rates)
+        ]
+        assert row["rate"] == rates[-1]
+        assert RunDirectory(run).config()["identity"]["options"]["rate"] == float(rates[-1])
+    best = max(rows, key=lambda row: float(row["score"]))
+    text = output[output.index(f"best: trial {best['trial']} with height") :].splitlines()
+    told = [line.strip() for line in text[1:] if line.startswith("  trial ")]
+    path = stages(runs[int(best["trial"])])
+    origins = ["the start", *(f"trial {one['copied_from']} at {one['step']}" for one in path[1:])]
+    if len(path) > 1:
+        assert told == [
+            f"trial {one['trial']} from {origin}: rate {one['values']['rate']}"
+            for one, origin in zip(path, origins, strict=True)
+        ]
+    # The same command has nothing left to do; a population does not grow.
+    assert finish(start(*words))[0] == 0
+    status, _, errors = finish(start(*words[:-6], "--trials", "5", *words[-4:]))
+    assert status == 2 and "trials was 4 and is now 5" in errors
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_a_network_goes_on_from_the_weights_of_another(tmp_path, start):
+    shutil.copy(ROOT / "docs" / "examples" / "spirals_learner.py", tmp_path)
+    (tmp_path / "patient.py").write_text(PATIENT)
+    words = ("patient:make_learner", "--search", "learning-rate=loguniform(1e-9,0.003)")
+    words += ("--scheduler", "pbt", "--interval", "500", "--steps", "1000", "--trials", "2")
+    status, _, errors = finish(start(*words, "--keep-checkpoints", "100", "--run-dir", "s"))
+    assert (status, errors) == (0, "")
+    rows = results(tmp_path / "s")
+    runs = [tmp_path / "s" / f"trial-{number:03}" / "seed-1" for number in range(2)]
+    first, second = stages(runs[1])[:2]
+    assert (first["trial"], first["values"]) == (0, {"learning-rate": "0.003"})
+    assert (second["trial"], second["copied_from"], second["step"]) == (1, 0, 500)
+    folders = [{p.name: p for p in (run / "checkpoints").iterdir()} for run in runs]
+    (copied,) = (name for name in folders[0].keys() & folders[1].keys() if "step_500" in name)
+    weights = [arrays(folder[copied]) for folder in folders]
+    assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 6
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(array, weights[1][name])
+    # At its first rate, the second trial would still guess.
+    assert float(rows[1]["score"]) > 0.8 and float(rows[1]["learning-rate"]) < 0.003
+
+
+def arrays(folder):
+    reader = tf.train.load_checkpoint(str(folder / "learner" / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}

@@ -1,0 +1,85 @@
+"""A trainable with a state that is saved: its height grows by its rate at every step."""
+
+import dataclasses
+import json
+import signal
+import time
+from pathlib import Path
+
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
+
+NAME = "tests.rl_replicator.sweeps.climber:climber"
+EVERY = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class ClimberOptions:
+    """How fast it climbs."""
+
+    run_dir: Path | None = None
+    """Where to."""
+    rate: float = 0.25
+    """Growth of the height in a step."""
+    layers: tuple[int, ...] = (8,)
+    """A size."""
+    width: int = 8
+    """Another one."""
+    patience: float = 1.0
+    """A number that a checkpoint fixes."""
+    seed: int = 1
+    """Height at the start."""
+    steps: int = 400
+    """Length of the run."""
+    wait_at: int | None = None
+    """Step at which a run that finds no file called `go` beside the sweep waits for its end."""
+
+
+class Climber:
+    """Follows `rl_replicator.cli.trainables.Trainable` as far as `train` needs it."""
+
+    def options_type(self, args):
+        return ClimberOptions
+
+    def alternatives(self):
+        return {}
+
+    def options_from(self, plain):
+        return ClimberOptions(**{**plain, "layers": tuple(plain["layers"])})
+
+    def may_change(self, option):
+        return option != "patience"
+
+    def train(self, options):
+        ended = []
+        signal.signal(signal.SIGINT, lambda *_: ended.append(True))
+        plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+        identity = {"options": {name: plain[name] for name in ("rate", "seed")}}
+        run = RunDirectory(options.run_dir)
+        with run.opened(NAME, identity):
+            run.describe(NAME, identity, plain, Score("evaluation", "height").plain())
+            checkpointer = Checkpointer(run.checkpoints, keep=100)
+            state = {"step": 0, "height": float(options.seed)}
+            if checkpointer.latest() is not None:
+                checkpointer.restore({"state": JsonPart(dict, state.update)})
+            writer = MetricWriter(run.path, "steps", resume_step=state["step"])
+            go = run.path.parents[1] / "go"
+            while state["step"] < options.steps and not ended:
+                state["step"] += EVERY
+                state["height"] += EVERY * options.rate
+                writer.write("evaluation", state["step"], {"height": state["height"]})
+                while state["step"] == options.wait_at and not go.exists() and not ended:
+                    time.sleep(0.05)
+                wait_until = time.monotonic() + 0.3  # Longer than the sweep takes to look.
+                while time.monotonic() < wait_until and not ended:
+                    time.sleep(0.02)
+            parts = {"state": JsonPart(lambda: state, lambda _: None)}
+            checkpointer.save(state["step"], parts)
+            writer.close()
+        return 130 if ended else 0
+
+
+climber = Climber()
