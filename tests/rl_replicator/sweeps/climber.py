@@ -48,7 +48,9 @@ class Climber:
         return {}
 
     def options_from(self, plain):
-        return ClimberOptions(**{**plain, "layers": tuple(plain["layers"])})
+        names = {field.name for field in dataclasses.fields(ClimberOptions)}
+        known = {name: value for name, value in plain.items() if name in names}
+        return ClimberOptions(**{**known, "layers": tuple(known["layers"])})
 
     def may_change(self, option):
         return option != "patience"
