@@ -13,7 +13,7 @@ from typing import Any
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
-from rl_replicator.sweeps.runner import Scheduler, SweepRunner
+from rl_replicator.sweeps.runner import SweepRunner, TrialScheduler
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
@@ -101,7 +101,7 @@ def run(plan: SweepPlan) -> int:
         directory.describe(_KIND, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
         study.prefer(plan.defaults)
-        scheduler: Scheduler = study
+        scheduler: TrialScheduler = study
         if plan.search.interval is not None:
             scheduler = Population(study, plan.search.interval, plan.total_steps)
             trials = scheduler.trials(plan.trials)

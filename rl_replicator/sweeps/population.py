@@ -30,7 +30,7 @@ _REACHED = "reached"
 
 
 class Population:
-    """Trials that learn from each other. It implements `runner.Scheduler`."""
+    """Trials that learn from each other. It implements `runner.TrialScheduler`."""
 
     when_cut = TrialState.PAUSED
 

@@ -22,7 +22,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 _VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
-class Scheduler(Protocol):
+class TrialScheduler(Protocol):
     """Decides which trials run, and for how long.
 
     Attributes:
@@ -92,7 +92,7 @@ class SweepRunner:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: TrialScheduler,
         command: Callable[[SweepTrial, int | None], Sequence[str]],
         logs: Path,
         parallel: int,

@@ -198,7 +198,7 @@ class Study:
         return False
 
     def begin(self, trial: SweepTrial) -> None:
-        """Does nothing; see `runner.Scheduler`."""
+        """Does nothing; see `runner.TrialScheduler`."""
 
     def advance(self, trials: Sequence[SweepTrial]) -> list[SweepTrial]:
         """Returns no trials: none of this search has paused."""

@@ -21,6 +21,8 @@ _WRITTEN = (
     "config.json",
     "metrics/*.csv",
     "results.csv",
+    "rounds.csv",
+    "lineage.json",
     "results.png",
     "summary.csv",
     "evaluation.png",

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from agents import d4pg
@@ -49,6 +50,7 @@ def newest(run_dir):
     return info, progress, {name: reader.get_tensor(name) for name in names}
 
 
+@pytest.mark.timeout(600)
 def test_an_agent_goes_on_from_a_copy(tmp_path):
     winner, loser = tmp_path / "winner", tmp_path / "loser"
     assert d4pg.command.train(options(winner, 1e-3, steps=300)) == 0
