@@ -149,7 +149,7 @@ class Population:
             "copies": {},
         }
         # A copy of a trial that is complete would learn nothing more.
-        if not any(trial.state is TrialState.DONE for trial in trials):
+        if not any(self._is_complete(trial) for trial in trials):
             decided["copies"] = self._choose(paused, reached)
         self._study.add_round(decided)
         self._rounds.append(decided)
@@ -158,6 +158,12 @@ class Population:
         for trial in paused:
             trial.state = TrialState.RUNNING
         return paused
+
+    def _is_complete(self, trial: SweepTrial) -> bool:
+        """Whether a trial has taken all steps; it may have done so before it noticed its pause."""
+        if trial.state is not TrialState.PAUSED:
+            return trial.state is TrialState.DONE
+        return trial.evaluated().steps[-1] >= self._total_steps
 
     def _choose(
         self, paused: Sequence[SweepTrial], reached: Mapping[int, Any]

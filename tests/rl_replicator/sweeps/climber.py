@@ -14,6 +14,8 @@ from rl_replicator.runs.score import Score
 
 NAME = "tests.rl_replicator.sweeps.climber:climber"
 EVERY = 100
+# It waits to be interrupted after these steps, so that it is never ahead of the sweep.
+PAUSE_EVERY = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +75,11 @@ class Climber:
                 state["step"] += EVERY
                 state["height"] += EVERY * options.rate
                 writer.write("evaluation", state["step"], {"height": state["height"]})
-                while state["step"] == options.wait_at and not go.exists() and not ended:
-                    time.sleep(0.05)
-                wait_until = time.monotonic() + 0.3  # Longer than the sweep takes to look.
-                while time.monotonic() < wait_until and not ended:
+                end = time.monotonic() + 300
+                while not ended and time.monotonic() < end:
+                    is_pause = state["step"] % PAUSE_EVERY == 0 and state["step"] < options.steps
+                    if not is_pause and (state["step"] != options.wait_at or go.exists()):
+                        break
                     time.sleep(0.02)
             parts = {"state": JsonPart(lambda: state, lambda _: None)}
             checkpointer.save(state["step"], parts)
