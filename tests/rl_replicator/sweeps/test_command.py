@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from rl_replicator.cli import main
 from rl_replicator.runs.metrics import read_metrics
@@ -25,26 +24,6 @@ HILL = "tests.rl_replicator.sweeps.hill:hill"
 SPIRALS = "spirals_learner:make_learner"
 CLIMBER = "tests.rl_replicator.sweeps.climber:climber"
 PBT = (CLIMBER, "--scheduler", "pbt", "--interval", "200")
-# A learner that waits for its interruption after every evaluation but the last.
-PATIENT = """
-import signal, time
-from spirals_learner import Config, Spirals
-
-class Patient(Spirals):
-    before = signal.getsignal(signal.SIGINT)
-
-    def images(self, step):
-        # The loop of the learner restores the handler when it has received the signal.
-        end = time.monotonic() + 300
-        while step < self.num_steps and time.monotonic() < end:
-            if signal.getsignal(signal.SIGINT) is self.before:
-                break
-            time.sleep(0.02)
-        return {}
-
-def make_learner(replicator, config: Config):
-    return Patient(replicator, config)
-"""
 D4PG = ("d4pg", "--env", "environments.fakes:target", "--scheduler", "pbt", "--interval", "200")
 
 
@@ -296,34 +275,3 @@ def test_a_population_is_ended_killed_and_continued(tmp_path, start):
     assert finish(start(*words))[0] == 0
     status, _, errors = finish(start(*words[:-6], "--trials", "5", *words[-4:]))
     assert status == 2 and "trials was 4 and is now 5" in errors
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(900)
-def test_a_network_goes_on_from_the_weights_of_another(tmp_path, start):
-    shutil.copy(ROOT / "docs" / "examples" / "spirals_learner.py", tmp_path)
-    (tmp_path / "patient.py").write_text(PATIENT)
-    words = ("patient:make_learner", "--search", "learning-rate=loguniform(1e-9,0.003)")
-    words += ("--scheduler", "pbt", "--interval", "500", "--steps", "1000", "--trials", "2")
-    status, _, errors = finish(start(*words, "--keep-checkpoints", "100", "--run-dir", "s"))
-    assert (status, errors) == (0, "")
-    rows = results(tmp_path / "s")
-    runs = [tmp_path / "s" / f"trial-{number:03}" / "seed-1" for number in range(2)]
-    first, second = stages(runs[1])[:2]
-    assert (first["trial"], first["values"]) == (0, {"learning-rate": "0.003"})
-    assert (second["trial"], second["copied_from"], second["step"]) == (1, 0, 500)
-    folders = [{p.name: p for p in (run / "checkpoints").iterdir()} for run in runs]
-    # Both have what the first one had saved when it paused.
-    copied = max(name for name in folders[0].keys() & folders[1].keys() if "1000" not in name)
-    assert int(copied.rpartition("_")[2]) >= 500
-    weights = [arrays(folder[copied]) for folder in folders]
-    assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 6
-    for name, array in weights[0].items():
-        np.testing.assert_array_equal(array, weights[1][name])
-    # At its first rate, the second trial would still guess.
-    assert float(rows[1]["score"]) > 0.8 and float(rows[1]["learning-rate"]) < 0.003
-
-
-def arrays(folder):
-    reader = tf.train.load_checkpoint(str(folder / "learner" / "variables"))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
