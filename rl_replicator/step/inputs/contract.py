@@ -193,9 +193,8 @@ class Inputs(abc.ABC):
         """Seconds that steps of this process have waited for rows, callable from any thread.
 
         A wait lasts from the time at which a step asks for a row until the row is ready. It counts
-        while it lasts. On a GPU it may overlap with computation, because the host asks for a row
-        while the kernels of the step before still run. 0 for an input that has nothing to wait for,
-        and for the workers of an asynchronous replicator, where it is not measured.
+        while it lasts. 0 for an input that has nothing to wait for, and for the workers of an
+        asynchronous replicator, where it is not measured.
         """
         return 0.0
 
