@@ -74,10 +74,7 @@ class AgentLearner(VariableSource, Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds spent so far in parts of `step` other than computing, by name.
-
-        `wait` is the time that steps have waited for input; it counts while a step waits.
-        """
+        """Seconds spent so far in parts of `step` other than its compiled call, by name."""
         ...
 
     def step(self) -> None:
@@ -91,6 +88,10 @@ class AgentLearner(VariableSource, Protocol):
     @property
     def num_steps(self) -> int:
         """Learner steps done since the beginning of training."""
+        ...
+
+    def starved(self) -> bool:
+        """Returns whether a `step` would have to wait for input now."""
         ...
 
     def refresh(self) -> None:

@@ -4,7 +4,7 @@
 
 D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a limit, so
 that the learner is as fast as it can be. "waited" is the share of the time in which the learner's
-steps waited for a batch. "actor" sides are the parts of an actor's loop, every
+queue of batches was empty as a step began. "actor" sides are the parts of an actor's loop, every
 part measured by itself.
 """
 
@@ -84,10 +84,19 @@ def learner_side(learner) -> harness.Side:
     """Returns some steps of a learner with one step a call."""
 
     def sample() -> Mapping[harness.Unit, float]:
-        began, waited = time.perf_counter(), learner.seconds["wait"]
-        work = harness.repeated(learner.step, CALLS)
+        waited = 0.0
+
+        def work() -> None:
+            nonlocal waited
+            for _ in range(CALLS):
+                began = time.perf_counter()
+                while learner.starved():
+                    time.sleep(1e-4)
+                waited += time.perf_counter() - began
+                learner.step()
+
+        began = time.perf_counter()
         figures = harness.clocked(work, CALLS, "learner steps")()
-        waited = learner.seconds["wait"] - waited
         return {**figures, WAITED: waited / (time.perf_counter() - began)}
 
     return sample

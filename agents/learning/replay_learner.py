@@ -77,6 +77,7 @@ class ReplayLearner:
 
     Attributes:
       network_names: networks that `get_variables` serves.
+      seconds: time spent on priorities and on publishing the weights, by name.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ReplayLearner:
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
         self._metrics: Any = None
-        self._seconds = {"priorities": 0.0, "publish": 0.0}
+        self.seconds = {"priorities": 0.0, "publish": 0.0}
         self._lock = threading.Lock()
         self._weights = self._copy_weights()
 
@@ -125,8 +126,8 @@ class ReplayLearner:
         self._num_steps += self._steps_per_call
         written = time.perf_counter()
         weights = self._copy_weights()
-        self._seconds["priorities"] += written - started
-        self._seconds["publish"] += time.perf_counter() - written
+        self.seconds["priorities"] += written - started
+        self.seconds["publish"] += time.perf_counter() - written
         with self._lock:
             self._metrics = outputs.metrics
             self._weights = weights
@@ -140,10 +141,9 @@ class ReplayLearner:
         """Learner steps done since the beginning of training."""
         return self._num_steps
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds spent so far on priorities, publishing the weights, and waiting for input."""
-        return {**self._seconds, "wait": self._inputs.seconds_waited}
+    def starved(self) -> bool:
+        """Returns whether a `step` would have to wait for its input now."""
+        return self._inputs.num_ready() == 0
 
     def metrics(self) -> dict[str, float]:
         """Returns the last call's metrics, averaged over its steps and this process's replicas."""

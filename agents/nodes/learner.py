@@ -34,9 +34,9 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 
-_SECONDS_BETWEEN_REPORTS = 1.0
-# A learner that has waited for more than this share of a report's time has done nothing else.
-_WAITING_ALL_THE_TIME = 0.9
+# The learner is polled ten times a second and reports once a second.
+_POLL_SECONDS = 0.1
+_POLLS_PER_REPORT = 10
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
@@ -185,23 +185,26 @@ class LearnerNode:
     def _watch(self) -> None:
         waiting = WaitLog("the learner", self._missing_rows)
         last_steps, last_change = -1, time.monotonic()
-        while not self._run_over.wait(_SECONDS_BETWEEN_REPORTS):
-            grown = self._stopwatch.take(**self._learner.seconds)
-            share = min(grown["wait"] / grown[TOTAL], 1.0)
+        while True:
+            starved = 0
+            for _ in range(_POLLS_PER_REPORT):
+                if self._run_over.wait(_POLL_SECONDS):
+                    return
+                starved += self._learner.starved()
             steps, now = self._learner.num_steps, time.monotonic()
             moved = steps != last_steps
             if moved:
                 last_steps, last_change = steps, now
             if self._is_chief:
-                self._report_time(grown)
+                self._report_time(starved / _POLLS_PER_REPORT)
                 metrics = self._learner.metrics() if moved else {}
-                progress = self._counter.report_learner(steps, share, metrics)
+                progress = self._counter.report_learner(steps, starved / _POLLS_PER_REPORT, metrics)
             else:
                 progress = self._counter.progress()
             if progress.steps_done:
                 self._no_more_rows.set()
             # A learner that saves, or whose steps are long, makes no progress either.
-            is_waiting = share > _WAITING_ALL_THE_TIME and not self._trained.is_set()
+            is_waiting = starved == _POLLS_PER_REPORT and not self._trained.is_set()
             if progress.steps_done or lp.stop_event().is_set():
                 # Another worker may be the one that gets no items.
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
@@ -210,16 +213,19 @@ class LearnerNode:
             elif is_waiting and steps > 0:
                 waiting.tick(now - last_change)
 
-    def _report_time(self, grown: dict[str, float]) -> None:
+    def _report_time(self, starved: float) -> None:
         """Tells the counter how the learner has spent its time since the last report.
 
         Args:
-          grown: from the stopwatch; the time of steps includes that of their parts.
+          starved: share of that time in which its input was empty.
         """
+        grown = self._stopwatch.take(**self._learner.seconds)
         if self._is_building:
             self._is_building = self._learner.num_steps == self._steps_at_start
             return
-        grown["step"] -= sum(grown[part] for part in self._learner.seconds)
+        others = sum(grown[part] for part in self._learner.seconds)
+        grown["wait"] = min(starved * grown[TOTAL], max(grown["step"] - others, 0.0))
+        grown["step"] -= others + grown["wait"]
         self._counter.add_time("learner", grown)
 
     def _save_last(self) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.
-_NEGLIGIBLE = 0.05
-# A side that waits for less than this share of its time is the one that the other side waits for.
-# It does wait now and then: for rows that are on their way, or for a processor to fetch them.
-_BUSY = 0.25
+WAITING_THRESHOLD = 0.05
 _KINDS = ("actor", "learner")
 _PART_NAMES = {
     "environment": "environment",
@@ -81,32 +78,15 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
       shares: of time, such as `actor_wait`.
       options: of the run.
     """
-    side = slowest_side(shares.get("actor_wait", 0.0), shares.get("learner_wait", 0.0))
-    if side == "learner":
+    actors_wait = shares.get("actor_wait", 0.0) > WAITING_THRESHOLD
+    learner_waits = shares.get("learner_wait", 0.0) > WAITING_THRESHOLD
+    if actors_wait and not learner_waits:
         return f"bottleneck: the learner; {_for_learner(shares, options)}"
-    if side == "actors":
+    if learner_waits and not actors_wait:
         return f"bottleneck: the actors; {_for_actors(shares, options)}"
-    if side == "replay":
+    if actors_wait:
         return "bottleneck: the replay, for which both wait; try a smaller --agent.steps-per-call"
     return "bottleneck: none, actors and learner are both busy"
-
-
-def slowest_side(actors_wait: float, learner_waits: float) -> str:
-    """Names the side that limits a run.
-
-    Args:
-      actors_wait: share of their time in which the actors wait for the replay.
-      learner_waits: share of its time in which the learner waits for rows.
-
-    Returns:
-      "actors" or "learner", whichever waits less; "replay" if both wait for much of their time;
-      "none" if neither waits.
-    """
-    if max(actors_wait, learner_waits) <= _NEGLIGIBLE:
-        return "none"
-    if min(actors_wait, learner_waits) > _BUSY:
-        return "replay"
-    return "learner" if learner_waits < actors_wait else "actors"
 
 
 def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> str:

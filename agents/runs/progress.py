@@ -4,7 +4,7 @@ import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
-from agents.runs.bottleneck import slowest_side
+from agents.runs.bottleneck import WAITING_THRESHOLD
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, progress_text
 
 
@@ -53,7 +53,7 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
 
 
 def verdict(progress: Progress) -> str:
-    """Names the bottleneck, or the phase of the run in which there is none.
+    """Names the bottleneck: the side for which the other one waits; the replay if both wait.
 
     Args:
       progress: the newest progress.
@@ -65,7 +65,11 @@ def verdict(progress: Progress) -> str:
     if progress.learner_steps == 0:
         return "filling the replay"
     actors, learner = progress.actor_waiting, progress.learner_waiting
-    side = slowest_side(actors, learner)
-    if side == "none":
-        return "bottleneck: none, both are busy"
-    return f"bottleneck: {side} (actors wait {actors:.0%} of the time, the learner {learner:.0%})"
+    actors_wait, learner_waits = actors > WAITING_THRESHOLD, learner > WAITING_THRESHOLD
+    if actors_wait and learner_waits:
+        return f"bottleneck: replay (actors wait {actors:.0%}, the learner {learner:.0%})"
+    if actors_wait:
+        return f"bottleneck: learner (actors wait {actors:.0%} of the time)"
+    if learner_waits:
+        return f"bottleneck: actors (the learner waits {learner:.0%} of the time)"
+    return "bottleneck: none, both are busy"

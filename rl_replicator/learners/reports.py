@@ -21,12 +21,12 @@ _WAITING_THRESHOLD = 0.05
 class Reports(Protocol):
     """Receives the progress and the metrics of the training loop."""
 
-    def tick(self, batches: int, waited: float) -> None:
+    def tick(self, batches: int, starved: bool | None) -> None:
         """Redraws the line. Call it several times per second while calls run.
 
         Args:
           batches: number of global batches that the run has used.
-          waited: seconds that steps have waited for input.
+          starved: whether the next batch is not ready; None if that is unknown.
         """
 
     def tick_evaluation(self, step: int, seconds: float) -> None:
@@ -108,13 +108,16 @@ class ChiefReports(Reports):
         self._steps_per_row = min(_MAX_STEPS_PER_ROW, max(1, num_steps // _ROWS))
         self._line = ProgressLine()
         self._window = RateWindow()
+        self._known_ticks = self._starved_ticks = 0
         self._last_tick = self._paused = 0.0
         self._sums = {name: list(pair) for name, pair in state.items()}
         self._shown: dict[str, str] = {}
 
-    def tick(self, batches: int, waited: float) -> None:
+    def tick(self, batches: int, starved: bool | None) -> None:
         self._last_tick = time.monotonic() - self._paused
-        self._window.add(self._last_tick, batches, waited)
+        self._known_ticks += starved is not None
+        self._starved_ticks += bool(starved)
+        self._window.add(self._last_tick, batches, self._known_ticks, self._starved_ticks)
         if self._line.is_due:
             self._line.show(
                 describe(
@@ -176,7 +179,7 @@ class ChiefReports(Reports):
 class NoReports(Reports):
     """The reports of all other processes: writes nothing."""
 
-    def tick(self, batches: int, waited: float) -> None:
+    def tick(self, batches: int, starved: bool | None) -> None:
         pass
 
     def tick_evaluation(self, step: int, seconds: float) -> None:
@@ -216,13 +219,14 @@ def describe(
       num_steps: number of steps of the whole run.
       batches_per_step: number of global batches that a step uses.
       global_batch_size: number of examples in a global batch.
-      window: rates of two counters: batches, and seconds that steps have waited for input.
+      window: rates of three counters: batches, ticks at which the state of the input was known, and
+        ticks at which the input was starved.
       figures: texts to show after the progress.
 
     Returns:
       The text, without a newline.
     """
-    rate, waiting = window.rates()
+    rate = window.rates()[0]  # Batches per second.
     return progress_text(
         batches // batches_per_step,
         num_steps,
@@ -231,21 +235,27 @@ def describe(
             *figures,
             f"{rate / batches_per_step:.3g} steps/s",
             f"{rate * global_batch_size:,.0f} examples/s",
-            verdict(rate, waiting),
+            verdict(*window.growth()),
         ],
     )
 
 
-def verdict(rate: float, waiting: float) -> str:
+def verdict(batches: int, known: int, starved: int) -> str:
     """Names the bottleneck: the input, or the devices.
 
     Args:
-      rate: batches per second.
-      waiting: share of the time in which a step waited for input.
+      batches: number of batches used within the window.
+      known: number of ticks within the window at which the state of the input was known.
+      starved: number of those ticks at which the next batch was not ready.
 
     Returns:
       The text for the progress line.
     """
-    if waiting > _WAITING_THRESHOLD:
-        return f"bottleneck: input (waited for {min(waiting, 1.0):.0%} of the time)"
-    return "bottleneck: devices" if rate else "starting"
+    if not batches:
+        return "starting"
+    if not known:
+        return "bottleneck: devices"
+    share = starved / known
+    if share > _WAITING_THRESHOLD:
+        return f"bottleneck: input (waited for {share:.0%} of the time)"
+    return "bottleneck: devices (the input is ahead)"

@@ -300,7 +300,8 @@ class Training:
         now = time.monotonic()
         if now - self._last_tick >= _SECONDS_BETWEEN_TICKS:
             self._last_tick = now
-            self._reports.tick(self._calls.batches, self._calls.inputs.seconds_waited)
+            ready = self._calls.inputs.num_ready()
+            self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
 
     def _absorb(self, call: PhaseCall, outputs: Any) -> None:
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.

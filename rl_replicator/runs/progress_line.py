@@ -53,9 +53,9 @@ class RateWindow:
     """How fast counters grew in the last seconds, rather than since the start."""
 
     def __init__(self) -> None:
-        self._samples: collections.deque[tuple[float, tuple[float, ...]]] = collections.deque()
+        self._samples: collections.deque[tuple[float, tuple[int, ...]]] = collections.deque()
 
-    def add(self, seconds: float, *counts: float) -> None:
+    def add(self, seconds: float, *counts: int) -> None:
         """Adds a sample.
 
         Args:
@@ -66,12 +66,15 @@ class RateWindow:
         while len(self._samples) > 2 and seconds - self._samples[0][0] > _RATE_WINDOW_SECONDS:
             self._samples.popleft()
 
+    def growth(self) -> tuple[int, ...]:
+        """By how much each counter grew within the window."""
+        (_, first), (_, last) = self._samples[0], self._samples[-1]
+        return tuple(b - a for a, b in zip(first, last, strict=True))
+
     def rates(self) -> tuple[float, ...]:
         """By how much each counter grew per second; 0 after a single sample."""
-        (start, first), (end, last) = self._samples[0], self._samples[-1]
-        seconds = end - start
-        pairs = zip(first, last, strict=True)
-        return tuple((b - a) / seconds if seconds > 0 else 0.0 for a, b in pairs)
+        seconds = self._samples[-1][0] - self._samples[0][0]
+        return tuple(grown / seconds if seconds > 0 else 0.0 for grown in self.growth())
 
 
 def progress_text(done: int, total: int, rate: float, parts: Sequence[str]) -> str:

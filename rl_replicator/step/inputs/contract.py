@@ -188,15 +188,9 @@ class Inputs(abc.ABC):
         """Translates an error of the compiled step into the one to raise."""
         return error
 
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that steps of this process have waited for rows, callable from any thread.
-
-        A wait lasts from the time at which a step asks for a row until the row is ready. It counts
-        while it lasts. 0 for an input that has nothing to wait for, and for the workers of an
-        asynchronous replicator, where it is not measured.
-        """
-        return 0.0
+    def num_ready(self) -> int | None:
+        """Number of rows that can be taken without waiting; None if no row has to be awaited."""
+        return None
 
     @abc.abstractmethod
     def close(self) -> None:

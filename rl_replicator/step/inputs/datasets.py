@@ -7,7 +7,6 @@ finds a mark does nothing else.
 """
 
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -52,8 +51,8 @@ class DatasetInputs(contract.Inputs):
         self._width = len(tf.nest.flatten(self._spec, expand_composites=True))
         # Of all replicas, one after the other.
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True)) * num_replicas
-        # An entry of the queue: see `pump.put`.
-        self._types = [tf.int32, tf.float64, *(s.dtype for s in self.specs)]
+        # An entry of the queue: the status, and the tensors of all replicas.
+        self._types = [tf.int32, *(s.dtype for s in self.specs)]
         self._capacity = capacity
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
@@ -63,9 +62,6 @@ class DatasetInputs(contract.Inputs):
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
         self._num_cancels = 0  # Marks that no step has met yet.
-        with tf.init_scope(), tf.device("/cpu:0"):
-            # While a step waits, the time at which it asked is subtracted: the value is negative.
-            self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited")
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -78,20 +74,10 @@ class DatasetInputs(contract.Inputs):
             return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._types)
 
         with tf.device("/cpu:0"):
-            asked = tf.timestamp()
-            with tf.control_dependencies([self._waited.assign_sub(asked, read_value=False)]):
-                if self._unused is None:
-                    status, ready, *row = dequeue()
-                else:
-                    status, ready, *row = tf.cond(
-                        self._unused.size() > 0, self._unused.dequeue, dequeue
-                    )
-            # Not the time at which the step goes on, which a busy machine delays. A row that was
-            # read ahead was ready before the step asked.
-            until = tf.maximum(asked, ready)
-            # Before the step begins, which must not count as waiting.
-            with tf.control_dependencies([self._waited.assign_add(until, read_value=False)]):
-                status = tf.identity(status)
+            if self._unused is None:
+                status, *row = dequeue()
+            else:
+                status, *row = tf.cond(self._unused.size() > 0, self._unused.dequeue, dequeue)
         status.set_shape([])
         for tensor, spec in zip(row, self.specs, strict=True):  # A queue does not keep shapes.
             tensor.set_shape(spec.shape)
@@ -108,7 +94,7 @@ class DatasetInputs(contract.Inputs):
             return
         is_unused = tf.equal(status, contract.ELEMENT) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
-            tf.cond(is_unused, lambda: pump_lib.put(unused, status, row), tf.no_op)
+            tf.cond(is_unused, lambda: unused.enqueue([status, *row]), tf.no_op)
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         parts = [row[i * self._width : (i + 1) * self._width] for i in range(self._num_replicas)]
@@ -174,7 +160,6 @@ class DatasetInputs(contract.Inputs):
         return self._end
 
     def failure(self, error: Exception) -> Exception:
-        self._waited.assign(self.seconds_waited)  # A step that failed while it waited has ended.
         if isinstance(error, tf.errors.OutOfRangeError):
             if self._queue.is_closed():
                 return contract.closed()
@@ -182,10 +167,8 @@ class DatasetInputs(contract.Inputs):
                 return errors.StepCancelled("the input was restarted while the step waited for it")
         return error
 
-    @property
-    def seconds_waited(self) -> float:
-        waited = float(self._waited.numpy())
-        return waited if waited >= 0 else waited + time.time()
+    def num_ready(self) -> int:
+        return int(self._queue.size())
 
     def close(self) -> None:
         self._queue.close(cancel_pending_enqueues=True)

@@ -71,7 +71,7 @@ class _PaddingPump(pump_lib.Pump):
         # Other processes may still have data: then this one takes steps on padding.
         padding = [tf.zeros(s.shape, s.dtype) for s in self._specs]
         while True:
-            pump_lib.put(self._queue, contract.END, padding)  # Raises when the queue is closed.
+            self._queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
 
     def _row(self, iterators: Sequence[Any]) -> list[Any]:
         row, found = [], []

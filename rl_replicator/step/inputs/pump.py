@@ -36,7 +36,7 @@ class Pump:
           sources: one dataset for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
           specs: of the tensors of a row, those of all replicas.
-          queue: takes what `put` puts into it.
+          queue: takes a status and the tensors of a row.
         """
         self.error: Exception | None = None
         self._sources = sources
@@ -70,9 +70,9 @@ class Pump:
         @tf.function(autograph=False)
         def move(iterators: Sequence[Any]) -> Any:
             def body(_: Any) -> Any:
-                status, *tensors = self._row(iterators)
-                with tf.control_dependencies([put(self._queue, status, tensors)]):
-                    return tf.equal(status, contract.ELEMENT)
+                row = self._row(iterators)
+                with tf.control_dependencies([self._queue.enqueue(row)]):
+                    return tf.equal(row[0], contract.ELEMENT)
 
             return tf.while_loop(
                 lambda more: more, body, [tf.constant(True)], parallel_iterations=1
@@ -84,7 +84,7 @@ class Pump:
         move([iter(source.skip(used)) for source in self._sources])
 
     def _row(self, iterators: Sequence[Any]) -> list[Any]:
-        """Traced: reads the status and the tensors of the next row."""
+        """Traced: reads the next entry of the queue."""
         row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
         return [tf.constant(contract.ELEMENT), *tf.nest.flatten(row, expand_composites=True)]
 
@@ -96,34 +96,17 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def put(queue: tf.queue.FIFOQueue, status: Any, tensors: Sequence[tf.Tensor]) -> Any:
-    """Puts a row into a queue, as soon as the queue has room.
-
-    Args:
-      queue: takes the status, the time at which the row was ready (float64 scalar, in seconds since
-        the epoch), and the tensors.
-      status: of the row, int32 scalar.
-      tensors: of the row.
-
-    Returns:
-      The operation, in a graph.
-    """
-    with tf.control_dependencies(tensors):
-        ready = tf.timestamp()
-    return queue.enqueue([status, ready, *tensors])
-
-
 def mark(queue: tf.queue.FIFOQueue, specs: Sequence[tf.TensorSpec], status: int) -> None:
     """Puts a status without a row into a queue, as soon as the queue has room.
 
     Args:
-      queue: takes what `put` puts into it.
+      queue: takes a status and the tensors of a row.
       specs: of the tensors of a row.
       status: what the step that takes the entry will find.
     """
     empty = [tf.zeros([0], s.dtype) for s in specs]
     with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
-        put(queue, status, empty)
+        queue.enqueue([status, *empty])
 
 
 def close_later(queue: tf.queue.FIFOQueue) -> None:

@@ -32,9 +32,6 @@ PIXELS = {
         ),
         ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
         ({"learner_wait": 0.3, "actor_wait": 0.3}, STATE, "the replay, for which both wait"),
-        # The limiter holds the actors back: what the learner waits for now and then is on its way.
-        ({"learner_wait": 0.1, "actor_wait": 0.8}, STATE, "the learner; "),
-        ({"learner_wait": 0.8, "actor_wait": 0.1}, STATE, "the actors; "),
         ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
     ],
 )
