@@ -93,7 +93,7 @@ def _make_run(path, command, pixels):
     run.describe(name, options.identity, dataclasses.asdict(options) | {"run_dir": None})
     agent = command.make_agent(options.agent, options.task.spec())
     tf.random.set_seed(1)  # Of the initial weights.
-    networks = agent.make_acting_networks()
+    networks = agent.make_evaluation_policy(WeightsPart()).networks
     random = tf.random.Generator.from_seed(3)
     for network in networks.values():
         for variable in network.variables:  # As trained ones: neither zeros nor ones.
