@@ -29,9 +29,8 @@ _BEFORE = {
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
     "policy_average": 1,
-    "squash_gradient": "tanh",
 }
-_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero", "squash_gradient": "inverting"}
+_BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
 
 class Settings:
@@ -103,10 +102,10 @@ class OffPolicyConfig(Settings):
 class NoiseSettings(Settings):
     """How the policy of an agent with deterministic actions is trained and explores."""
 
-    squash_gradient: Literal["inverting", "tanh"] = "inverting"
-    """Derivative of the tanh that ends the policy: `inverting` vanishes towards a limit of the
-    action but not away from it (`agents.networks.policies.inverting_tanh`); `tanh`, the true one,
-    vanishes both ways: a policy whose actions are at their limits stays there."""
+    squash_gradient: Literal["tanh", "inverting"] = "tanh"
+    """Derivative of the tanh that ends the policy. `tanh`, the true one, vanishes at the limits of
+    the action, where a policy may stay for long; `inverting` vanishes towards a limit but not away
+    from it (`agents.networks.policies.inverting_tanh`)."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""

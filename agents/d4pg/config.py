@@ -94,7 +94,6 @@ PAPER = D4PGConfig(
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
     policy_average=1,
-    squash_gradient="tanh",
     exploration_sigma=0.3,
     exploration_spread=1.0,
     replay=ReplayConfig(
@@ -127,6 +126,8 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
     policy_average: int = 1
     """As for D4PG from state, where it is 1000; not tried from pixels."""
+    squash_gradient: Literal["tanh", "inverting"] = "inverting"
+    """As from state, where it is `tanh`. DrQ-v2 uses that, too."""
     target_update_period: int = 1
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 0.01

@@ -1,6 +1,7 @@
 """Every hyper-parameter of TD3, once."""
 
 import dataclasses
+from typing import Literal
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 
@@ -59,6 +60,8 @@ class PixelTD3Config(PixelSettings, TD3Config):
     them."""
     n_step: int = 3
     """Steps of reward in a return before it bootstraps."""
+    squash_gradient: Literal["tanh", "inverting"] = "inverting"
+    """As from state, where it is `tanh`. DrQ-v2 uses that, too."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1

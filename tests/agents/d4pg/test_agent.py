@@ -160,7 +160,10 @@ def test_rewards_without_bounds_ask_for_a_value_range():
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
 
 
-@pytest.mark.parametrize(("config", "comes_back"), [(D4PGConfig(), True), (PAPER, False)])
+@pytest.mark.parametrize(
+    ("config", "comes_back"),
+    [(D4PGConfig(squash_gradient="inverting"), True), (D4PGConfig(), False)],
+)
 def test_a_policy_whose_actions_are_at_their_limits_comes_back(config, comes_back):
     policy = D4PG(config, make_spec()).make_acting_networks()["policy"]
     (bias,) = [v for v in policy.trainable_variables if v.name == "policy/head/b:0"]

@@ -19,7 +19,6 @@ CONFIG = TD3Config(
     critic_learning_rate=1e-2,
     target_update_rate=0.3,
     policy_delay=2,
-    squash_gradient="tanh",
     target_noise_sigma=0.0,
     global_batch_size=reference.BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
