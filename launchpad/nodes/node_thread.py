@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,11 @@ from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 
 _POLL_SECS = 0.001
+# `wait` is not among them: it takes the lock again whatever ends it.
+_OF_CONDITIONS = frozenset(
+    getattr(threading.Condition, name).__code__
+    for name in ("__enter__", "__exit__", "_acquire_restore", "_release_save", "notify")
+)
 
 
 class NodeThread(threading.Thread):
@@ -38,13 +44,14 @@ class NodeThread(threading.Thread):
 
         If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
         gives both the same identity, and the exception may end the new thread, for which the node
-        would then wait for ever.
+        would then wait for ever. If the node is acquiring or releasing the lock of a condition,
+        which Python code does, this waits as well: the lock would stay acquired.
         """
         while True:
             with self._gate:
                 if not (self._is_open and self.is_alive()):
                     return
-                if not _is_starting_thread(self.ident):
+                if not _is_delicate(sys._current_frames().get(self.ident or 0)):
                     _set_async_exception(self.ident, ctypes.py_object(SystemExit))
                     return
             time.sleep(_POLL_SECS)
@@ -71,9 +78,10 @@ class NodeThread(threading.Thread):
             self._is_open = False
 
 
-def _is_starting_thread(ident: int | None) -> bool:
-    """Whether a thread is within `threading.Thread.start`."""
-    frame = sys._current_frames().get(ident or 0)
+def _is_delicate(frame: types.FrameType | None) -> bool:
+    """Whether a thread is within `threading.Thread.start`, or takes or gives back a condition."""
+    if frame is not None and frame.f_code in _OF_CONDITIONS:
+        return True
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__:
             return True

@@ -51,3 +51,25 @@ def test_a_node_that_has_ended_is_not_interrupted():
     node.join(30)
     node.interrupt()
     assert errors == [None]
+
+
+def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
+    """Half of the interrupts struck between the acquisition and the entry of `with`."""
+    for _ in range(50):
+        condition = threading.Condition()
+
+        def execute(condition=condition):
+            while True:
+                with condition:
+                    pass
+
+        node = NodeThread("node", types.SimpleNamespace(execute=execute), None, lambda error: None)
+        node.start()
+        time.sleep(0.001)
+        for _ in range(10):  # Python drops an exception in a callback or a finalizer.
+            node.interrupt()
+            node.join(3)
+            if not node.is_alive():
+                break
+        assert not node.is_alive()
+        assert condition.acquire(timeout=30), "an interrupted node has kept the lock"
