@@ -17,8 +17,9 @@ from launchpad.nodes import base
 _POLL_SECS = 0.001
 # `wait` is not among them: it takes the lock again whatever ends it.
 _OF_CONDITIONS = frozenset(
-    getattr(threading.Condition, name).__code__
-    for name in ("__enter__", "__exit__", "_acquire_restore", "_release_save", "notify")
+    method.__code__
+    for name, method in vars(threading.Condition).items()
+    if isinstance(method, types.FunctionType) and name not in ("wait", "wait_for")
 )
 
 
