@@ -125,9 +125,10 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
     policy_average: int = 1
-    """As for D4PG from state, where it is 1000; not tried from pixels."""
+    """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
+    average was not tried."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """As from state, where it is `tanh`. DrQ-v2 uses that, too."""
+    """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     target_update_period: int = 1
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 0.01

@@ -13,8 +13,7 @@ from agents.replay.transitions import Sample
 _SHARE = 0.1
 # Learner steps from one set of weights in the average to the next: each costs 2 % of a step.
 _PERIOD = 10
-
-
+# Of the names under which averages are served.
 _PREFIX = "average_"
 
 

@@ -61,7 +61,7 @@ class PixelTD3Config(PixelSettings, TD3Config):
     n_step: int = 3
     """Steps of reward in a return before it bootstraps."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """As from state, where it is `tanh`. DrQ-v2 uses that, too."""
+    """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
