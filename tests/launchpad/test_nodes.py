@@ -186,11 +186,13 @@ def test_a_cacher_asks_its_source_rarely(engine):
     cacher = program.add_node(lp.CacherNode(source, 300, 60_000), label="cacher")
     manager = lp.launch(program, engine)
     client, origin = manager.resolve(cacher), manager.resolve(source)
+    started = time.monotonic()
     first = client.get_variables(["a", "b"])
     assert first == {"a": 1, "b": 1}
     for _ in range(50):
         client.get_variables(["a", "b"])
-    assert origin.calls() <= 3
+    calls = origin.calls()
+    assert calls <= 2 + (time.monotonic() - started) / 0.3  # A busy machine takes seconds for this.
     assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments: another answer.
     _wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
     with pytest.raises(KeyError, match="from the source"):
