@@ -2,14 +2,15 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import dm_env
 import numpy as np
 from acme import core
 
 from agents.agent import BatchActor
+from environments.engines.batch import BatchEnvironment
 
 _LOG = logging.getLogger("agents")
 
@@ -38,11 +39,12 @@ def interact(environment: dm_env.Environment, actor: core.Actor) -> Iterator[dm_
 
 
 def explore(
-    environments: Sequence[dm_env.Environment], actor: BatchActor
+    environments: BatchEnvironment, actor: BatchActor
 ) -> Iterator[tuple[int, dm_env.TimeStep]]:
     """Lets the actor act in all environments, in turn and without end.
 
-    The caller stops by no longer asking for steps; nothing happens in between.
+    The caller stops by no longer asking for steps; what the environments have already done beyond
+    the last one is lost.
 
     Args:
       environments: provide the observations.
@@ -51,18 +53,22 @@ def explore(
     Yields:
       The index of an environment and its next `TimeStep`, after the actor has observed it.
     """
-    timesteps: list[dm_env.TimeStep] = [None] * len(environments)
+    timesteps: list[Any] = [None] * environments.size
+    over = list(range(environments.size))
     while True:
-        for index, environment in enumerate(environments):
-            if timesteps[index] is None or timesteps[index].last():
-                timesteps[index] = environment.reset()
-                actor.begin(index, timesteps[index])
-                yield index, timesteps[index]
+        if over:
+            for index, timestep in zip(over, environments.reset(over), strict=True):
+                timesteps[index] = timestep
+                actor.begin(index, timestep)
+                yield index, timestep
+            over = []
         actions = actor.select_actions([timestep.observation for timestep in timesteps])
-        for index, environment in enumerate(environments):
-            timesteps[index] = environment.step(actions[index])
-            actor.observe(index, actions[index], timesteps[index])
-            yield index, timesteps[index]
+        for index, timestep in enumerate(environments.step(actions)):
+            timesteps[index] = timestep
+            actor.observe(index, actions[index], timestep)
+            if timestep.last():
+                over.append(index)
+            yield index, timestep
 
 
 class EvaluationEpisode(NamedTuple):

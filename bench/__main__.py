@@ -25,6 +25,7 @@ SUITE = {
     "acting_policy": 40,
     "actors": 120,
     "asynchronous": 60,
+    "env_engines": 100,
     "environment_steps": 30,
     "fused_adam": 60,
     "inputs": 160,
@@ -39,6 +40,7 @@ SUITE = {
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
+    "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
     "pixel_learner": "takes more than four minutes",
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",
     "kills": "kills parts of a run for minutes or hours",

@@ -28,6 +28,7 @@ from agents.environment_loop import explore, interact
 from agents.learning.variables import copy_variables
 from agents.replay.transitions import TABLE, TransitionLayout
 from bench import harness, peers
+from environments.engines.batch import EnvironmentsInTurn
 
 DOMAIN, TASK = "cheetah", "run"
 NUM_ACTIONS, SIGMA = 6, 0.3
@@ -111,7 +112,7 @@ def our_environment() -> Callable[[int], None]:
 
 def envpool(num_envs: int, num_threads: int) -> Callable[[int], None]:
     """EnvPool's task, with a constant action."""
-    import envpool as pool  # Not among this project's dependencies.
+    import envpool as pool  # An optional dependency.
 
     environment = pool.make_dm("CheetahRun-v1", num_envs=num_envs, num_threads=num_threads, seed=1)
     action = np.zeros((num_envs, NUM_ACTIONS))
@@ -137,7 +138,7 @@ def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
         adders = [agent.make_adder(client, lambda seconds: None) for _ in tasks]
     contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(num_envs)]
     actor = agent.make_actor(Weights(agent), adders, contexts)
-    steps_taken = explore(tasks, actor)
+    steps_taken = explore(EnvironmentsInTurn(tasks), actor)
 
     def run(steps: int, server=server) -> None:  # The server must stay.
         for _ in itertools.islice(steps_taken, steps):

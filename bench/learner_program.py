@@ -30,6 +30,7 @@ from agents.replay.table import LearnerDemand
 from agents.replay.transitions import TABLE, TransitionLayout
 from agents.runs.launching import share_processors
 from bench import harness
+from environments.engines.batch import EnvironmentsInTurn
 
 TASK = "cartpole:swingup"
 FILL_STEPS, TOTAL_STEPS = 2000, 60_000
@@ -76,7 +77,7 @@ class Bench:
         context = ExplorationContext(np.random.default_rng(0))
         actor = self.agent.make_actor(source, [adder], [context])
         try:
-            for taken, _ in enumerate(explore([environment], actor)):
+            for taken, _ in enumerate(explore(EnvironmentsInTurn([environment]), actor)):
                 if taken == steps or self.over.is_set():
                     break
             adder.finish(timeout=60.0)

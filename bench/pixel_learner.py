@@ -27,6 +27,7 @@ from agents.runs.launching import share_processors
 from agents.task import Task
 from bench import harness
 from environments import PixelConfig
+from environments.engines.batch import EnvironmentsInTurn
 
 FILL, CALLS, REPEATS = 1_000, 10, 20
 WAITED = harness.Unit("share of the time waited", more_is_better=False)
@@ -75,7 +76,7 @@ def act(agent, learner, task, address, stop):
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
     context = ExplorationContext(np.random.default_rng(0))
     actor = agent.make_actor(Weights(learner), [adder], [context])
-    for _ in explore([task.make(seed=2)], actor):
+    for _ in explore(EnvironmentsInTurn([task.make(seed=2)]), actor):
         if stop.is_set():
             return
 

@@ -179,10 +179,21 @@ class Environment(dm_env.Environment):
                 f"expected an action array of shape {self._action_shape}, got "
                 f"{type(action).__name__} of shape {np.shape(action)}"
             )
-        # The bounds are float64 arrays, so no scalar must be converted and the result is float64.
-        real = action if self._is_unit else action * self._scale + self._offset
-        real = np.minimum(np.maximum(real, self._low), self._high)
+        real = self.own_actions(action)
         return real if self._is_plain else real.astype(self._real_dtype).reshape(self._real_shape)
+
+    def own_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Maps actions to the range of the wrapped environment.
+
+        Args:
+          actions: [..., m] float32 in [-1, 1]; clipped to that.
+
+        Returns:
+          [..., m] float64.
+        """
+        # The bounds are float64 arrays, so no scalar must be converted and the result is float64.
+        real = actions if self._is_unit else actions * self._scale + self._offset
+        return np.minimum(np.maximum(real, self._low), self._high)
 
     def observation_spec(self) -> specs.Array:
         return specs.Array((self._timesteps.size,), np.float32, name="observation")

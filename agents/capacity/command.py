@@ -24,6 +24,8 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
       ConfigError: if they do not fit each other.
     """
     check_option(not options.deterministic, "deterministic", "False for a plan", True)
+    engine = options.env_engine
+    check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
     is_group, replicas = _replicas(options.replicas)
     in_threads = options.launch == "threads"
     if hardware.machines > 1:

@@ -25,6 +25,7 @@ from agents.learning.policy_average import without_averages
 from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES
 from agents.replay.transitions import TABLE
 from agents.task import Task
+from environments.engines.batch import EnvironmentsInTurn
 from launchpad.rpc import courier
 from rl_replicator.errors import ConfigError
 
@@ -136,7 +137,7 @@ class _Bench:
             observations = [first.observation] * rows
             calls[rows] = self._timed(_repeated(actor.select_actions, observations), "policy")
         row = max(0.0, (calls[_ROWS].thread - calls[1].thread) / (_ROWS - 1))
-        steps = explore([self._environment], actors[1])
+        steps = explore(EnvironmentsInTurn([self._environment]), actors[1])
 
         def act(count: int) -> None:
             while count > 0:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch, make_environment
+from agents.nodes.environment_watch import EnvironmentWatch, make_environments
 from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
@@ -59,12 +59,18 @@ class ActorNode:
         )
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
         who = f"actor {index}"
+        numbers = range(first, first + plan.envs_per_actor)
+        states = [counter.random_state(number) for number in numbers]
         self._streams = [
-            _Stream(who, number, count, plan, lambda: self._run_steps)
-            for number in range(first, first + plan.envs_per_actor)
+            _Stream(number, count, plan.seed, state, lambda: self._run_steps)
+            for number, state in zip(numbers, states, strict=True)
         ]
-        for stream in self._streams:
-            stream.set_random_state(counter.random_state(stream.number))
+        self._environments = make_environments(
+            who, plan, [stream.environment_seed for stream in self._streams]
+        )
+        for own, state in enumerate(states):
+            if state is not None:
+                self._environments.set_random_state(own, state["environment"])
         self._adders = [
             agent.make_adder(replays[stream.number % len(replays)], waiting.tick)
             for stream in self._streams
@@ -73,12 +79,10 @@ class ActorNode:
             source, self._adders, [stream.context for stream in self._streams]
         )
         # Before the stopwatch, which puts back the methods that it finds.
-        self._watch = EnvironmentWatch(
-            f"actor {index}", plan, [stream.environment for stream in self._streams]
-        )
+        self._watch = EnvironmentWatch(who, plan, self._environments.simulators)
         self._stopwatch = Stopwatch()
-        for stream in self._streams:
-            self._stopwatch.attach(stream.environment, _ENVIRONMENT_PARTS)
+        for simulator in self._environments.simulators:
+            self._stopwatch.attach(simulator, _ENVIRONMENT_PARTS)
         self._stopwatch.attach(self._actor, _ACTOR_PARTS)
 
     def run(self) -> None:
@@ -116,15 +120,14 @@ class ActorNode:
         episodes: list[Episode] = []
         started, waited = time.monotonic(), 0.0
         leases = 0
-        environments = [stream.environment for stream in self._streams]
-        for index, timestep in explore(environments, self._actor):
+        for index, timestep in explore(self._environments, self._actor):
             stream = self._streams[index]
             if not timestep.first():
                 stream.episode_return += float(timestep.reward)
                 stream.length += self._action_repeat
                 done += self._action_repeat
             if timestep.last():
-                episodes.append(stream.end_episode())
+                episodes.append(stream.end_episode(self._environments.random_state(index)))
             if done >= granted:
                 now, blocked = time.monotonic(), self._seconds_waited()
                 share = (blocked - waited) / max(now - started, 1e-6)
@@ -152,40 +155,59 @@ class ActorNode:
 
 
 class _Stream:
-    """An environment of an actor, its randomness, and the episode that it is in.
+    """The randomness of an environment of an actor, and the episode that it is in.
 
     Attributes:
       number: of the environment among those of all actors, from 0.
-      environment: the environment.
+      environment_seed: seed of the environment; another one after every finished episode, so that
+        an environment whose random state is not known repeats nothing after a stop.
       context: of the exploration in it.
       episode_return: sum of the rewards since the start of the episode.
       length: environment steps since then.
     """
 
-    def __init__(self, who: str, number: int, count: int, plan: RunPlan, environment_steps: Any):
+    def __init__(
+        self,
+        number: int,
+        count: int,
+        seed: int,
+        state: Mapping[str, Any] | None,
+        environment_steps: Callable[[], int],
+    ):
+        """Starts the random streams, or continues them.
+
+        Args:
+          number: of the environment among those of all actors.
+          count: number of the environments of all actors.
+          seed: of the run.
+          state: random state of the last episode that `end_episode` returned; None for a new run.
+          environment_steps: returns the steps that all actors have taken.
+        """
         self.number = number
-        seeds = np.random.SeedSequence([plan.seed, number]).generate_state(2)
-        self.environment = make_environment(who, plan, int(seeds[0]))
+        self._episodes = 0 if state is None else int(state.get("episodes", 0))
+        entropy = np.random.SeedSequence([seed, number, self._episodes])
+        self.environment_seed, noise_seed = map(int, entropy.generate_state(2))
         self.context = ExplorationContext(
-            np.random.default_rng(int(seeds[1])),
+            np.random.default_rng(noise_seed),
             environment_steps,
             rank=number / (count - 1) if count > 1 else 0.5,
         )
+        if state is not None:
+            self.context.random.bit_generator.state = state["noise"]
         self.episode_return, self.length = 0.0, 0
 
-    def end_episode(self) -> Episode:
-        """Returns the episode, and starts the next one."""
+    def end_episode(self, random_state: Any) -> Episode:
+        """Returns the episode, and starts the next one.
+
+        Args:
+          random_state: of the environment.
+        """
+        self._episodes += 1
         state = {
-            "environment": self.environment.random_state,
+            "environment": random_state,
             "noise": self.context.random.bit_generator.state,
+            "episodes": self._episodes,
         }
         episode = Episode(self.number, self.episode_return, self.length, state)
         self.episode_return, self.length = 0.0, 0
         return episode
-
-    def set_random_state(self, state: dict[str, Any] | None) -> None:
-        """Continues the random streams that `end_episode` gave; None changes nothing."""
-        if state is not None:
-            self.context.random.bit_generator.state = state["noise"]
-            if state["environment"] is not None:
-                self.environment.random_state = state["environment"]

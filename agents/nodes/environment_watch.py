@@ -1,21 +1,23 @@
 """Notices an environment whose constructor, step or reset does not return."""
 
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import dm_env
+from typing import Any, TypeVar
 
 import launchpad as lp
 from agents.plan.run_plan import RunPlan
+from environments.engines.batch import BatchEnvironment, EnvironmentsInTurn
 from rl_replicator.errors import UsageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # A constructor may take this long whatever --env-timeout says: it imports, compiles and loads.
 _SECONDS_TO_CONSTRUCT = 60.0
+
+_Made = TypeVar("_Made")
 
 
 def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
@@ -29,6 +31,29 @@ def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
     Returns:
       The environment.
     """
+    return _construct(who, plan, lambda: plan.task.make(seed=seed))
+
+
+def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnvironment:
+    """Makes the environments of an actor; ends the node if one of them takes too long.
+
+    Args:
+      who: the node, as users know it.
+      plan: its task and engine, and the seconds that a call may take.
+      seeds: of each environment.
+
+    Returns:
+      The environments.
+    """
+    if plan.env_engine == "envpool":
+        from environments.engines.envpool_pool import EnvPoolEnvironments
+
+        name, threads = plan.task.name, max(1, (os.cpu_count() or 1) // plan.num_actors)
+        return _construct(who, plan, lambda: EnvPoolEnvironments(name, seeds, threads))
+    return EnvironmentsInTurn([make_environment(who, plan, seed) for seed in seeds])
+
+
+def _construct(who: str, plan: RunPlan, make: Callable[[], _Made]) -> _Made:
     is_made = threading.Event()
     watch = threading.Thread(
         target=_watch_construction,
@@ -38,7 +63,7 @@ def make_environment(who: str, plan: RunPlan, seed: int) -> Any:
     )
     watch.start()
     try:
-        return plan.task.make(seed=seed)
+        return make()
     finally:
         is_made.set()
         watch.join()
@@ -80,13 +105,14 @@ class EnvironmentWatch:
     itself only sets three attributes, which takes about 0.1 microseconds.
     """
 
-    def __init__(self, who: str, plan: RunPlan, environments: Sequence[dm_env.Environment]):
+    def __init__(self, who: str, plan: RunPlan, environments: Sequence[Any]):
         """Watches every later call of the environments' `reset` and `step`.
 
         Args:
           who: the node, as users know it.
           plan: its task, and the seconds that a call may take.
-          environments: their methods are replaced on these instances.
+          environments: environments, or `simulators` of a `BatchEnvironment`; their methods are
+            replaced on these instances.
         """
         self._who, self._name, self._timeout = who, plan.task.name, plan.env_timeout
         self._calls = [_Calls(environment) for environment in environments]
@@ -131,7 +157,7 @@ class EnvironmentWatch:
 
 
 class _Calls:
-    """The calls of an environment.
+    """The calls of an environment, or of several that are stepped at once.
 
     Attributes:
       count: how many have begun.
@@ -143,20 +169,20 @@ class _Calls:
         self.count, self.count_at_reset, self.current = 0, 0, ""
         step, reset = environment.step, environment.reset
 
-        def watched_step(action: Any) -> dm_env.TimeStep:
+        def watched_step(actions: Any) -> Any:
             self.count += 1
             self.current = "step"
             try:
-                return step(action)
+                return step(actions)
             finally:
                 self.current = ""
 
-        def watched_reset() -> dm_env.TimeStep:
+        def watched_reset(*indices: Any) -> Any:
             self.count += 1
             self.count_at_reset = self.count
             self.current = "reset"
             try:
-                return reset()
+                return reset(*indices)
             finally:
                 self.current = ""
 

@@ -18,6 +18,7 @@ class RunPlan:
       total_steps: environment steps of the whole run, over all actors.
       num_actors: number of actors.
       envs_per_actor: environments of each actor.
+      env_engine: what steps them, see `environments.engines`.
       num_caches: nodes between the learner and the actors that serve its weights.
       num_replay_shards: replay servers, each with an equal part of the items.
       replicas: the replicas of the learner.
@@ -34,6 +35,7 @@ class RunPlan:
     total_steps: int
     num_actors: int
     envs_per_actor: int
+    env_engine: str
     num_caches: int
     num_replay_shards: int
     replicas: Replicas

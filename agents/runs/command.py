@@ -157,6 +157,10 @@ class AgentCommand:
             lp.preload("agents.runs.imports", self.factory.partition(":")[0])
         # An unknown environment is noticed before TensorFlow is imported.
         environment_spec = options.task.spec()
+        if options.env_engine == "envpool":
+            from environments.engines import envpool_tasks
+
+            envpool_tasks.check(options.env)
         from agents.runs.training import train
 
         return train(self, options, environment_spec, listener)

@@ -37,7 +37,11 @@ class AgentOptions:
     actors: int = 1
     """Actors: each takes steps on its own, in environments of its own."""
     envs_per_actor: int = 1
-    """Environments of each actor, which it steps in turn, with one call of its policy for all."""
+    """Environments of each actor, which it steps with one call of its policy for all."""
+    env_engine: Literal["dm_control", "envpool"] = "dm_control"
+    """What steps the environments of actors: `dm_control`, or any other library of the task, one
+    environment after the other; or `envpool`, all at once in C++ threads (tasks of the dm_control
+    suite, from the state)."""
     replicas: str = "1"
     """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
     string of `rl_replicator.make`."""
@@ -116,6 +120,8 @@ class AgentOptions:
         )
         if self.deterministic:
             self._check_deterministic()
+        if self.env_engine == "envpool":
+            self._check_envpool()
         is_possible = self.prefill is None or not self.pixels
         check_option(is_possible, "prefill", "no --pixels with it", "--pixels")
         if self.pixels != isinstance(self, PixelAgentOptions):
@@ -137,6 +143,16 @@ class AgentOptions:
         }
         for name, (value, expected) in values.items():
             check_option(value == expected, name, f"{expected} with --deterministic", value)
+
+    def _check_envpool(self) -> None:
+        others = {
+            "--pixels": self.pixels,
+            "--wrap": bool(self.wrap),
+            "--time-limit": self.time_limit is not None,
+            "--deterministic": self.deterministic,
+        }
+        for option, is_given in others.items():
+            check_option(not is_given, "env_engine", f"dm_control with {option}", self.env_engine)
 
     @property
     def task(self) -> "Task":

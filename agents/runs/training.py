@@ -101,6 +101,7 @@ def train(
             total_steps=options.steps,
             num_actors=options.actors,
             envs_per_actor=options.envs_per_actor,
+            env_engine=options.env_engine,
             num_caches=options.caches,
             num_replay_shards=options.replay_shards,
             replicas=replicas,

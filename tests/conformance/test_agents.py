@@ -23,6 +23,7 @@ import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
 from agents.replay.transitions import Sample
+from environments.engines.batch import EnvironmentsInTurn
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
@@ -215,7 +216,7 @@ def trained(name):
     thread = threading.Thread(target=learn)
     thread.start()
     try:
-        for count, _ in enumerate(explore([environment], actor)):
+        for count, _ in enumerate(explore(EnvironmentsInTurn([environment]), actor)):
             if count == NUM_ROWS or not thread.is_alive():
                 break
     finally:

@@ -381,12 +381,14 @@ def test_training_from_state_loads_no_gl():
 import os, sys
 import numpy as np
 import environments
+from environments.engines import envpool_tasks
+envpool_tasks.check("cartpole:swingup")  # As the launcher does, which must not load GL either.
 for name in ("cartpole:swingup", "quadruped:escape"):
     environment = environments.make(name, seed=0)
     for _ in range(3):
         environment.step(np.zeros(environment.action_spec().shape, np.float32))
 libraries = open("/proc/self/maps").read()
-print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium") if n in sys.modules],
+print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium", "envpool") if n in sys.modules],
       [n for n in ("libGL", "libEGL", "libOSMesa", "libglfw") if n in libraries],
       os.environ.get("MUJOCO_GL"))
 """

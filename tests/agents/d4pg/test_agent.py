@@ -16,6 +16,7 @@ from agents.d4pg.config import PAPER, D4PGConfig
 from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
+from environments.engines.batch import EnvironmentsInTurn
 from rl_replicator.errors import ConfigError
 from tests.agents import fixed_samples
 from tests.agents.d4pg import numpy_step
@@ -51,7 +52,7 @@ def trained(environment):
     before = learner.get_variables(["policy"])
     adder = agent.make_adder(client, print)
     actor = agent.make_actor(learner, [adder], [ExplorationContext(np.random.default_rng(0))])
-    for _, timestep in explore([environment], actor):  # Ten rows.
+    for _, timestep in explore(EnvironmentsInTurn([environment]), actor):  # Ten rows.
         if timestep.last():
             break
     adder.finish(60.0)

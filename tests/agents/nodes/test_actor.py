@@ -52,13 +52,14 @@ def ready(monkeypatch):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
 
 
-def make_plan(total_steps, run_dir, actors, envs):
+def make_plan(total_steps, run_dir, actors, envs, task=TASK, engine="dm_control"):
     return RunPlan(
-        task=TASK,
+        task=task,
         seed=5,
         total_steps=total_steps,
         num_actors=actors,
         envs_per_actor=envs,
+        env_engine=engine,
         num_caches=0,
         num_replay_shards=1,
         replicas=Replicas.parse("1", "threads", None),
@@ -71,12 +72,12 @@ def make_plan(total_steps, run_dir, actors, envs):
     )
 
 
-def act(agent, source, counter, run_dir, actors, envs, indices):
+def act(agent, source, counter, run_dir, actors, envs, indices, task=TASK, engine="dm_control"):
     """Runs actors one after another; returns the rows that they wrote, sorted."""
-    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    layout = TransitionLayout(agent.environment_spec)
     server = reverb.Server([make_table(layout)])
     client = reverb.Client(f"localhost:{server.port}")
-    plan = make_plan(counter.progress().total_steps, run_dir, actors, envs)
+    plan = make_plan(counter.progress().total_steps, run_dir, actors, envs, task, engine)
     for index in indices:
         ActorNode(index, agent, plan, [client], source, counter).run()
     count = client.server_info()[TABLE].current_size
@@ -110,6 +111,34 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
     counter = Counter(tmp_path, total_steps=207, restored=None)
     act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
     assert counter.progress().environment_steps == 207 and counter.progress().steps_done
+
+
+@pytest.mark.timeout(120)
+def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
+    task, size = Task("pendulum:swingup"), 2
+    pendulum = D4PG(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1), task.spec())
+    stop = size * 1000 + 10  # Shortly after the ends of the first episodes.
+
+    def observations(counter, engine):
+        rows = act(
+            pendulum, Weights(pendulum), counter, tmp_path, 1, size, [0], task=task, engine=engine
+        )
+        assert counter.progress().steps_done
+        return rows[:, :3]
+
+    alone = Counter(tmp_path / "dm_control", total_steps=stop, restored=None)
+    expected = observations(alone, "dm_control")
+    counter = Counter(tmp_path / "envpool", total_steps=stop, restored=None)
+    before = observations(counter, "envpool")
+    assert counter.progress().environment_steps == stop and counter.progress().episodes == size
+    assert before.shape == expected.shape  # As many rows.
+    continued = Counter(tmp_path / "envpool", total_steps=stop + 60, restored=counter.snapshot())
+    after = observations(continued, "envpool")
+    both = np.concatenate([before, after])
+    assert len(np.unique(both, axis=0)) == len(both) > stop
+    # A state that the other engine has stored does not matter.
+    other = Counter(tmp_path / "dm_control", total_steps=stop + 60, restored=alone.snapshot())
+    assert len(observations(other, "envpool")) == len(after)
 
 
 def test_an_actor_that_is_taken_away_finishes_its_lease(tmp_path):

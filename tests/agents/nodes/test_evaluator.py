@@ -76,6 +76,7 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
         total_steps=500,
         num_actors=1,
         envs_per_actor=1,
+        env_engine="dm_control",
         num_caches=0,
         num_replay_shards=1,
         replicas=Replicas.parse("1", "threads", None),

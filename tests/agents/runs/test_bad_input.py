@@ -40,6 +40,14 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
         ),
         (("--envs-per-actor", "0"), "--envs-per-actor: expected at least 1, got 0"),
         (
+            ("--env-engine", "envpool", "--time-limit", "9"),
+            "--env-engine: expected dm_control with --time-limit, got envpool",
+        ),
+        (
+            ("--env-engine", "envpool", "--deterministic"),
+            "--env-engine: expected dm_control with --deterministic, got envpool",
+        ),
+        (
             ("--agent.policy-layers", "1000000", "1000000"),
             r"--agent\.policy-layers: expected one or more layer sizes from 1 to 8192, got",
         ),

@@ -1,0 +1,104 @@
+"""Several environments of one task, which are stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import dm_env
+import numpy as np
+
+
+class BatchEnvironment(Protocol):
+    """Environments of one task that are stepped together.
+
+    Their time steps are those of `environments.flat.Environment`. `reset` and `step` return them in
+    the order of the environments, at once or one by one: whoever does not ask for the others may
+    leave those environments where they are.
+    """
+
+    @property
+    def size(self) -> int:
+        """Number of environments."""
+        ...
+
+    @property
+    def simulators(self) -> Sequence[Any]:
+        """The objects whose methods `reset` and `step` do the work; both may be replaced."""
+        ...
+
+    def reset(self, indices: Sequence[int]) -> Iterable[dm_env.TimeStep]:
+        """Starts an episode in each of the environments `indices`.
+
+        Args:
+          indices: increasing.
+
+        Returns:
+          Their first time steps.
+        """
+        ...
+
+    def step(self, actions: Sequence[np.ndarray]) -> Iterable[dm_env.TimeStep]:
+        """Takes a step in each environment.
+
+        Args:
+          actions: one for each, [A] float32 in [-1, 1]. No environment may be at the end of an
+            episode.
+
+        Returns:
+          The next time step of each environment.
+        """
+        ...
+
+    def random_state(self, index: int) -> Any:
+        """Returns the random state of an environment as plain data; None if it exposes none."""
+        ...
+
+    def set_random_state(self, index: int, state: Any) -> None:
+        """Continues an environment's random stream.
+
+        Args:
+          index: of the environment.
+          state: return value of `random_state`; None changes nothing.
+        """
+        ...
+
+
+class EnvironmentsInTurn:
+    """Environments that the calling thread steps one after the other.
+
+    It implements `BatchEnvironment`. A time step is taken when it is asked for.
+    """
+
+    def __init__(self, environments: Sequence[Any]):
+        """Stores the environments, all of one task; see `environments.make`."""
+        self._environments = environments
+
+    @property
+    def size(self) -> int:
+        """See `BatchEnvironment`."""
+        return len(self._environments)
+
+    @property
+    def simulators(self) -> Sequence[Any]:
+        """See `BatchEnvironment`."""
+        return self._environments
+
+    def reset(self, indices: Sequence[int]) -> Iterator[dm_env.TimeStep]:
+        """See `BatchEnvironment`."""
+        for index in indices:
+            yield self._environments[index].reset()
+
+    def step(self, actions: Sequence[np.ndarray]) -> Iterator[dm_env.TimeStep]:
+        """See `BatchEnvironment`."""
+        for environment, action in zip(self._environments, actions, strict=True):
+            yield environment.step(action)
+
+    def random_state(self, index: int) -> Any:
+        """See `BatchEnvironment`."""
+        return self._environments[index].random_state
+
+    def set_random_state(self, index: int, state: Any) -> None:
+        """See `BatchEnvironment`."""
+        if state is not None:
+            self._environments[index].random_state = state
