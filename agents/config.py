@@ -29,6 +29,8 @@ _BEFORE = {
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
     "policy_average": 1,
+    "exploration_random_steps": 0,
+    "preactivation_penalty": 0.0,
 }
 _BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
@@ -106,9 +108,14 @@ class NoiseSettings(Settings):
     """Derivative of the tanh that ends the policy. `tanh`, the true one, vanishes at the limits of
     the action, where a policy may stay for long; `inverting` vanishes towards a limit but not away
     from it (`agents.networks.policies.inverting_tanh`)."""
+    preactivation_penalty: float = 0.0
+    """Weight, in the policy's loss, of half the squared inputs of that tanh. It holds a policy back
+    from the limits of the action (`agents.networks.policies.preactivation_penalty`)."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""
+    exploration_random_steps: int = 0
+    """Environment steps, over all actors, before the policy acts; until then actions are random."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = None
@@ -122,6 +129,7 @@ class NoiseSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
+        self.check_at_least(0, "exploration_random_steps", "preactivation_penalty")
         spread = self.exploration_spread
         self.check(1 <= spread <= _MAX_SIGMA, "exploration_spread", f"1 to {_MAX_SIGMA}")
         for name in ("exploration_sigma", "exploration_sigma_end"):

@@ -129,7 +129,7 @@ def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
     """This project's actor."""
     tasks = [environments.make(f"{DOMAIN}:{TASK}", seed=i) for i in range(num_envs)]
     spec = specs.make_environment_spec(tasks[0])
-    agent = D4PG(D4PGConfig(policy_layers=(256, 256), n_step=5), spec)
+    agent = D4PG(D4PGConfig(policy_layers=(256, 256), n_step=5, exploration_random_steps=0), spec)
     adders: list[Any] = [NoAdder() for _ in tasks]
     server = None
     if has_insertion:

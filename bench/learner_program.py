@@ -8,6 +8,7 @@ blocks; "learner" publishes weights too; "program" does all of that while an act
 inserts, held by the limiter. A limiter also holds that actor while the others are measured.
 """
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,7 @@ class Bench:
 
         adder = self.agent.make_adder(reverb.Client(address), on_wait)
         environment = environments.make(TASK, seed=1)
-        context = ExplorationContext(np.random.default_rng(0))
+        context = ExplorationContext(np.random.default_rng(0), lambda: sys.maxsize)
         actor = self.agent.make_actor(source, [adder], [context])
         try:
             for taken, _ in enumerate(explore(EnvironmentsInTurn([environment]), actor)):

@@ -35,6 +35,34 @@ class LinearSchedule:
         return self._start + min(step / self._steps, 1.0) * (self._end - self._start)
 
 
+class RandomActions:
+    """Draws actions from the whole range, and keeps each for 8 steps on average.
+
+    Every dimension keeps its action for a time of its own, with a geometric distribution. Actions
+    that are drawn anew in every step move a body with inertia little.
+    """
+
+    _CHANGE = 1 / 8
+
+    def __init__(self, random: np.random.Generator, memory: dict[str, np.ndarray]):
+        """Stores the source of randomness.
+
+        Args:
+          random: generator of the actions.
+          memory: keeps the last action: "random_action" -> [A] float32.
+        """
+        self._random = random
+        self._memory = memory
+
+    def __call__(self, action: np.ndarray) -> np.ndarray:
+        """Returns a random action: [A] float32, of which only the shape counts -> [A] float32."""
+        drawn = self._random.uniform(-1, 1, action.shape).astype(np.float32)
+        last = self._memory.get("random_action", drawn)
+        changes = self._random.uniform(size=action.shape) < self._CHANGE
+        self._memory["random_action"] = held = np.where(changes, drawn, last)
+        return held
+
+
 class GaussianNoise:
     """Adds independent Gaussian noise to every action dimension."""
 
@@ -146,6 +174,8 @@ EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}
 def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Exploration:
     """Makes the exploration that `config.exploration` names, clipped to the action range.
 
+    The first `config.exploration_random_steps` actions of all actors are random instead.
+
     Args:
       config: settings of the agent.
       context: of one environment.
@@ -157,9 +187,12 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
       ConfigError: if there is no such exploration.
     """
     explore = find_exploration(config)(config, context)
+    draw = RandomActions(context.random, context.memory)
     low, high = np.float32(-1), np.float32(1)
 
     def clipped(action: np.ndarray) -> np.ndarray:
+        if context.environment_steps() < config.exploration_random_steps:
+            return draw(action)
         return np.minimum(np.maximum(explore(action), low), high, dtype=np.float32)
 
     return clipped

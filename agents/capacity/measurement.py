@@ -6,6 +6,7 @@ import itertools
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -238,7 +239,11 @@ class _Bench:
             learner.close()
 
     def _actor(self, learner: AgentLearner, adders: Sequence[Any]) -> BatchActor:
-        contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(len(adders))]
+        # Late in a run, when the policy acts.
+        contexts = [
+            ExplorationContext(np.random.default_rng(i), lambda: sys.maxsize)
+            for i in range(len(adders))
+        ]
         return self._agent.make_actor(learner, adders, contexts)
 
     def _timed(self, work: Callable[[int], None], share: str | float, unit: int = 1) -> Cost:

@@ -41,6 +41,12 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """`categorical`, or the import path of a function with the signature of
     `agents.d4pg.losses.categorical_td_loss`."""
 
+    exploration_random_steps: int = 5_000
+    """Environment steps, over all actors, before the policy acts; until then actions are random.
+    The paper has none."""
+    preactivation_penalty: float = 1e-3
+    """Weight, in the policy's loss, of half the squared inputs of the policy's tanh. The paper has
+    none."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy. The paper uses 1e-4."""
     critic_learning_rate: float = 3e-4
@@ -94,8 +100,10 @@ PAPER = D4PGConfig(
     policy_learning_rate=1e-4,
     critic_learning_rate=1e-4,
     policy_average=1,
+    exploration_random_steps=0,
     exploration_sigma=0.3,
     exploration_spread=1.0,
+    preactivation_penalty=0.0,
     replay=ReplayConfig(
         samples_per_insert=32.0,
         priority_exponent=0.6,
@@ -116,6 +124,9 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     discount: float = 0.97
     """gamma of an agent step, which is several steps of the simulator. DrQ-v2 takes 0.99 for two of
     them."""
+    exploration_random_steps: int = 0
+    """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
+    pixels the noise is as wide as the range of actions at first."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
@@ -127,6 +138,9 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     policy_average: int = 1
     """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
     average was not tried."""
+    preactivation_penalty: float = 0.0
+    """Weight, in the policy's loss, of half the squared inputs of the policy's tanh. From state it
+    is 1e-3; from pixels, where gradients are inverted, it was not tried."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
     """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     target_update_period: int = 1

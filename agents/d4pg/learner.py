@@ -15,6 +15,7 @@ from agents.learning.randomness import step_seed
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
+from agents.networks.policies import preactivation_penalty
 from agents.replay.transitions import Sample
 
 # No Python control flow in the step depends on tensors, so it needs no AutoGraph, which takes three
@@ -115,7 +116,9 @@ class D4PGLearner(tf.Module):
         # The policy follows dQ/da; its loss trains neither the critic nor the encoder.
         s_tm1 = tf.stop_gradient(s_tm1)
         with tf.GradientTape() as policy_tape:
-            action = online.policy(s_tm1)  # [B, A]
+            preactivations = online.policy.preactivations(s_tm1)  # [B, A]
+            action = online.policy.squash(preactivations)  # [B, A]
+            penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
         with tf.GradientTape(watch_accessed_variables=False) as action_tape:
             action_tape.watch(action)
             probs = tf.nn.softmax(online.critic(s_tm1, action))  # [B, Z]
@@ -128,7 +131,9 @@ class D4PGLearner(tf.Module):
         policy_variables = online.policy.trainable_variables
         critic_gradients = critic_tape.gradient(critic_loss, online.critic_variables)
         policy_gradients = policy_tape.gradient(
-            action, policy_variables, output_gradients=-dq_da / batch_size
+            [action, penalty],
+            policy_variables,
+            output_gradients=[-dq_da / batch_size, tf.ones([])],
         )
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, policy_variables)

@@ -32,6 +32,23 @@ def inverting_tanh(x: tf.Tensor):
     return y, gradient
 
 
+def preactivation_penalty(preactivations: tf.Tensor, weight: float) -> tf.Tensor:
+    """Computes the term of a policy's loss that holds it back from the limits of its actions.
+
+    Adam makes steps of one size whatever the size of dQ/da, so that a policy without rewards drifts
+    to where tanh saturates, and stays there. The penalty on the inputs of tanh (MR.Q, Fujimoto et
+    al. 2025, arXiv:2501.16142) outweighs a small dQ/da, and is outweighed by a large one.
+
+    Args:
+      preactivations: [B, A] float32, the inputs of tanh.
+      weight: of half their squared norm.
+
+    Returns:
+      float32 scalar: the mean over the batch.
+    """
+    return 0.5 * weight * tf.reduce_mean(tf.reduce_sum(tf.square(preactivations), axis=-1))
+
+
 class DeterministicPolicy(snt.Module):
     """[B, N] float32 features -> [B, A] float32 actions in (-1, 1)."""
 
@@ -62,4 +79,12 @@ class DeterministicPolicy(snt.Module):
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, A] float32."""
-        return self._squash(self._head(self._torso(features)))
+        return self.squash(self.preactivations(features))
+
+    def preactivations(self, features: tf.Tensor) -> tf.Tensor:
+        """[B, N] float32 -> [B, A] float32, what `squash` makes actions of."""
+        return self._head(self._torso(features))
+
+    def squash(self, preactivations: tf.Tensor) -> tf.Tensor:
+        """[B, A] float32 -> [B, A] float32 in [-1, 1]."""
+        return self._squash(preactivations)

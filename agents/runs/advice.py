@@ -114,7 +114,8 @@ def _causes(figures: Mapping[str, float]) -> Iterator[str]:
     if saturation > _SATURATION:
         yield (
             f"{saturation:.0%} of the policy's actions are at their bounds, where tanh passes no "
-            "gradient; lower --agent.policy-learning-rate, or try --agent.squash-gradient inverting"
+            "gradient; raise --agent.preactivation-penalty, or try --agent.squash-gradient "
+            "inverting"
         )
     bias, seen = figures.get("q_bias"), figures.get("discounted_return")
     if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):

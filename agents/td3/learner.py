@@ -12,6 +12,7 @@ from agents.learning.randomness import normal, step_seed
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
+from agents.networks.policies import preactivation_penalty
 from agents.replay.transitions import Sample
 from agents.td3 import losses
 from agents.td3.config import TD3Config
@@ -145,12 +146,15 @@ class TD3Learner(tf.Module):
 
     def _policy_gradients(self, s_tm1: tf.Tensor, is_due: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the policy's gradients, averaged over the replicas; zeros if it is not due."""
-        variables = self.online.policy.trainable_variables
+        policy, penalty = self.online.policy, self._config.preactivation_penalty
+        variables = policy.trainable_variables
 
         def compute() -> tuple[tf.Tensor, ...]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                loss = losses.policy_loss(self.online.critic(s_tm1, self.online.policy(s_tm1)))
+                preactivations = policy.preactivations(s_tm1)
+                q = self.online.critic(s_tm1, policy.squash(preactivations))
+                loss = losses.policy_loss(q) + preactivation_penalty(preactivations, penalty)
             return tuple(tape.gradient(loss, variables))
 
         gradients = tf.cond(is_due, compute, lambda: tuple(tf.zeros(v.shape) for v in variables))

@@ -40,6 +40,26 @@ def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
     assert explore(action).dtype == np.float32
 
 
+def test_the_first_actions_are_random_and_held_for_a_while():
+    config = NoiseSettings(exploration="none", exploration_random_steps=5000)
+    steps = 0
+    explore = make_exploration(config, context(environment_steps=lambda: steps))
+    action = np.full(3, 0.5, np.float32)
+    actions = []
+    for _ in range(5000):
+        actions.append(explore(action))
+        steps += 1
+    draws = np.stack(actions)
+    assert draws.dtype == np.float32
+    # Uniform on [-1, 1], in some 600 draws a dimension, which change at different times.
+    np.testing.assert_allclose(draws.mean(axis=0), 0.0, atol=0.1)
+    np.testing.assert_allclose(draws.std(axis=0), 3**-0.5, rtol=0.1)
+    changes = np.diff(draws, axis=0) != 0
+    np.testing.assert_allclose(changes.mean(axis=0), 1 / 8, rtol=0.2)
+    assert 0.2 < changes.any(axis=1).mean() < 0.45
+    np.testing.assert_array_equal(explore(action), action)
+
+
 def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_like_1_over_f():
     def draw(name):
         config = NoiseSettings(exploration=name, exploration_sigma=0.1)

@@ -24,6 +24,7 @@ class Settings:
     critic_learning_rate: float
     target_update_period: int
     target_update_rate: float
+    preactivation_penalty: float
     max_action_gradient_norm: float | None
     max_gradient_norm: float | None
     exponent_start: float
@@ -199,7 +200,9 @@ class NumpyD4PG:
             dq_da *= np.minimum(1.0, s.max_action_gradient_norm / norms)[:, None]
 
         def policy_loss(weights):
-            return -(dq_da * act(weights, "", features)).sum(-1).mean()
+            follows_q = (dq_da * act(weights, "", features)).sum(-1).mean()
+            squares = (mlp(weights, "policy", features) ** 2).sum(-1).mean()
+            return s.preactivation_penalty / 2 * squares - follows_q
 
         policy_gradients = gradient(policy_loss, start, self._names("policy"))
 

@@ -89,7 +89,9 @@ def test_the_evaluator_takes_the_action_of_the_average_policy_without_noise(trai
 
 def test_the_actor_adds_noise_of_the_configured_size(trained):
     agent, learner, _, client = trained
-    context = ExplorationContext(np.random.default_rng(1))
+    context = ExplorationContext(
+        np.random.default_rng(1), environment_steps=lambda: CONFIG.exploration_random_steps
+    )
     actor = agent.make_actor(learner, [agent.make_adder(client, print)], [context])
     draws = np.array([actor.select_actions([OBSERVATION])[0][0] for _ in range(1000)])
     assert draws.dtype == np.float32 and np.abs(draws).max() <= 1

@@ -31,6 +31,7 @@ CONFIG = D4PGConfig(
     num_atoms=7,
     value_min=-4.0,
     value_max=8.0,
+    preactivation_penalty=0.1,
     policy_learning_rate=3e-3,
     critic_learning_rate=1e-2,
     target_update_period=2,

@@ -28,7 +28,8 @@ COMMAND = [
     *("--agent.policy-layers", "16", "--agent.critic-layers", "16", "--agent.replay.min-size"),
     *("200", "--agent.global-batch-size", "16", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--no-video"),
-    *("--agent.exploration", "pink"),  # It has a memory.
+    # The random actions of the first 480 steps and the noise of the others have a memory.
+    *("--agent.exploration", "pink", "--agent.exploration-random-steps", "480"),
     *("--agent.replay.samples-per-insert", "8", "--checkpoint-seconds", "0.05"),
     *("--evaluation.every", "500", "--evaluation.episodes", "1", "--evaluation.last-episodes", "2"),
 ]

@@ -185,8 +185,9 @@ def test_a_policy_of_two_environments_gives_each_its_own_action(agent, source):
         def add_first(self, timestep):
             pass
 
-    # The same noise in both environments.
-    contexts = [ExplorationContext(np.random.default_rng(3)) for _ in range(2)]
+    # The same noise in both environments, after the random actions.
+    after = agent.config.exploration_random_steps
+    contexts = [ExplorationContext(np.random.default_rng(3), lambda: after) for _ in range(2)]
     actor = agent.make_actor(source, [Rows(), Rows()], contexts)
     evaluator = agent.make_evaluator(source)
     observations = [np.array([x, 0.5], np.float32) for x in (-0.7, 0.9)]

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = TD3Config(
     policy_layers=(5, 4),
     critic_layers=(5, 4),
+    preactivation_penalty=0.1,
     policy_learning_rate=3e-3,
     critic_learning_rate=1e-2,
     target_update_rate=0.3,
@@ -59,8 +60,9 @@ class NumpyTD3:
             return (importance * (0.5 * errors**2).sum(-1)).mean()
 
         def policy_loss(weights):
-            action = np.tanh(reference.mlp(weights, "policy", o))
-            return -reference.twin(start, "", o, action)[:, 0].mean()
+            x = reference.mlp(weights, "policy", o)
+            q = reference.twin(start, "", o, np.tanh(x))[:, 0]
+            return (CONFIG.preactivation_penalty / 2 * (x**2).sum(-1) - q).mean()
 
         priorities = np.abs(target[:, None] - reference.twin(start, "", o, a)).max(-1)
         critic = reference.gradient(critic_loss, start, reference.names(start, "critic"))
