@@ -1,11 +1,11 @@
 """A run from its options to its end: directory, program, progress line, plot and video."""
 
 import dataclasses
+import logging
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,16 @@ from agents.task import Task
 from environments import frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
-from rl_replicator.errors import check_option
+from rl_replicator.errors import UsageError, check_option
 from rl_replicator.processes.ports import OPEN_PORTS
-from rl_replicator.runs import events, trackers
+from rl_replicator.runs import events, plots, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, settled
 from rl_replicator.runs.score import Score
 
+_LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
 _SCORE = Score("evaluator", "episode_return")
 
@@ -232,12 +233,20 @@ def _run(
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run)
     print(*explain(run.path, _plain(options)), sep="\n", flush=True)
-    # In processes of their own, independent of this one's TensorFlow and OpenGL state. On a machine
-    # that cannot render, the run is complete all the same.
-    subprocess.run([sys.executable, "-m", "rl_replicator.cli.main", "plot", str(run.path)])
+    _plot(run)
     if options.video:
+        # In a process of its own, independent of this one's TensorFlow and OpenGL state. On a
+        # machine that cannot render, the run is complete all the same.
         subprocess.run(video_command(run.path))
     return 0
+
+
+def _plot(run: RunDirectory) -> None:
+    """Draws the evaluations. Without the image, the run is complete all the same."""
+    try:
+        print(plots.plot([run.path], run.plot), flush=True)
+    except (UsageError, OSError) as error:
+        _LOG.warning("no plot was drawn: %s", error)
 
 
 def _note_restarts(run: RunDirectory, manager: lp.ProgramManager, noted: int) -> int:

@@ -100,7 +100,10 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     intact = Checkpointer(run_dir / "checkpoints").latest()
     damaged = shutil.copytree(intact.path, intact.path.with_name("999999_step_1"))
     flip_a_bit(damaged / "replay" / "chunks.tfrecord")
+    (run_dir / "evaluation.png").unlink()
+    (run_dir / "evaluation.png").mkdir()  # A plot that cannot be written does not fail the run.
     assert d4pg.command.train(options(run_dir, steps=1500)) == 0
+    assert "no plot was drawn" in caplog.text
     after = latest_progress(run_dir)
     assert after["environment_steps"] == 1500 and after["episodes"] == 75
     assert after["learner_steps"] > before["learner_steps"] + 100
