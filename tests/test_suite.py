@@ -4,6 +4,7 @@ The scratch suites import no TensorFlow.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -244,6 +245,35 @@ def test_long_files_come_first(tmp_path, monkeypatch):
     plugin.Plugin(None, None).pytest_collection_modifyitems(items)
     names = [item.path.stem for item in items]
     assert names == ["test_longest", "test_long", "test_limit", "test_a"]
+
+
+def test_files_that_share_a_ray_run_in_one_process(tmp_path):
+    """And in no other: that one has a test which waits for theirs."""
+    folder = tmp_path / "tests" / "launchpad"
+    folder.mkdir(parents=True)
+    note = "from pathlib import Path\nimport os\n\n"
+    note += "def test_it(): Path(__file__).with_suffix('.pid').write_text(str(os.getpid()))\n"
+    files = [Path(name).name for name in sorted(plugin.RAY)]
+    for file in files:
+        (folder / file).write_text(note)
+    wait = "import time\nfrom pathlib import Path\n\ndef test_it():\n    end = time.time() + 60\n"
+    wait += f"    while len([*Path(__file__).parent.glob('*.pid')]) < {len(files)}:\n"
+    wait += "        assert time.time() < end\n        time.sleep(0.05)\n"
+    scratch = Scratch(tmp_path, {"tests/launchpad/test_a.py": wait}, "--workers", "2")
+    status, output = scratch.finish()
+    assert status == 0, output
+    assert len({path.read_text() for path in folder.glob("*.pid")}) == 1
+
+
+def test_files_that_share_a_ray_are_known():
+    texts = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    users = {
+        str(path.relative_to(ROOT))
+        for path, text in texts.items()
+        if re.search(r"def test_\w+\([^)]*\b(engine|ray_connection)\b", text)
+        and not re.search(r'parametrize\("engine", (?!\[.*"ray")', text)
+    }
+    assert users == plugin.RAY
 
 
 def test_a_record_has_the_seconds_of_child_processes(tmp_path, monkeypatch):

@@ -435,7 +435,7 @@ def a_frozen_worker(replicator):
     exchange = threading.Thread(target=exchange_with_nobody, args=(replicator,))
     exchange.start()
     expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
-    exchange.join(5)
+    exchange.join(60)
     assert DETAILS["exchange"] == "WorkerLost"
 
 

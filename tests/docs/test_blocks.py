@@ -20,6 +20,7 @@ PROGRAMS = {
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("document", PROGRAMS, ids=lambda path: path.name)
 def test_blocks_run(document, tmp_path):
     path = tmp_path / f"{document.stem}_page.py"  # A file, because AutoGraph reads the source.
@@ -35,7 +36,7 @@ def test_blocks_run(document, tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,  # Seconds alone, but minutes beside others.
     )
     assert done.returncode == 0, f"{document} has these lines:\n{done.stdout}{done.stderr}"
 

@@ -58,7 +58,7 @@ def main() -> None:
     with program.group("worker"):
         for index in range(2):
             program.add_node(lp.PyNode(work, writer, index, scenario))
-    lp.launch(program, engine, termination_notice_secs=30 if scenario == "deaf" else 10)
+    lp.launch(program, engine, termination_notice_secs=300 if scenario == "deaf" else 10)
     # No wait(): the end of the script waits.
 
 

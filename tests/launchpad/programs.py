@@ -146,7 +146,7 @@ def stop_handlers(recorder: Any) -> None:
     lp.register_stop_handler(unwanted)
     lp.unregister_stop_handler(unwanted)
     lp.stop()
-    assert called.wait(10)
+    assert called.wait(60)
     assert lp.stop_event().is_set()
 
 

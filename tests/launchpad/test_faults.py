@@ -67,7 +67,7 @@ def family(tmp_path):
     yield manager, incarnations
     manager.stop_and_wait()
     for _, child in incarnations(1):
-        _wait_until(lambda pid=child: not _is_alive(pid), 10)
+        _wait_until(lambda pid=child: not _is_alive(pid))
 
 
 @pytest.mark.processes
@@ -80,7 +80,7 @@ def test_a_node_comes_back_and_its_children_go(family, number):
     os.kill(node, number)
     first, second = _wait_until(lambda: incarnations(2))
     assert first == (node, child) and _is_alive(second[0]) and _is_alive(second[1])
-    _wait_until(lambda: not _is_alive(node) and not _is_alive(child), 10)
+    _wait_until(lambda: not _is_alive(node) and not _is_alive(child))
     assert not manager.wait(timeout=0.5) and manager.signal_number is None
 
 
@@ -137,12 +137,10 @@ def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
 def test_inherited_output_does_not_hold_up_the_supervisor(family, monkeypatch):
     manager, incarnations = family
     ((node, _),) = _wait_until(lambda: incarnations(1))
-    monkeypatch.setattr(processes, "_OUTPUT_SECS", 30.0)
+    monkeypatch.setattr(processes, "_OUTPUT_SECS", 120.0)
     os.kill(node, signal.SIGKILL)
-    started = time.monotonic()
     manager._supervisor.post_awaited()
-    _wait_until(lambda: incarnations(2), 25)
-    assert time.monotonic() - started < 25
+    _wait_until(lambda: incarnations(2))
 
 
 @pytest.mark.processes
@@ -215,13 +213,14 @@ class _Mutual:
         return self._other
 
 
+@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
 def test_nodes_find_each_other_while_they_are_constructed(engine):
     program = lp.Program("mutual")
     first, second = (lp.CourierNode(_Mutual, None) for _ in range(2))
     handles = [program.add_node(node, label="mutual") for node in (first, second)]
     first.configure(handles[1])
     second.configure(handles[0])
-    manager = lp.launch(program, engine if engine != lp.LaunchType.RAY else "test_mt")
+    manager = lp.launch(program, engine)
     clients = [manager.resolve(handle) for handle in handles]
     assert [client.where() for client in clients] == [clients[1].address, clients[0].address]
     manager.stop_and_wait()

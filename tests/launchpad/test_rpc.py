@@ -19,7 +19,7 @@ from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
-from launchpad.rpc import credentials, wire
+from launchpad.rpc import credentials, link, wire
 from launchpad.rpc import server as rpc_server
 from tests.launchpad import programs
 
@@ -340,15 +340,27 @@ def proxied():
 
 def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     _, proxy, runs = proxied
+
+    def cut_amid_next_call(before):
+        """Once the server has begun it, however long that takes on a busy machine."""
+
+        def cut():
+            deadline = time.monotonic() + 60
+            while len(runs) == before and time.monotonic() < deadline:
+                time.sleep(0.02)
+            proxy.cut()
+
+        threading.Thread(target=cut).start()
+
     client = lp.CourierClient(proxy.address)
     assert client.count(0) == 1
     for call in (client.count, lambda secs: client.futures.count(secs).result(30)):
         before = len(runs)
-        threading.Timer(0.3, proxy.cut).start()
+        cut_amid_next_call(before)
         assert call(1.0) == before + 1
         assert len(runs) == before + 1
     hasty = lp.CourierClient(proxy.address, retry_secs=0)
-    threading.Timer(0.3, proxy.cut).start()
+    cut_amid_next_call(len(runs))
     with pytest.raises(lp.CourierUnavailableError):
         hasty.count(1.0)
     assert len(runs) == 4
@@ -363,10 +375,12 @@ def test_a_silent_host_is_noticed(runtime, proxied):
     started = time.monotonic()
     with pytest.raises(lp.CourierUnavailableError):
         client.count(0)
-    assert time.monotonic() - started < 30  # Keepalive: 4 s, and 6 s for the answer.
+    assert time.monotonic() - started < 60  # Keepalive: 4 s, and 6 s for the answer.
 
 
-def test_a_new_address_ends_the_wait_for_a_silent_host(runtime, proxied):
+def test_a_new_address_ends_the_wait_for_a_silent_host(runtime, proxied, monkeypatch):
+    slow = [(name, 300_000 if "timeout" in name else value) for name, value in link._OPTIONS]
+    monkeypatch.setattr(link, "_OPTIONS", slow)
     server, proxy, _ = proxied
     address = lp.Address()
     runtime.publish(address.key, proxy.address)
@@ -376,7 +390,7 @@ def test_a_new_address_ends_the_wait_for_a_silent_host(runtime, proxied):
     started = time.monotonic()
     threading.Timer(0.3, runtime.publish, (address.key, server.address)).start()
     assert client.count(0) == 2
-    assert time.monotonic() - started < 8  # Keepalive alone would take ten seconds.
+    assert time.monotonic() - started < 60  # Keepalive alone would take 304 seconds.
 
 
 def test_deadlines_hold_before_the_address_is_known(runtime):
@@ -388,7 +402,7 @@ def test_deadlines_hold_before_the_address_is_known(runtime):
             started = time.monotonic()
             with pytest.raises((lp.CourierDeadlineError, lp.CourierUnavailableError)):
                 call(1)
-            assert time.monotonic() - started < 15
+            assert time.monotonic() - started < 60
 
 
 def test_futures_need_no_threads(runtime):

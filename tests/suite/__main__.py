@@ -128,7 +128,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "pytest", "-p", "tests.suite.plugin"]
     if options.workers > 1:
-        # Fixtures of modules are dear, so a file stays whole; the plugin starts long ones first.
+        # The plugin keeps files whole and starts long ones first.
         command += ["-n", str(options.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         command += ["--max-worker-restart", "0"]
     shared_memory = leftovers.SharedMemory()

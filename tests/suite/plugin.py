@@ -6,6 +6,7 @@ watcher reads.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import json
@@ -16,12 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.suite import durations
 
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
 # Seconds that a process may take before its first test.
 _COLLECTION_LIMIT = 300.0
+# Files whose tests share one Ray: each process that runs some of them starts one, and keeps it.
+RAY = frozenset(
+    f"tests/launchpad/test_{name}.py"
+    for name in ("conformance", "nodes", "ray", "resources", "upstream_programs")
+)
 
 
 class Progress:
@@ -78,6 +85,25 @@ def _limit(item: pytest.Item) -> float:
     return float(marker.args[0]) if marker and marker.args else 0.0
 
 
+def scope(nodeid: str) -> str:
+    """Returns the name of the tests that run in one process, one after the other.
+
+    Fixtures of modules are dear, so a file stays whole.
+
+    Args:
+      nodeid: of a test.
+    """
+    file = nodeid.partition("::")[0]
+    return "Ray" if file in RAY else file
+
+
+class Scheduling(LoadFileScheduling):
+    """Gives each process whole scopes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope(nodeid)
+
+
 class Plugin:
     """Hooks of a worker, or of the only process."""
 
@@ -87,15 +113,16 @@ class Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        """Moves long files to the front, so that the workers end at about one time."""
-        known = durations.read()
+        """Moves long scopes to the front, so that the workers end at about one time."""
+        known: collections.Counter[str] = collections.Counter()
+        for file, seconds in durations.read().items():
+            known[scope(file)] += seconds
         longest: dict[Path, float] = {}
         for item in items:
             longest[item.path] = max(longest.get(item.path, 0.0), _limit(item))
 
         def key(item: pytest.Item) -> tuple[float, float]:
-            file = item.nodeid.partition("::")[0]
-            return -known.get(file, 0.0), -longest[item.path]
+            return -known[scope(item.nodeid)], -longest[item.path]
 
         items.sort(key=key)
 
@@ -131,6 +158,10 @@ class ControllerPlugin:
     def __init__(self, directory: Path):
         self._directory = directory
         self._crashed: str | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        return Scheduling(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem):

@@ -113,8 +113,8 @@ def test_priorities_reach_the_table(server, layout):
 
 def test_priorities_never_wait_for_the_table(server):
     writer = PriorityWriter([f"localhost:{server.port}"])
-    started = time.monotonic()
-    for _ in range(200):
+    deadline = time.monotonic() + 60
+    while not writer.num_dropped_batches:  # If it waited, the queue would never be full.
+        assert time.monotonic() < deadline
         writer.write([(np.zeros(256, np.uint64), np.ones(256, np.float32))])
-    assert time.monotonic() - started < 2.0
     writer.close()

@@ -55,18 +55,18 @@ def test_names_those_that_do_not_start(peers):
 
 
 @pytest.mark.parametrize(
-    ("answer", "message", "longest"),
+    ("answer", "message"),
     [
-        (UNREACHABLE, r"^worker 1 \(a:1\) is gone: it was killed, crashed, or", 1.5),
-        (SILENT, r"^worker 1 \(a:1\) has not answered for 1 s: it is frozen", 2.5),
-        (RESTARTED, r"^worker 1 \(a:1\) was restarted without the others; end the others", 1.5),
+        (UNREACHABLE, r"^worker 1 \(a:1\) is gone: it was killed, crashed, or"),
+        (SILENT, r"^worker 1 \(a:1\) has not answered for 1 s: it is frozen"),
+        (RESTARTED, r"^worker 1 \(a:1\) was restarted without the others; end the others"),
     ],
 )
-def test_says_what_became_of_a_peer(peers, answer, message, longest):
+def test_says_what_became_of_a_peer(peers, answer, message):
     peers.monitor.wait_for_all(1)
     assert peers.monitor.loss(0.5) is None
     peers.answers[1] = answer
-    assert peers.lost.wait(longest)
+    assert peers.lost.wait(60)
     loss = peers.monitor.loss()
     assert [loss] == peers.losses and loss.workers == (1,)
     with pytest.raises(errors.WorkerLost, match=message):
@@ -79,7 +79,7 @@ def test_those_lost_together_are_named_together(peers):
     peers.answers[3] = RESTARTED
     time.sleep(0.05)
     peers.answers[1] = RESTARTED
-    assert peers.lost.wait(2)
+    assert peers.lost.wait(60)
     assert peers.losses[0].workers == (1, 3)
 
 
@@ -97,5 +97,9 @@ def test_a_hiccup_is_not_a_loss(peers):
             return ALIVE
 
         peers.monitor._probe = once
-        assert refused.wait(2)
-        assert peers.monitor.loss(1.2) is None and len(questions) > 3
+        assert refused.wait(60)
+        assert peers.monitor.loss(1.2) is None
+        deadline = time.monotonic() + 60
+        while len(questions) <= 3 and time.monotonic() < deadline:
+            assert peers.monitor.loss(1.2) is None
+        assert len(questions) > 3
