@@ -39,7 +39,7 @@ print([name for name in heavy if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, heavy = done.stdout.splitlines()[-2:]
     assert heavy == "[]"
-    assert float(seconds) < 0.5
+    assert float(seconds) < 2  # A tenth of that alone.
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "video", "plot", "compare", "envs", "doctor"])

@@ -179,7 +179,7 @@ def test_an_address_without_a_tpu_ends_at_the_deadline(listens):
         start = time.monotonic()
         with pytest.raises(rr.ConfigError, match=r"no answer in 2 s"):
             rr.TpuReplicator(address, deadline=2.0)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
 
 
 def test_64_bit_integers_are_summed_in_parts(monkeypatch):

@@ -330,7 +330,7 @@ def test_what_cannot_be_reduced_has_one_line(count):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(420)
 def test_two_processes():
     with socket.socket() as one, socket.socket() as two:
         one.bind(("127.0.0.1", 0))
@@ -350,7 +350,7 @@ def test_two_processes():
             )
         )
     try:
-        outputs = [worker.communicate(timeout=180)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=400)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
