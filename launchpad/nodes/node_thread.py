@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from launchpad import errors
@@ -15,6 +16,11 @@ from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 
 _POLL_SECS = 0.001
+_GRPC_SECS = 1.0
+# For so long no other thread can ask for the GIL: much longer than a look at a frame takes, on a
+# busy machine too, and short enough to wait for a thread that does not give it back by itself.
+_SWITCH_SECS = 0.02
+_SWITCH_LOCK = threading.Lock()
 # `wait` is not among them: it takes the lock again whatever ends it.
 _OF_CONDITIONS = frozenset(
     method.__code__
@@ -46,16 +52,27 @@ class NodeThread(threading.Thread):
         If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
         gives both the same identity, and the exception may end the new thread, for which the node
         would then wait for ever. If the node is acquiring or releasing the lock of a condition,
-        which Python code does, this waits as well: the lock would stay acquired.
+        which Python code does, this waits as well: the lock would stay acquired. gRPC's compiled
+        code acquires and releases conditions, too; there, the exception would strike at the
+        beginning of `__exit__`. So this waits for up to a second until the node leaves gRPC: a node
+        that stays longer waits for an answer, and acquires no lock before the exception strikes.
         """
+        deadline = time.monotonic() + _GRPC_SECS
         while True:
+            may_be_in_grpc = time.monotonic() > deadline
             with self._gate:
                 if not (self._is_open and self.is_alive()):
                     return
-                if not _is_delicate(sys._current_frames().get(self.ident or 0)):
-                    _set_async_exception(self.ident, ctypes.py_object(SystemExit))
-                    return
+                if self._may_be_interrupted(may_be_in_grpc):
+                    with _no_other_thread():
+                        if self._may_be_interrupted(may_be_in_grpc):
+                            _set_async_exception(self.ident, ctypes.py_object(SystemExit))
+                            return
             time.sleep(_POLL_SECS)
+
+    def _may_be_interrupted(self, may_be_in_grpc: bool) -> bool:
+        frame = sys._current_frames().get(self.ident or 0)
+        return not _is_delicate(frame) and (may_be_in_grpc or not _is_in_grpc(frame))
 
     def run(self) -> None:
         """Runs the node, and reports its end whatever it was."""
@@ -88,6 +105,28 @@ def _is_delicate(frame: types.FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@contextlib.contextmanager
+def _no_other_thread() -> Iterator[None]:
+    """Within it, no other thread executes Python, as long as this one waits for nothing.
+
+    Otherwise a thread could go on between a look at its frame and what follows from it.
+    """
+    with _SWITCH_LOCK:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECS)
+        try:
+            # Threads that wait for the GIL already would ask for it after the old interval.
+            time.sleep(_POLL_SECS)
+            yield
+        finally:
+            sys.setswitchinterval(interval)
+
+
+def _is_in_grpc(frame: types.FrameType | None) -> bool:
+    """Whether a thread executes code of gRPC, or code that this has compiled."""
+    return frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "grpc"
 
 
 def _set_async_exception(ident: int | None, exception: Any) -> None:

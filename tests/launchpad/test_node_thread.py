@@ -3,6 +3,9 @@
 import threading
 import time
 import types
+from concurrent import futures
+
+import grpc
 
 from launchpad.nodes.node_thread import NodeThread
 
@@ -55,7 +58,7 @@ def test_a_node_that_has_ended_is_not_interrupted():
 
 def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
     """Half of the interrupts struck between the acquisition and the entry of `with`."""
-    for _ in range(50):
+    for _ in range(15):
         condition = threading.Condition()
 
         def execute(condition=condition):
@@ -73,3 +76,40 @@ def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
                 break
         assert not node.is_alive()
         assert condition.acquire(timeout=30), "an interrupted node has kept the lock"
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers every call with its request."""
+
+    def service(self, handler_call_details):
+        del handler_call_details
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+def test_an_interrupted_node_gives_back_the_locks_of_grpc():
+    """A sixth of the interrupts left the lock of a channel acquired, whose end then hung."""
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Echo()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    for _ in range(40):
+        channel = grpc.insecure_channel(address)
+        call = channel.unary_unary("/service/method")
+        assert call(b"", timeout=60, wait_for_ready=True) == b""
+
+        def execute(call=call):
+            while True:
+                call.future(b"", timeout=60).result()
+
+        node = NodeThread("node", types.SimpleNamespace(execute=execute), None, lambda error: None)
+        node.start()
+        time.sleep(0.005)
+        deadline = time.monotonic() + 60
+        while node.is_alive() and time.monotonic() < deadline:
+            node.interrupt()
+            node.join(0.1)
+        assert not node.is_alive()
+        closing = threading.Thread(target=channel.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive(), "an interrupted node has kept the lock of the channel"
+    server.stop(0)
