@@ -46,6 +46,7 @@ NOT_IN_THE_SUITE = {
     "kills": "kills parts of a run for minutes or hours",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
+    "random_exploration": "counts rewards, not speeds",
     "two_hosts": "needs network namespaces",
 }
 
