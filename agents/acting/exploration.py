@@ -39,7 +39,7 @@ class RandomActions:
     """Draws actions from the whole range, and keeps each for 8 steps on average.
 
     Every dimension keeps its action for a time of its own, with a geometric distribution. Actions
-    that are drawn anew in every step move a body with inertia little.
+    that are drawn anew in every step hardly move a body with inertia.
     """
 
     _CHANGE = 1 / 8
