@@ -40,6 +40,7 @@ SUITE = {
     "supervised": 130,
 }
 NOT_IN_THE_SUITE = {
+    "allocator": "trains ten times, for six minutes",
     "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
     "pixel_learner": "takes more than four minutes",
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",

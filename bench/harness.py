@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_replicator.processes import allocator
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 ROUNDS = 5
@@ -192,6 +194,7 @@ def about(name: str) -> dict[str, Any]:
         "cpu": _processor(),
         "cores": os.cpu_count(),
         "load_at_start": round(os.getloadavg()[0], 2),
+        "allocator": Path(os.environ.get("LD_PRELOAD") or "system").stem,
         "python": platform.python_version(),
         "versions": _versions(_PACKAGES),
     }
@@ -206,10 +209,13 @@ def end() -> None:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options that all benchmarks have.
 
+    Starts the process again with the allocator that `rl-replicator train` has, unless it has it.
+
     Args:
       name: of the benchmark's module.
       doc: its docstring.
     """
+    allocator.restart_with_jemalloc()
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")

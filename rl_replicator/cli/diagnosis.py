@@ -19,6 +19,8 @@ import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
+from rl_replicator.processes import allocator
+
 GROUP = "rl_replicator.diagnostics"
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -138,6 +140,7 @@ def _breaks(name: str, version: str) -> list[str]:
 def _machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     yield Finding(OK, "processor cores", str(cores))
+    yield _allocator()
     memory = psutil.virtual_memory()
     text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
     if memory.available < _LITTLE_MEMORY:
@@ -150,6 +153,23 @@ def _machine() -> Iterator[Finding]:
         yield Finding(NOTE, "disk", text, "checkpoints hold the replay; give --run-dir elsewhere")
     else:
         yield Finding(OK, "disk", text)
+
+
+def _allocator() -> Finding:
+    """Says which allocator `rl-replicator train` has."""
+    preloaded = os.environ.get("LD_PRELOAD")
+    if preloaded:
+        return Finding(OK, "memory allocator", f"LD_PRELOAD is {preloaded}, which is kept")
+    if allocator.environment(os.environ):
+        return Finding(OK, "memory allocator", "jemalloc")
+    if os.environ.get(allocator.VARIABLE) == "system":
+        return Finding(OK, "memory allocator", f"the system's ({allocator.VARIABLE}=system)")
+    return Finding(
+        NOTE,
+        "memory allocator",
+        "the system's, with which training is slower than with jemalloc",
+        "pip install ray, which brings it",
+    )
 
 
 def _tensorflow() -> Iterator[Finding]:

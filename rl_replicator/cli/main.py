@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rl_replicator.cli import stderr_filter
+from rl_replicator.processes import allocator
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
 COMMANDS = {
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       traceback); 130 after an interrupt.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and args[:1] == ["train"]:
+        allocator.restart_with_jemalloc()
     search_working_directory_last()
     configure_libraries()
     try:
