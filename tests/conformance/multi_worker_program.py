@@ -429,9 +429,12 @@ def a_killed_worker(replicator):
 def a_frozen_worker(replicator):
     step = replicator.replicate(lambda x: rr.collectives.all_sum(x), replicator.make_inputs(ones))
     step()
+    passed = pathlib.Path(f"{sys.argv[1]}.passed")
     if replicator.process_index == 1:
+        wait_for(passed)  # The other one reads from this process until its own step ends.
         DETAILS["at"] = time.time()
         leave("a_frozen_worker", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    passed.touch()
     exchange = threading.Thread(target=exchange_with_nobody, args=(replicator,))
     exchange.start()
     expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")

@@ -169,6 +169,11 @@ class ControllerPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report):
+        if report.failed:
+            # At once, because a log may be cut before pytest's own summary.
+            crash = getattr(report.longrepr, "reprcrash", None)
+            line = (crash.message if crash else str(report.longrepr)).partition("\n")[0]
+            print(f"\nsuite: failed: {report.nodeid} ({report.when}): {line}", flush=True)
         # Called with the report of the crash. pytest-xdist would let the other worker go on, and
         # some of its schedulers then wait for ever for the tests of the dead one.
         if self._crashed is not None:
