@@ -40,6 +40,11 @@ def averaged(variable: tf.Variable) -> bool:
     )
 
 
+def among(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """Returns those variables that are moving statistics, in the same order."""
+    return [v for v in variables if averaged(v) or id(v) in _DECLARED]
+
+
 @contextlib.contextmanager
 def snapshot(variables: Iterable[tf.Variable]) -> Iterator[None]:
     """Reads all moving statistics, so that `restore_unless` can undo the updates made inside.
@@ -49,8 +54,7 @@ def snapshot(variables: Iterable[tf.Variable]) -> Iterator[None]:
     Args:
       variables: all variables of the replicator; those that are no statistics are ignored.
     """
-    found = [v for v in variables if averaged(v) or id(v) in _DECLARED]
-    _STATE.before = [(variable, variable.read_value()) for variable in found]
+    _STATE.before = [(variable, variable.read_value()) for variable in among(variables)]
     try:
         yield
     finally:

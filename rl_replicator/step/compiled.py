@@ -137,6 +137,9 @@ class CompiledStep(ReplicatedStep):
 
     def _trace_step(self) -> _Function:
         """Traces a single step, from a row's tensors to the outputs of all replicas."""
+        # The graph reads the statistics of every model, so it needs them although the model may
+        # be one that nobody else uses any more.
+        self._statistics = statistics.among(self._host.registry.created())
         one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
             *self._inputs.specs
         )
