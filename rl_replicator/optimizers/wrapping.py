@@ -17,6 +17,10 @@ from rl_replicator.layers import statistics
 from rl_replicator.optimizers import gradients, slots
 from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 
+# Their optimizers have no Python control flow that depends on tensors, so the step is traced faster
+# without AutoGraph. One of a user's own is converted as the rest of the step is.
+_WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
+
 
 class Wrapped:
     """Mixed in before the class of an optimizer; what they all have in common."""
@@ -277,7 +281,11 @@ def wrap(optimizer: Any, options: Options) -> Any:
         )
     kind: Any = type(optimizer)
     make_class: Any = type(kind)
-    body = {"options": options, "__module__": kind.__module__}
+    body: dict[str, Any] = {"options": options, "__module__": kind.__module__}
+    if kind.__module__.partition(".")[0] in _WITHOUT_AUTOGRAPH:
+        for name in ("apply", "apply_gradients"):
+            if method := getattr(mixin, name, None):
+                body[name] = tf.autograph.experimental.do_not_convert(method)
     optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
     optimizer._scaled_in = weakref.WeakSet()
     optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None

@@ -306,6 +306,30 @@ def test_the_object_stays_what_it_was():
     assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
 
 
+class OnlyUp(snt.Optimizer):
+    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
+
+    def apply(self, updates, parameters):
+        for update, parameter in zip(updates, parameters, strict=True):
+            if update > 0.0:
+                parameter.assign_add(update)
+
+
+def test_a_users_optimizer_may_branch_on_tensors():
+    chosen = replicator(1)
+    with chosen.scope():
+        variable = tf.Variable(0.0)
+        optimizer = chosen.wrap_optimizer(OnlyUp())
+
+    def step_fn(update):
+        optimizer.apply([update], [variable])
+        return variable.read_value()
+
+    data = tf.data.Dataset.from_tensor_slices([1.0, -2.0, 4.0])
+    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data))
+    assert [float(chosen.reduce("sum", step())) for _ in range(3)] == [1.0, 1.0, 5.0]
+
+
 def test_misuse_has_one_line():
     chosen = replicator(1)
     sgd = OPTIMIZERS["sonnet sgd"]
