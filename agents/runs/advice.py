@@ -31,10 +31,18 @@ def advise(run_dir: Path) -> list[str]:
       run_dir: the run's directory.
 
     Returns:
-      Nothing if the return still rose, if there are too few evaluations, or if nearly all episodes
-      succeed; else what the metrics of the last third of the run point to.
+      That nothing was learned if there was no learner step. Nothing if the return still rose, if
+      there are too few evaluations, or if nearly all episodes succeed; else what the metrics of the
+      last third of the run point to.
     """
     evaluator = read_metrics(run_dir, "evaluator")
+    steps = evaluator.get("learner_steps", np.zeros(0))
+    if len(steps) and steps[-1] == 0:
+        return [
+            "no learner step was taken: the replay never held --agent.replay.min-size transitions "
+            "(one an action, so fewer than environment steps if actions repeat); train longer, or "
+            "lower it"
+        ]
     returns = evaluator.get("episode_return", np.zeros(0))
     if not stood_still(returns):
         return []

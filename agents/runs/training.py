@@ -226,13 +226,14 @@ def _run(
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
-        print(f"{done}; continue with: --run-dir {run.path}", flush=True)
+        print(f"{done}; continue with: rl-replicator train --run-dir {run.path}", flush=True)
         name = signal.Signals(manager.signal_number).name
         events.record(run.path, events.RUN, events.STOPPED, name)
         return 128 + manager.signal_number
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run)
-    print(*explain(run.path, _plain(options)), sep="\n", flush=True)
+    for line in explain(run.path, _plain(options)):
+        print(line, flush=True)
     _plot(run)
     if options.video:
         # In a process of its own, independent of this one's TensorFlow and OpenGL state. On a
@@ -266,8 +267,9 @@ def _report(run: RunDirectory) -> None:
     """Prints the last evaluation of a complete run, and advice if its return stood still."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
+    episodes = "1 episode" if last["episodes"] == 1 else f"{last['episodes']:.0f} episodes"
     print(
-        f"evaluation return {last['episode_return']:.1f} over {last['episodes']:.0f} episodes "
+        f"evaluation return {last['episode_return']:.1f} over {episodes} "
         f"(min {last['episode_return_min']:.1f}, median {last['episode_return_median']:.1f}, "
         f"max {last['episode_return_max']:.1f}{failed}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import signal
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -168,6 +169,7 @@ class LearnerCommand:
             _agree_on_checkpoint(replicator)
             return _train(replicator, learner, run, options, SILENT)
         identity = _identity(config)
+        is_new = not run.path.exists()
         with run.opened(self.name, identity, _FREE) as there:
             listener.started(run)
             Checkpointer(run.checkpoints).set_aside_damaged()
@@ -183,7 +185,12 @@ class LearnerCommand:
             run.describe(self.name, identity, settings, _score(learner))
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
-            return _recorded(replicator, learner, run, options, listener)
+            try:
+                return _recorded(replicator, learner, run, options, listener)
+            except UsageError:
+                if is_new and Checkpointer(run.checkpoints).latest() is None:
+                    shutil.rmtree(run.path)  # Refused before its first step: there is no run.
+                raise
 
     def evaluate(self, run_dir: Path, best: bool = False) -> int:
         """Evaluates a checkpoint on one device and prints the figures.
@@ -415,7 +422,8 @@ def _train(
     if signal_number is not None:
         if replicator.is_chief:
             print(
-                f"stopped and saved at step {training.step:,}; continue with: --run-dir {run.path}",
+                f"stopped and saved at step {training.step:,}; continue with: "
+                f"rl-replicator train --run-dir {run.path}",
                 flush=True,
             )
         return 128 + signal_number

@@ -39,6 +39,12 @@ def test_a_run_that_is_done_needs_none_either(tmp_path):
     assert advice.advise(tmp_path) == []
 
 
+def test_a_run_without_a_learner_step(tmp_path):
+    write(tmp_path, [3.0], learner_steps=0.0)
+    (line,) = advice.advise(tmp_path)
+    assert line.startswith("no learner step was taken: the replay never held --agent.replay.min-")
+
+
 @pytest.mark.parametrize(
     ("learner", "evaluator", "words"),
     [

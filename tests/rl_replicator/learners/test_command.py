@@ -101,7 +101,10 @@ def test_interrupt_says_how_to_go_on(folder):
     process.send_signal(signal.SIGINT)
     out = finish(process, 128 + signal.SIGINT)
     step = Checkpointer(folder / "run" / "checkpoints").latest().step
-    assert f"stopped and saved at step {step:,}; continue with: --run-dir run" in out
+    assert (
+        f"stopped and saved at step {step:,}; continue with: rl-replicator train --run-dir run"
+        in out
+    )
 
 
 @pytest.fixture
@@ -208,6 +211,23 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     options_type = mine.options_type()
     assert mine.train(options_type(config=Machine(steps=30), resume=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
+
+
+def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+    class Refused(tiny_learners.Regression):
+        def input_fn(self, context):
+            raise UsageError("refused")
+
+    monkeypatch.chdir(tmp_path)
+    mine = command.LearnerCommand("mine", tiny_learners.Config, Refused)
+    kind = mine.options_type()
+    with pytest.raises(UsageError, match="refused"):
+        mine.train(kind(config=tiny_learners.Config()))
+    assert not list((tmp_path / "runs" / "mine").iterdir())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="refused"):
+        mine.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
+    assert (tmp_path / "empty").exists()  # It is the user's.
 
 
 def test_something_that_is_no_learner():
