@@ -232,8 +232,8 @@ def _run(
         return 128 + manager.signal_number
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run)
-    for line in explain(run.path, _plain(options)):
-        print(line, flush=True)
+    for explanation in explain(run.path, _plain(options)):
+        print(explanation, flush=True)
     _plot(run)
     if options.video:
         # In a process of its own, independent of this one's TensorFlow and OpenGL state. On a
