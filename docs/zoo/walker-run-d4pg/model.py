@@ -119,6 +119,14 @@ def _max_pool(attributes: Any, x: Any) -> Any:
     return _windows(x, attributes["size"], attributes, -np.inf).max((4, 5))
 
 
+def _broadcast(attributes: Any, x: Any) -> Any:
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(attributes["shape"])))
+
+
+def _one_hot(attributes: Any, x: Any) -> Any:
+    return (x[..., None] == np.arange(attributes["depth"])).astype(attributes["dtype"])
+
+
 def _two(function: Any) -> Any:
     return lambda attributes, x, y: function(x, y)
 
@@ -130,6 +138,7 @@ def _one(function: Any) -> Any:
 OPERATIONS: dict[str, Any] = {
     "Abs": _one(np.abs),
     "Add": _two(np.add),
+    "Broadcast": _broadcast,
     "Cast": lambda attributes, x: x.astype(attributes["dtype"]),
     "Concat": lambda attributes, *parts: np.concatenate(parts, attributes["axis"]),
     "Conv": _conv,
@@ -147,10 +156,12 @@ OPERATIONS: dict[str, Any] = {
     "Min": _two(np.minimum),
     "Mul": _two(np.multiply),
     "Neg": _one(np.negative),
+    "OneHot": _one_hot,
     "Pow": _two(np.power),
     "Reduce": _reduce,
     "Relu": _one(lambda x: np.maximum(x, 0)),
     "Reshape": lambda attributes, x: x.reshape(attributes["shape"]),
+    "Round": _one(np.round),
     "Select": lambda attributes, condition, x, y: np.where(condition, x, y),
     "Sigmoid": _one(lambda x: 0.5 * np.tanh(0.5 * x) + 0.5),
     "Sign": _one(np.sign),
