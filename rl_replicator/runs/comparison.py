@@ -59,7 +59,7 @@ class Pair:
         """Which config has the higher figure, or why that is not known."""
         low, high = self.difference.low, self.difference.high
         if not np.isfinite(low):
-            return "one seed each: no interval"
+            return "one seed: no interval"
         if low > 0:
             return f"{self.first} is higher"
         if high < 0:

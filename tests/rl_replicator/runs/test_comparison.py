@@ -84,7 +84,7 @@ def test_runs_of_learners(make_run):
     one = make_run("a", [(10, 0.5)], group="evaluation", depth=18)
     other = make_run("b", [(10, 0.75)], group="evaluation", depth=50)
     compared, pairs = _read([one, other])
-    assert pairs[0].verdict == "one seed each: no interval"
+    assert pairs[0].verdict == "one seed: no interval"
     assert "A - B  -0.25" in comparison.report(compared, pairs)
 
 
