@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import plots, statistics
-from rl_replicator.runs.plots import Curve
+from rl_replicator.runs.plots import Curve, EvaluatedRun
 
 # Settings that distinguish the tasks of one config.
 _TASK = ("env",)
@@ -67,17 +67,16 @@ class Pair:
         return "not told apart by these seeds"
 
 
-def configs(run_dirs: Sequence[Path], figure: str | None = None) -> list[ComparedConfig]:
-    """Reads runs and groups them by their settings, tasks and seeds apart.
+def configs(runs: Sequence[EvaluatedRun]) -> list[ComparedConfig]:
+    """Groups runs by their settings, tasks and seeds apart.
 
     Args:
-      run_dirs: directories of runs.
-      figure: which figure of the evaluations to read. Default: the first one.
+      runs: from `plots.read`.
 
     Raises:
       UsageError: if all runs have the same config; also as for `plots.curves`.
     """
-    found = grouped(plots.curves(run_dirs, figure))
+    found = grouped(plots.curves(runs))
     if len(found) < 2:
         raise UsageError(
             "expected runs of at least two configs, got one; 'rl-replicator plot' draws it"

@@ -62,41 +62,66 @@ class Series:
     y_label: str
 
 
-def curves(run_dirs: Sequence[Path], figure: str | None = None) -> list[Curve]:
-    """Reads runs, and groups those that share all settings but the seed.
+@dataclasses.dataclass(frozen=True)
+class EvaluatedRun:
+    """A run with one figure of its evaluations.
+
+    Attributes:
+      settings: the settings that distinguish it from others, except its seed.
+      series: the figure.
+    """
+
+    settings: Mapping[str, Any]
+    series: Series
+
+
+def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
+    """Reads the evaluations of a run.
 
     Args:
-      run_dirs: directories of runs.
+      run_dir: its directory.
       figure: which figure of the evaluations to read. Default: the first one.
 
     Raises:
-      UsageError: if a directory is not a run, has no evaluations yet, or lacks the figure; or if
-        the runs count different kinds of steps.
+      UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
-    read = [(settings_of(run_dir), _evaluations(run_dir, figure)) for run_dir in run_dirs]
-    labels = {(series.x_label, series.y_label) for _, series in read}
+    config = RunDirectory(run_dir).config()
+    return EvaluatedRun(settings_of(config), _evaluations(run_dir, figure))
+
+
+def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
+    """Groups runs that share all settings but the seed.
+
+    Args:
+      runs: from `read`.
+
+    Raises:
+      UsageError: if the runs have different figures, or count different kinds of steps.
+    """
+    labels = {(run.series.x_label, run.series.y_label) for run in runs}
     if len(labels) > 1:
         raise UsageError(
             "expected runs with one figure over one kind of steps, got "
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
         )
-    return merged(read)
+    return merged(runs)
 
 
-def merged(runs_read: Sequence[tuple[Mapping[str, Any], Series]]) -> list[Curve]:
+def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups the series of runs that have equal settings.
 
     Args:
-      runs_read: the settings of each run, without its seed, and its series.
+      evaluated: runs with one figure over one kind of steps.
 
     Returns:
       One curve for each set of settings, in the order of the runs.
     """
-    groups: dict[str, list[Series]] = {}
-    for settings, series in runs_read:
-        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(series)
+    groups: dict[str, list[EvaluatedRun]] = {}
+    for one in evaluated:
+        groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
     found = []
-    for key, runs in groups.items():
+    for key, members in groups.items():
+        runs = [one.series for one in members]
         end = min(run.steps[-1] for run in runs)
         steps = np.unique(np.concatenate([run.steps for run in runs]))
         steps = steps[(steps <= end) & (steps >= max(run.steps[0] for run in runs))]
@@ -109,14 +134,13 @@ def merged(runs_read: Sequence[tuple[Mapping[str, Any], Series]]) -> list[Curve]
     return found
 
 
-def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> Path:
+def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
     """Draws evaluations over steps, one line for each set of settings, into a PNG.
 
     Args:
-      run_dirs: directories of runs. Those that differ only in their seed become one line with a
-        band from the lowest to the highest seed.
+      runs: from `read`. Those that differ only in their seed become one line with a band from the
+        lowest to the highest seed.
       output: path of the image; its directory is created.
-      figure: as for `curves`.
 
     Returns:
       `output`.
@@ -129,7 +153,7 @@ def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> P
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = curves(run_dirs, figure)
+    drawn = curves(runs)
     canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(canvas)
     settings = [curve.settings for curve in drawn]
@@ -177,13 +201,12 @@ def _draw(axes: Any, curve: Curve, label: str) -> None:
         axes.fill_between(curve.steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
 
 
-def settings_of(run_dir: Path) -> dict[str, Any]:
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
-    Raises:
-      UsageError: if it is not the directory of a run.
+    Args:
+      config: from `RunDirectory.config`.
     """
-    config = RunDirectory(run_dir).config()
     settings = _flat(config["identity"])
     options = config.get("options", {})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
