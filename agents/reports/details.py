@@ -75,7 +75,7 @@ def training(reading: Reading) -> Html | None:
     charts = []
     for name in shown:
         read = [
-            (index, EvaluatedRun(run.settings, one[name]))
+            (index, EvaluatedRun(run.settings, run.seed, one[name]))
             for index, run, one in zip(reading.places, reading.runs, details, strict=True)
             if name in one
         ]

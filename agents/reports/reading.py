@@ -188,13 +188,11 @@ def _read(path: Path) -> ReportedRun:
     if not tables:
         raise UsageError("it has no metrics yet")
     settings = plots.settings_of(config)
-    identity = config["identity"]
-    seed = identity.get("seed", identity.get("config", {}).get("seed"))
     return ReportedRun(
         path=path,
         trainable=str(config.get("trainable")),
         task=str(settings.get("env", "")),
-        seed=seed,
+        seed=plots.seed_of(config),
         settings=settings,
         options=config.get("options", {}),
         tables=tables,
@@ -213,7 +211,9 @@ def _families(
     places = [0] * len(runs)
     for labels, members in groups.items():
         first = sum(len(family.configs) for family in families)
-        curves = plots.merged([EvaluatedRun(runs[i][0].settings, runs[i][1]) for i in members])
+        curves = plots.merged(
+            [EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members]
+        )
         configs = comparison.grouped(curves, first)
         identities = [config.identity for config in configs]
         for i in members:

@@ -226,7 +226,9 @@ def _seeds(curve: Curve | None, step: float) -> str:
     values = _at(curve, step)
     text = f"{values.mean():.4g}"
     if len(values) > 1:
-        text += f" ({values.min():.4g} to {values.max():.4g}, {len(values)} seeds)"
+        text += f" ({values.min():.4g} to {values.max():.4g}, {curve.counted})"
+    elif curve.runs > 1:
+        text += f" ({curve.counted})"
     return text
 
 

@@ -18,8 +18,9 @@ from rl_replicator.runs.run_directory import RunDirectory
 EVALUATION_GROUPS = ("evaluation", "evaluator")
 # Columns that are no figures; run_seconds is of version 0.1.0.
 _CLOCKS = ("wall_time", "run_seconds")
-# Options outside of a run's identity that may make a difference.
-_OPTIONS = ("replicas", "actors", "launch")
+# Options outside of a run's identity that may make a difference: a run may be continued with other
+# ones.
+_OPTIONS = ("replicas", "actors", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
@@ -30,19 +31,28 @@ class Curve:
 
     Attributes:
       settings: the settings that the runs share.
-      seeds: number of runs.
+      runs: number of runs.
+      seeds: number of different seeds; a run without a seed counts as one of its own.
       steps: [T], increasing; up to the end of the shortest run.
-      values: [seeds, T] figure at these steps, interpolated between the evaluations of each run.
+      values: [seeds, T] figure at these steps, interpolated between the evaluations of each run;
+        the mean over the runs of a seed, which are not independent.
       x_label: what the steps are.
       y_label: what the figure is.
     """
 
     settings: Mapping[str, Any]
+    runs: int
     seeds: int
     steps: np.ndarray
     values: np.ndarray
     x_label: str
     y_label: str
+
+    @property
+    def counted(self) -> str:
+        """How many seeds there are, such as "2 seeds", or "3 runs of 2 seeds"."""
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return seeds if self.runs == self.seeds else f"{self.runs} runs of {seeds}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +78,12 @@ class EvaluatedRun:
 
     Attributes:
       settings: the settings that distinguish it from others, except its seed.
+      seed: of the run; None if it has none.
       series: the figure.
     """
 
     settings: Mapping[str, Any]
+    seed: Any
     series: Series
 
 
@@ -86,7 +98,7 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
       UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
     config = RunDirectory(run_dir).config()
-    return EvaluatedRun(settings_of(config), _evaluations(run_dir, figure))
+    return EvaluatedRun(settings_of(config), seed_of(config), _evaluations(run_dir, figure))
 
 
 def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
@@ -127,9 +139,21 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
         steps = steps[(steps <= end) & (steps >= max(run.steps[0] for run in runs))]
         if not steps.size:  # The seeds' evaluations do not overlap at all.
             steps = np.array([end])
-        values = np.stack([np.interp(steps, run.steps, run.values) for run in runs])
+        seeds: dict[str, list[np.ndarray]] = {}
+        for index, one in enumerate(members):
+            seed = f"run {index}" if one.seed is None else repr(one.seed)
+            values = np.interp(steps, one.series.steps, one.series.values)
+            seeds.setdefault(seed, []).append(values)
         found.append(
-            Curve(json.loads(key), len(runs), steps, values, runs[0].x_label, runs[0].y_label)
+            Curve(
+                json.loads(key),
+                len(runs),
+                len(seeds),
+                steps,
+                np.stack([np.mean(own, axis=0) for own in seeds.values()]),
+                runs[0].x_label,
+                runs[0].y_label,
+            )
         )
     return found
 
@@ -188,13 +212,12 @@ def draw_curves(axes: Any, drawn: Sequence[Curve], labels: Sequence[str], title:
 
 
 def _draw(axes: Any, curve: Curve, label: str) -> None:
-    seeds = "1 seed" if curve.seeds == 1 else f"{curve.seeds} seeds"
     (line,) = axes.plot(
         curve.steps,
         curve.values.mean(axis=0),
         marker="o" if len(curve.steps) <= 40 else None,
         markersize=3,
-        label=f"{label} ({seeds})" if label else seeds,
+        label=f"{label} ({curve.counted})" if label else curve.counted,
     )
     if curve.seeds > 1:
         low, high = curve.values.min(axis=0), curve.values.max(axis=0)
@@ -211,6 +234,16 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     options = config.get("options", {})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
     return {name: value for name, value in settings.items() if name not in _SEEDS}
+
+
+def seed_of(config: Mapping[str, Any]) -> Any:
+    """Returns the seed of a run; None if it has none.
+
+    Args:
+      config: from `RunDirectory.config`.
+    """
+    settings = _flat(config["identity"])
+    return next((settings[name] for name in _SEEDS if name in settings), None)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,6 +42,17 @@ def test_seeds_become_one_curve(make_run):
     np.testing.assert_array_equal(curve.values, [[0, 50, 100, 250], [10, 60, 160, 260]])
 
 
+def test_runs_of_one_seed_count_once(make_run):
+    """They are not independent: their mean stands for the seed."""
+    runs = [make_run(str(last), [(0, 0), (100, last)], seed=1) for last in (10, 30)]
+    (curve,) = _curves(*runs)
+    assert (curve.runs, curve.seeds, curve.counted) == (2, 1, "2 runs of 1 seed")
+    np.testing.assert_array_equal(curve.values, [[0, 20]])
+    (curve,) = _curves(*runs, make_run("other", [(0, 0), (100, 5)], seed=2))
+    assert (curve.seeds, curve.counted) == (2, "3 runs of 2 seeds")
+    np.testing.assert_array_equal(curve.values, [[0, 20], [0, 5]])
+
+
 def test_other_settings_become_other_curves(make_run):
     one = make_run("a", [(0, 0), (100, 100)], agent={"n_step": 5})
     two = make_run("b", [(0, 0), (100, 50)], agent={"n_step": 1})

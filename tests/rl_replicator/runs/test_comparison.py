@@ -107,6 +107,30 @@ def test_one_seed_of_one_config_has_no_interval(make_run, tasks):
     assert "[" not in comparison.report(compared, [pair]).splitlines()[-1]
 
 
+def test_runs_of_one_seed_are_no_seeds(make_run):
+    dirs = [
+        make_run(f"{n}-{again}", [(100, n + again)], env="a:b", seed=1, agent={"n": n})
+        for n in (1, 5)
+        for again in (0, 1)
+    ]
+    compared, (pair,) = _read(dirs)
+    assert pair.verdict == "one seed: no interval"
+    text = comparison.report(compared, [pair])
+    assert "1.5 (2 runs of 1 seed)" in text and "5.5 (2 runs of 1 seed)" in text
+
+
+def test_engines_of_environments_are_configs_too(make_run):
+    """They start episodes differently."""
+    dirs = [
+        make_run(engine, [(10, 1)], env="a:b", options={"env_engine": engine, "steps": 10})
+        for engine in ("dm_control", "envpool")
+    ]
+    assert [one.settings for one in _configs(dirs)] == [
+        {"env_engine": "dm_control"},
+        {"env_engine": "envpool"},
+    ]
+
+
 def test_numbers_of_actors_are_configs_too(make_run):
     dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={"actors": n}) for n in (1, 4)]
     assert [one.settings for one in _configs(dirs)] == [{"actors": 1}, {"actors": 4}]
