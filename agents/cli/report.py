@@ -56,10 +56,11 @@ def run(args: Sequence[str]) -> int:
     chosen = options.parse(ReportOptions, "rl-replicator report", args)
     # Imported after the options have been read, so that mistakes are reported at once.
     from agents.reports import page, reading
+    from rl_replicator.runs import selection
 
     found = reading.read(chosen.run_dirs, chosen.figure)
     if not found.runs:
-        raise UsageError("; ".join(map(str, found.left_out)))
+        raise selection.none_left(found.left_out)
     text = page.render(found, 1e6 * chosen.film_megabytes)
     try:
         chosen.out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,12 @@ from agents.reports.blocks import config_name, hint, section, sentence, table
 from agents.reports.charts import Line, chart, split_bar
 from agents.reports.markup import Child, Html, element
 from agents.reports.overview import config_names
-from agents.reports.reading import LeftOut, Reading, ReportedRun
+from agents.reports.reading import Reading, ReportedRun
 from agents.runs import advice, bottleneck
 from rl_replicator.runs import events, plots
+from rl_replicator.runs.plots import EvaluatedRun
 from rl_replicator.runs.progress_line import clock
+from rl_replicator.runs.selection import LeftOut
 
 # Classes of the parts of time; what waits is grey.
 _PART_CLASSES = {
@@ -73,18 +75,20 @@ def training(reading: Reading) -> Html | None:
     charts = []
     for name in shown:
         read = [
-            (index, run.settings, one[name])
+            (index, EvaluatedRun(run.settings, run.seed, one[name]))
             for index, run, one in zip(reading.places, reading.runs, details, strict=True)
             if name in one
         ]
         lines = []
-        for index in sorted({index for index, _, _ in read}):
+        for index in sorted({index for index, _ in read}):
             label = reading.configs[index].label
-            for curve in plots.merged([(own, one) for i, own, one in read if i == index]):
+            for curve in plots.merged([one for i, one in read if i == index]):
                 task = str(curve.settings.get("env", "")) if len(reading.tasks) > 1 else ""
                 text = " ".join(filter(None, (label if several else names[index], task)))
                 lines.append(Line(label, text, index, curve.steps, curve.values.mean(axis=0)))
-        charts.append(chart(lines, name.replace("_", " "), read[0][2].x_label, "", is_small=True))
+        charts.append(
+            chart(lines, name.replace("_", " "), read[0][1].series.x_label, "", is_small=True)
+        )
     if not charts:
         return None
     return section(

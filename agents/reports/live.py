@@ -15,6 +15,7 @@ from typing import Any
 
 from agents.reports import page, reading
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import selection
 
 _LOOPBACK = "127.0.0.1"
 _SECONDS_TO_REFRESH = 2.0
@@ -68,7 +69,7 @@ class LivePage:
     def _state(self) -> tuple:
         files = [
             path
-            for run in reading.expanded(self._paths)
+            for run in selection.expanded(self._paths)
             for pattern in _PATTERNS
             for path in sorted(run.glob(pattern))
         ]

@@ -271,8 +271,8 @@ def _result_rows(family: Family, first: int) -> list[list[Child]]:
             if len(config.curves) > 1:
                 scores = [curve.values[:, -1] for curve in config.curves.values()]
                 interval = figures.interval(statistics.bootstrap(measure, scores))
-                runs = str(sum(map(len, scores)))
-                rows.append([f"{name} of {len(scores)} tasks", letter, "", interval, runs, "", ""])
+                seeds = str(sum(map(len, scores)))
+                rows.append([f"{name} of {len(scores)} tasks", letter, "", interval, seeds, "", ""])
     return rows
 
 
@@ -283,7 +283,7 @@ def _cells(curve: Curve) -> list[Child]:
     return [
         figures.steps(curve.steps[-1]),
         element("b", figures.interval(statistics.bootstrap(statistics.mean, [last]))),
-        str(curve.seeds),
+        str(curve.seeds) if curve.runs == curve.seeds else curve.counted,
         spread if curve.seeds > 1 else "–",
         f"{figures.number(mean[best])} @ {figures.axis_number(curve.steps[best])}",
     ]

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import comparison, plots, run_directory
+from rl_replicator.runs import comparison, plots, selection
 from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
-from rl_replicator.runs.plots import Series
+from rl_replicator.runs.plots import EvaluatedRun, Series
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.selection import LeftOut
 
 Table = Mapping[str, np.ndarray]
 # Tables of a run that may stand in for its evaluations before there is one.
@@ -111,22 +112,6 @@ class ReportedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """A directory that the report leaves out.
-
-    Attributes:
-      path: the directory.
-      reason: why, one line.
-    """
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason if str(self.path) in self.reason else f"{self.path}: {self.reason}"
-
-
-@dataclasses.dataclass(frozen=True)
 class Family:
     """Runs whose figures can be drawn into one plot.
 
@@ -185,26 +170,14 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
       paths: directories of runs, or of suites, which stand for all their runs.
       figure: the figure of the evaluations to draw; None for the first one.
     """
-    runs, left_out = [], []
-    for path in expanded(paths):
-        try:
-            run = _read(path)
-            run.series(figure)  # Raises if there is nothing to draw.
-            runs.append(run)
-        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
-            text = str(error) if isinstance(error, UsageError) else _broken(error)
-            left_out.append(LeftOut(path, " ".join(text.split())))
-    families, places = _families([(run, run.series(figure)) for run in runs])
-    return Reading(runs, left_out, families, places, time.time())
 
+    def drawable(path: Path) -> tuple[ReportedRun, Series]:
+        run = _read(path)
+        return run, run.series(figure)
 
-def expanded(paths: Sequence[Path]) -> list[Path]:
-    """Returns directories of runs, those of suites replaced by those of their runs."""
-    found = []
-    for path in paths:
-        inner = sorted(run.path for run in run_directory.runs(path))
-        found += inner or [path]
-    return list(dict.fromkeys(found))
+    found, left_out = selection.readable(paths, drawable)
+    families, places = _families(found)
+    return Reading([run for run, _ in found], left_out, families, places, time.time())
 
 
 def _read(path: Path) -> ReportedRun:
@@ -214,23 +187,17 @@ def _read(path: Path) -> ReportedRun:
     tables = {group: table for group, table in tables.items() if table and len(table[WALL_TIME])}
     if not tables:
         raise UsageError("it has no metrics yet")
-    settings = plots.settings_of(path)
-    identity = config["identity"]
-    seed = identity.get("seed", identity.get("config", {}).get("seed"))
+    settings = plots.settings_of(config)
     return ReportedRun(
         path=path,
         trainable=str(config.get("trainable")),
         task=str(settings.get("env", "")),
-        seed=seed,
+        seed=plots.seed_of(config),
         settings=settings,
         options=config.get("options", {}),
         tables=tables,
         written=max(file.stat().st_mtime for file in files),
     )
-
-
-def _broken(error: Exception) -> str:
-    return f"expected whole files, got {type(error).__name__}: {error}"
 
 
 def _families(
@@ -244,7 +211,9 @@ def _families(
     places = [0] * len(runs)
     for labels, members in groups.items():
         first = sum(len(family.configs) for family in families)
-        curves = plots.merged([(runs[i][0].settings, runs[i][1]) for i in members])
+        curves = plots.merged(
+            [EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members]
+        )
         configs = comparison.grouped(curves, first)
         identities = [config.identity for config in configs]
         for i in members:

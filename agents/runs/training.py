@@ -245,7 +245,7 @@ def _run(
 def _plot(run: RunDirectory) -> None:
     """Draws the evaluations. Without the image, the run is complete all the same."""
     try:
-        print(plots.plot([run.path], run.plot), flush=True)
+        print(plots.plot([plots.read(run.path)], run.plot), flush=True)
     except (UsageError, OSError) as error:
         _LOG.warning("no plot was drawn: %s", error)
 

@@ -16,7 +16,7 @@ class CompareOptions:
     """Compare the runs of several configs: curves, settings that differ, and which one is better.
 
     Runs that differ only in task and seed belong to one config. The directory of a suite stands for
-    all its runs.
+    all its runs. A run that cannot be read is left out.
     """
 
     run_dirs: Annotated[
@@ -45,18 +45,15 @@ def run(args: Sequence[str]) -> int:
       Exit status 0.
 
     Raises:
-      UsageError: if an option is wrong, a run has no evaluations, there is nothing to compare, or
+      UsageError: if an option is wrong, no run can be read, there is nothing to compare, or
         the image cannot be written.
     """
     chosen = options.parse(CompareOptions, "rl-replicator compare", args)
     # Imported after the options have been read, so that mistakes are reported at once.
-    from rl_replicator.runs import comparison, run_directory
+    from rl_replicator.cli import evaluations
+    from rl_replicator.runs import comparison
 
-    run_dirs = []
-    for path in chosen.run_dirs:
-        inner = [found.path for found in run_directory.runs(path)]
-        run_dirs += sorted(inner) or [path]
-    compared = comparison.configs(run_dirs, chosen.figure)
+    compared = comparison.configs(evaluations.read(chosen.run_dirs, chosen.figure))
     print(comparison.report(compared, comparison.pairs(compared)))
     try:
         comparison.draw(compared, chosen.output)

@@ -16,13 +16,14 @@ class PlotOptions:
     """Plot the evaluations of runs over their steps.
 
     Runs that differ only in their seed become one line, their mean, with a band from the lowest to
-    the highest seed.
+    the highest seed. The directory of a suite stands for all its runs. A run that cannot be read is
+    left out.
     """
 
     run_dirs: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
     ]
-    """Directories of runs."""
+    """Directories of runs or of suites."""
     figure: str | None = None
     """The figure of the evaluations to plot, such as top_1. Default: the first one."""
     output: Path | None = None
@@ -46,19 +47,21 @@ def run(args: Sequence[str]) -> int:
       Exit status 0.
 
     Raises:
-      UsageError: if an option is wrong, a run has no evaluations, or the image cannot be written.
+      UsageError: if an option is wrong, no run can be read, or the image cannot be written.
     """
     chosen = options.parse(PlotOptions, "rl-replicator plot", args)
     # Imported after the options have been read, so that mistakes are reported at once.
-    from rl_replicator.runs import plots
+    from rl_replicator.cli import evaluations
+    from rl_replicator.runs import plots, selection
     from rl_replicator.runs.run_directory import RunDirectory
 
+    runs = evaluations.read(chosen.run_dirs, chosen.figure)
     output = chosen.output
     if output is None:
-        single = len(chosen.run_dirs) == 1
-        output = RunDirectory(chosen.run_dirs[0]).plot if single else Path("evaluation.png")
+        paths = selection.expanded(chosen.run_dirs)
+        output = RunDirectory(paths[0]).plot if len(paths) == 1 else Path("evaluation.png")
     try:
-        print(plots.plot(chosen.run_dirs, output, chosen.figure))
+        print(plots.plot(runs, output))
     except OSError as error:
         raise UsageError(f"cannot write the plot to {output}: {error}") from error
     return 0

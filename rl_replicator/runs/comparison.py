@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import plots, statistics
-from rl_replicator.runs.plots import Curve
+from rl_replicator.runs.plots import Curve, EvaluatedRun
 
 # Settings that distinguish the tasks of one config.
 _TASK = ("env",)
@@ -59,7 +59,7 @@ class Pair:
         """Which config has the higher figure, or why that is not known."""
         low, high = self.difference.low, self.difference.high
         if not np.isfinite(low):
-            return "one seed each: no interval"
+            return "one seed: no interval"
         if low > 0:
             return f"{self.first} is higher"
         if high < 0:
@@ -67,17 +67,16 @@ class Pair:
         return "not told apart by these seeds"
 
 
-def configs(run_dirs: Sequence[Path], figure: str | None = None) -> list[ComparedConfig]:
-    """Reads runs and groups them by their settings, tasks and seeds apart.
+def configs(runs: Sequence[EvaluatedRun]) -> list[ComparedConfig]:
+    """Groups runs by their settings, tasks and seeds apart.
 
     Args:
-      run_dirs: directories of runs.
-      figure: which figure of the evaluations to read. Default: the first one.
+      runs: from `plots.read`.
 
     Raises:
       UsageError: if all runs have the same config; also as for `plots.curves`.
     """
-    found = grouped(plots.curves(run_dirs, figure))
+    found = grouped(plots.curves(runs))
     if len(found) < 2:
         raise UsageError(
             "expected runs of at least two configs, got one; 'rl-replicator plot' draws it"
@@ -227,7 +226,9 @@ def _seeds(curve: Curve | None, step: float) -> str:
     values = _at(curve, step)
     text = f"{values.mean():.4g}"
     if len(values) > 1:
-        text += f" ({values.min():.4g} to {values.max():.4g}, {len(values)} seeds)"
+        text += f" ({values.min():.4g} to {values.max():.4g}, {curve.counted})"
+    elif curve.runs > 1:
+        text += f" ({curve.counted})"
     return text
 
 

@@ -18,8 +18,9 @@ from rl_replicator.runs.run_directory import RunDirectory
 EVALUATION_GROUPS = ("evaluation", "evaluator")
 # Columns that are no figures; run_seconds is of version 0.1.0.
 _CLOCKS = ("wall_time", "run_seconds")
-# Options outside of a run's identity that may make a difference.
-_OPTIONS = ("replicas", "actors", "launch")
+# Options outside of a run's identity that may make a difference: a run may be continued with other
+# ones.
+_OPTIONS = ("replicas", "actors", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
@@ -30,19 +31,28 @@ class Curve:
 
     Attributes:
       settings: the settings that the runs share.
-      seeds: number of runs.
+      runs: number of runs.
+      seeds: number of different seeds; a run without a seed counts as one of its own.
       steps: [T], increasing; up to the end of the shortest run.
-      values: [seeds, T] figure at these steps, interpolated between the evaluations of each run.
+      values: [seeds, T] figure at these steps, interpolated between the evaluations of each run;
+        the mean over the runs of a seed, which are not independent.
       x_label: what the steps are.
       y_label: what the figure is.
     """
 
     settings: Mapping[str, Any]
+    runs: int
     seeds: int
     steps: np.ndarray
     values: np.ndarray
     x_label: str
     y_label: str
+
+    @property
+    def counted(self) -> str:
+        """How many seeds there are, such as "2 seeds", or "3 runs of 2 seeds"."""
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return seeds if self.runs == self.seeds else f"{self.runs} runs of {seeds}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,61 +72,99 @@ class Series:
     y_label: str
 
 
-def curves(run_dirs: Sequence[Path], figure: str | None = None) -> list[Curve]:
-    """Reads runs, and groups those that share all settings but the seed.
+@dataclasses.dataclass(frozen=True)
+class EvaluatedRun:
+    """A run with one figure of its evaluations.
+
+    Attributes:
+      settings: the settings that distinguish it from others, except its seed.
+      seed: of the run; None if it has none.
+      series: the figure.
+    """
+
+    settings: Mapping[str, Any]
+    seed: Any
+    series: Series
+
+
+def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
+    """Reads the evaluations of a run.
 
     Args:
-      run_dirs: directories of runs.
+      run_dir: its directory.
       figure: which figure of the evaluations to read. Default: the first one.
 
     Raises:
-      UsageError: if a directory is not a run, has no evaluations yet, or lacks the figure; or if
-        the runs count different kinds of steps.
+      UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
-    read = [(settings_of(run_dir), _evaluations(run_dir, figure)) for run_dir in run_dirs]
-    labels = {(series.x_label, series.y_label) for _, series in read}
+    config = RunDirectory(run_dir).config()
+    return EvaluatedRun(settings_of(config), seed_of(config), _evaluations(run_dir, figure))
+
+
+def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
+    """Groups runs that share all settings but the seed.
+
+    Args:
+      runs: from `read`.
+
+    Raises:
+      UsageError: if the runs have different figures, or count different kinds of steps.
+    """
+    labels = {(run.series.x_label, run.series.y_label) for run in runs}
     if len(labels) > 1:
         raise UsageError(
             "expected runs with one figure over one kind of steps, got "
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
         )
-    return merged(read)
+    return merged(runs)
 
 
-def merged(runs_read: Sequence[tuple[Mapping[str, Any], Series]]) -> list[Curve]:
+def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups the series of runs that have equal settings.
 
     Args:
-      runs_read: the settings of each run, without its seed, and its series.
+      evaluated: runs with one figure over one kind of steps.
 
     Returns:
       One curve for each set of settings, in the order of the runs.
     """
-    groups: dict[str, list[Series]] = {}
-    for settings, series in runs_read:
-        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(series)
+    groups: dict[str, list[EvaluatedRun]] = {}
+    for one in evaluated:
+        groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
     found = []
-    for key, runs in groups.items():
+    for key, members in groups.items():
+        runs = [one.series for one in members]
         end = min(run.steps[-1] for run in runs)
         steps = np.unique(np.concatenate([run.steps for run in runs]))
         steps = steps[(steps <= end) & (steps >= max(run.steps[0] for run in runs))]
         if not steps.size:  # The seeds' evaluations do not overlap at all.
             steps = np.array([end])
-        values = np.stack([np.interp(steps, run.steps, run.values) for run in runs])
+        seeds: dict[str, list[np.ndarray]] = {}
+        for index, one in enumerate(members):
+            seed = f"run {index}" if one.seed is None else repr(one.seed)
+            values = np.interp(steps, one.series.steps, one.series.values)
+            seeds.setdefault(seed, []).append(values)
         found.append(
-            Curve(json.loads(key), len(runs), steps, values, runs[0].x_label, runs[0].y_label)
+            Curve(
+                json.loads(key),
+                len(runs),
+                len(seeds),
+                steps,
+                np.stack([np.mean(own, axis=0) for own in seeds.values()]),
+                runs[0].x_label,
+                runs[0].y_label,
+            )
         )
     return found
 
 
-def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> Path:
+def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
     """Draws evaluations over steps, one line for each set of settings, into a PNG.
 
     Args:
-      run_dirs: directories of runs. Those that differ only in their seed become one line with a
-        band from the lowest to the highest seed.
+      runs: from `read`. Those that differ only in their seed become one line with a band from the
+        lowest to the highest seed.
       output: path of the image; its directory is created.
-      figure: as for `curves`.
 
     Returns:
       `output`.
@@ -129,7 +177,7 @@ def plot(run_dirs: Sequence[Path], output: Path, figure: str | None = None) -> P
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = curves(run_dirs, figure)
+    drawn = curves(runs)
     canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(canvas)
     settings = [curve.settings for curve in drawn]
@@ -164,30 +212,38 @@ def draw_curves(axes: Any, drawn: Sequence[Curve], labels: Sequence[str], title:
 
 
 def _draw(axes: Any, curve: Curve, label: str) -> None:
-    seeds = "1 seed" if curve.seeds == 1 else f"{curve.seeds} seeds"
     (line,) = axes.plot(
         curve.steps,
         curve.values.mean(axis=0),
         marker="o" if len(curve.steps) <= 40 else None,
         markersize=3,
-        label=f"{label} ({seeds})" if label else seeds,
+        label=f"{label} ({curve.counted})" if label else curve.counted,
     )
     if curve.seeds > 1:
         low, high = curve.values.min(axis=0), curve.values.max(axis=0)
         axes.fill_between(curve.steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
 
 
-def settings_of(run_dir: Path) -> dict[str, Any]:
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
-    Raises:
-      UsageError: if it is not the directory of a run.
+    Args:
+      config: from `RunDirectory.config`.
     """
-    config = RunDirectory(run_dir).config()
     settings = _flat(config["identity"])
     options = config.get("options", {})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
     return {name: value for name, value in settings.items() if name not in _SEEDS}
+
+
+def seed_of(config: Mapping[str, Any]) -> Any:
+    """Returns the seed of a run; None if it has none.
+
+    Args:
+      config: from `RunDirectory.config`.
+    """
+    settings = _flat(config["identity"])
+    return next((settings[name] for name in _SEEDS if name in settings), None)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

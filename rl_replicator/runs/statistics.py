@@ -23,7 +23,7 @@ class Interval:
 
     Attributes:
       value: of the measure.
-      low: lower end of the 95 % interval; NaN if no task has more than one seed.
+      low: lower end of the 95 % interval; NaN if a task has fewer than two seeds.
       high: upper end; NaN likewise.
     """
 
@@ -91,7 +91,8 @@ def bootstrap(measure: Callable[..., float], *scores: Scores, seed: int = 0) -> 
       The measure of the scores themselves, with its 95 % interval.
     """
     value = measure(*scores)
-    if all(len(task) < 2 for one in scores for task in one):
+    # A resample of one seed is that seed: its unknown spread would count as zero.
+    if any(len(task) < 2 for one in scores for task in one):
         return Interval(value, np.nan, np.nan)
     random = np.random.default_rng(seed)
     samples = [

@@ -29,33 +29,48 @@ def make_run(tmp_path):
     return make
 
 
+def _curves(*run_dirs, figure=None):
+    return plots.curves([plots.read(run_dir, figure) for run_dir in run_dirs])
+
+
 def test_seeds_become_one_curve(make_run):
     one = make_run("a", [(0, 0), (100, 100), (200, 400)], seed=1)
     two = make_run("b", [(0, 10), (50, 60), (150, 260)], seed=2)
-    (curve,) = plots.curves([one, two])
+    (curve,) = _curves(one, two)
     assert curve.seeds == 2
     np.testing.assert_array_equal(curve.steps, [0, 50, 100, 150])
     np.testing.assert_array_equal(curve.values, [[0, 50, 100, 250], [10, 60, 160, 260]])
 
 
+def test_runs_of_one_seed_count_once(make_run):
+    """They are not independent: their mean stands for the seed."""
+    runs = [make_run(str(last), [(0, 0), (100, last)], seed=1) for last in (10, 30)]
+    (curve,) = _curves(*runs)
+    assert (curve.runs, curve.seeds, curve.counted) == (2, 1, "2 runs of 1 seed")
+    np.testing.assert_array_equal(curve.values, [[0, 20]])
+    (curve,) = _curves(*runs, make_run("other", [(0, 0), (100, 5)], seed=2))
+    assert (curve.seeds, curve.counted) == (2, "3 runs of 2 seeds")
+    np.testing.assert_array_equal(curve.values, [[0, 20], [0, 5]])
+
+
 def test_other_settings_become_other_curves(make_run):
     one = make_run("a", [(0, 0), (100, 100)], agent={"n_step": 5})
     two = make_run("b", [(0, 0), (100, 50)], agent={"n_step": 1})
-    first, second = plots.curves([one, two])
+    first, second = _curves(one, two)
     assert (first.seeds, second.seeds) == (1, 1)
     assert plots._labels([first.settings, second.settings]) == ["agent.n_step=5", "agent.n_step=1"]
     assert plots._title([first.settings, second.settings]) == "d4pg on cartpole:swingup"
 
 
 def test_a_step_evaluated_again_after_a_resume_counts_once(make_run):
-    (curve,) = plots.curves([make_run("a", [(0, 1), (100, 7), (50, 4), (100, 9)])])
+    (curve,) = _curves(make_run("a", [(0, 1), (100, 7), (50, 4), (100, 9)]))
     np.testing.assert_array_equal(curve.steps, [0, 50, 100])
     np.testing.assert_array_equal(curve.values, [[1, 4, 9]])
 
 
 def test_a_run_without_evaluations(make_run):
     with pytest.raises(UsageError, match=r"expected evaluations in .*, got none yet"):
-        plots.curves([make_run("a", [])])
+        _curves(make_run("a", []))
 
 
 def test_runs_of_learners_are_plotted_too(make_run):
@@ -64,15 +79,15 @@ def test_runs_of_learners_are_plotted_too(make_run):
     (run / "metrics" / "evaluation.csv").write_text(
         "steps,wall_time,top_1,loss\n10,1.0,0.5,2.0\n20,2.0,0.75,1.0\n"
     )
-    (curve,) = plots.curves([run])
+    (curve,) = _curves(run)
     assert (curve.x_label, curve.y_label) == ("steps", "top 1")
     np.testing.assert_array_equal(curve.values, [[0.5, 0.75]])
-    (curve,) = plots.curves([run], "loss")
+    (curve,) = _curves(run, figure="loss")
     np.testing.assert_array_equal(curve.values, [[2.0, 1.0]])
     with pytest.raises(UsageError, match="--figure: expected one of top_1, loss, got 'accuracy'"):
-        plots.curves([run], "accuracy")
+        _curves(run, figure="accuracy")
     with pytest.raises(UsageError, match="episode return over environment steps, top 1 over steps"):
-        plots.curves([run, make_run("b", [(0, 1)])])
+        _curves(run, make_run("b", [(0, 1)]))
 
 
 def test_runs_of_version_0_1_0(make_run):
@@ -80,7 +95,7 @@ def test_runs_of_version_0_1_0(make_run):
     (run / "metrics" / "evaluator.csv").write_text(
         "environment_steps,wall_time,run_seconds,episode_return\n100,1.0,5.0,7.5\n"
     )
-    (curve,) = plots.curves([run])
+    (curve,) = _curves(run)
     assert curve.y_label == "episode return" and curve.values.tolist() == [[7.5]]
 
 
@@ -104,3 +119,19 @@ def test_command_draws(command, make_run, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "deep/both.png\n", "")
     band, _ = _colours(tmp_path / "deep" / "both.png")
     assert band > 300
+
+
+def test_folders_are_entered_and_unusable_runs_left_out(command, make_run, tmp_path):
+    """As `report` and `compare` do."""
+    make_run("runs/good", [(0, 1), (100, 7)])
+    make_run("runs/bad", [])
+    (tmp_path / "no-run").mkdir()
+    done = command("plot", "runs", "no-run")
+    assert (done.returncode, done.stdout) == (0, "evaluation.png\n")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("left out expected evaluations in runs/bad, got none yet")
+    assert second.startswith("left out expected the directory of a run, but there is no no-run/")
+    done = command("plot", "runs/bad", "no-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "expected evaluations in runs/bad" in line and "no no-run/config.json" in line

@@ -80,6 +80,12 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
     assert "No run stood still" in document.section("advice")
 
 
+def test_runs_of_one_seed_count_once(make_run):
+    again = [make_run(name, {200: value}, seed=1) for name, value in (("x", 10.0), ("y", 30.0))]
+    results = _Document(_render(again)).section("results")
+    assert "a:b 200 20.0 2 runs of 1 seed – 20.0 @ 200" in results
+
+
 def test_the_chart_draws_mean_and_band(run_dirs):
     text = _render(run_dirs[:2])
     (data,) = [json.loads(html.unescape(found)) for found in re.findall('data-chart="(.*?)"', text)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import comparison
+from rl_replicator.runs import comparison, plots
 
 
 @pytest.fixture
@@ -42,15 +42,19 @@ def run_dirs(make_run):
     return found
 
 
+def _configs(run_dirs):
+    return comparison.configs([plots.read(run_dir) for run_dir in run_dirs])
+
+
 def test_tasks_and_seeds_belong_to_one_config(run_dirs):
-    one, other = comparison.configs(run_dirs)
+    one, other = _configs(run_dirs)
     assert (one.label, one.settings) == ("A", {"agent.n_step": 5})
     assert (other.label, other.settings) == ("B", {"agent.n_step": 1})
     assert {task: curve.seeds for task, curve in one.curves.items()} == {"a:b": 2, "c:d": 2}
 
 
 def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
-    (pair,) = comparison.pairs(comparison.configs(run_dirs))
+    (pair,) = comparison.pairs(_configs(run_dirs))
     assert pair.steps == {"a:b": 100, "c:d": 200}
     # Means at these steps: 51.5 and 113 against 26.5 and 63.
     assert pair.difference.value == pytest.approx((25 + 50) / 2)
@@ -64,7 +68,7 @@ def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
 
 
 def _read(run_dirs):
-    compared = comparison.configs(run_dirs)
+    compared = _configs(run_dirs)
     return compared, comparison.pairs(compared)
 
 
@@ -75,7 +79,7 @@ def test_noise_is_no_difference(make_run):
         for n_step in (1, 2)
         for seed, value in enumerate(random.normal(500, 100, 5))
     ]
-    (pair,) = comparison.pairs(comparison.configs(dirs))
+    (pair,) = comparison.pairs(_configs(dirs))
     assert pair.verdict == "not told apart by these seeds"
     assert pair.improvement.low < 0.5 < pair.improvement.high
 
@@ -84,23 +88,76 @@ def test_runs_of_learners(make_run):
     one = make_run("a", [(10, 0.5)], group="evaluation", depth=18)
     other = make_run("b", [(10, 0.75)], group="evaluation", depth=50)
     compared, pairs = _read([one, other])
-    assert pairs[0].verdict == "one seed each: no interval"
+    assert pairs[0].verdict == "one seed: no interval"
     assert "A - B  -0.25" in comparison.report(compared, pairs)
+
+
+@pytest.mark.parametrize("tasks", [("a:b",), ("a:b", "c:d")])
+def test_one_seed_of_one_config_has_no_interval(make_run, tasks):
+    """Its spread is not known, however many seeds the other config and the other tasks have."""
+    runs = [
+        make_run(f"{env[0]}{n}{seed}", [(100, 10 * n + seed)], env=env, seed=seed, agent={"n": n})
+        for env in tasks
+        for n, seeds in ((1, 2), (2, 1 if env == "a:b" else 2))
+        for seed in range(seeds)
+    ]
+    compared, (pair,) = _read(runs)
+    assert pair.verdict == "one seed: no interval"
+    assert not np.isfinite([pair.difference.low, pair.improvement.high]).any()
+    assert "[" not in comparison.report(compared, [pair]).splitlines()[-1]
+
+
+def test_runs_of_one_seed_are_no_seeds(make_run):
+    dirs = [
+        make_run(f"{n}-{again}", [(100, n + again)], env="a:b", seed=1, agent={"n": n})
+        for n in (1, 5)
+        for again in (0, 1)
+    ]
+    compared, (pair,) = _read(dirs)
+    assert pair.verdict == "one seed: no interval"
+    text = comparison.report(compared, [pair])
+    assert "1.5 (2 runs of 1 seed)" in text and "5.5 (2 runs of 1 seed)" in text
+
+
+def test_engines_of_environments_are_configs_too(make_run):
+    """They start episodes differently."""
+    dirs = [
+        make_run(engine, [(10, 1)], env="a:b", options={"env_engine": engine, "steps": 10})
+        for engine in ("dm_control", "envpool")
+    ]
+    assert [one.settings for one in _configs(dirs)] == [
+        {"env_engine": "dm_control"},
+        {"env_engine": "envpool"},
+    ]
 
 
 def test_numbers_of_actors_are_configs_too(make_run):
     dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={"actors": n}) for n in (1, 4)]
-    assert [one.settings for one in comparison.configs(dirs)] == [{"actors": 1}, {"actors": 4}]
+    assert [one.settings for one in _configs(dirs)] == [{"actors": 1}, {"actors": 4}]
 
 
 def test_nothing_to_compare(make_run):
     one = make_run("a", [(10, 1)], env="a:b", seed=1, agent={"n": 1})
     again = make_run("b", [(10, 1)], env="a:b", seed=2, agent={"n": 1})
     with pytest.raises(UsageError, match="expected runs of at least two configs, got one"):
-        comparison.configs([one, again])
+        _configs([one, again])
     elsewhere = make_run("c", [(10, 1)], env="c:d", seed=2, agent={"n": 2})
     with pytest.raises(UsageError, match="expected configs with a task in common, got none"):
-        comparison.pairs(comparison.configs([one, elsewhere]))
+        comparison.pairs(_configs([one, elsewhere]))
+
+
+def test_unusable_runs_are_left_out(run_dirs, make_run, tmp_path, capsys, monkeypatch):
+    from rl_replicator.cli import compare
+
+    monkeypatch.chdir(tmp_path)
+    bad = make_run("bad", [], env="a:b")
+    assert compare.run([*map(str, run_dirs), str(bad)]) == 0
+    output = capsys.readouterr()
+    assert "A is higher" in output.out
+    assert output.err.startswith(f"left out expected evaluations in {bad}, got none yet")
+    assert output.err.count("\n") == 1
+    with pytest.raises(UsageError, match="^expected evaluations in .*bad, got none yet"):
+        compare.run([str(bad)])
 
 
 def test_the_command(run_dirs, tmp_path, capsys, monkeypatch):

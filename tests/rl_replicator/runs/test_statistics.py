@@ -55,6 +55,14 @@ def test_one_seed_has_no_interval():
     assert str(interval) == "2" and np.isnan([interval.low, interval.high]).all()
 
 
+@pytest.mark.parametrize("lone", [0, 1])
+def test_one_seed_in_one_place_has_no_interval(lone):
+    scores = [[np.array([8.0, 10.0])], [np.array([1.0, 3.0])]]
+    scores[lone] = [np.array([4.0])]
+    interval = statistics.bootstrap(statistics.difference_of_means, *scores)
+    assert np.isnan([interval.low, interval.high]).all()
+
+
 def test_two_algorithms_are_drawn_apart():
     one, other = [np.array([8.0, 10.0])], [np.array([1.0, 3.0])]
     interval = statistics.bootstrap(statistics.difference_of_means, one, other)

@@ -1,0 +1,77 @@
+"""The runs that a command is given: folders are entered, and unusable runs are left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rl_replicator.errors import UsageError
+from rl_replicator.runs import run_directory
+
+_Run = TypeVar("_Run")
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A directory without a usable run.
+
+    Attributes:
+      path: the directory.
+      reason: why, one line.
+    """
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason if str(self.path) in self.reason else f"{self.path}: {self.reason}"
+
+
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """Returns directories of runs, each once; a folder of runs is replaced by its runs.
+
+    Args:
+      paths: directories of runs, or of suites and other folders, which stand for all their runs.
+    """
+    found = []
+    for path in paths:
+        inner = sorted(run.path for run in run_directory.runs(path))
+        found += inner or [path]
+    return list(dict.fromkeys(found))
+
+
+def readable(
+    paths: Sequence[Path], read: Callable[[Path], _Run]
+) -> tuple[list[_Run], list[LeftOut]]:
+    """Reads runs, and leaves out those that cannot be read.
+
+    Args:
+      paths: as for `expanded`.
+      read: reads the run in a directory.
+
+    Returns:
+      What `read` has returned, and the directories for which it has raised.
+    """
+    found, left_out = [], []
+    for path in expanded(paths):
+        try:
+            found.append(read(path))
+        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
+            text = str(error) if isinstance(error, UsageError) else _broken(error)
+            left_out.append(LeftOut(path, " ".join(text.split())))
+    return found, left_out
+
+
+def none_left(left_out: Sequence[LeftOut]) -> UsageError:
+    """Returns the error of a command that has no usable run.
+
+    Args:
+      left_out: from `readable`.
+    """
+    return UsageError("; ".join(map(str, left_out)))
+
+
+def _broken(error: Exception) -> str:
+    return f"expected whole files, got {type(error).__name__}: {error}"
