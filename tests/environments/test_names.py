@@ -13,6 +13,7 @@ from environments.errors import (
     EnvironmentConstructionError,
     EnvironmentNameError,
     EnvironmentSpecError,
+    RenderingUnavailableError,
 )
 from environments.libraries import dm_control_tasks
 from tests.environments import gymnasium_fake
@@ -179,6 +180,20 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
     assert "\n" not in str(error.value)
     assert isinstance(error.value.__cause__, cause)
     assert isinstance(error.value, USAGE_ERRORS)  # Status 2.
+
+
+def test_a_missing_package_for_rendering_is_a_note(capsys):
+    name = "tests.environments.gymnasium_fake:make_undrawn"
+    assert check_env.run([name]) == 0
+    assert (
+        "note  rendering: none, so no films: expected a package that draws Undrawn, got: pygame is "
+        "not installed; pip install 'gymnasium[classic-control]'\n"
+    ) in capsys.readouterr().out
+    environment = environments.make(name, seed=0)
+    environment.reset()
+    with pytest.raises(RenderingUnavailableError) as error:
+        environment.render(2, 4)
+    assert isinstance(error.value, USAGE_ERRORS)  # Status 2 in `play` and `video`.
 
 
 def test_check_env_takes_what_train_takes(capsys):
