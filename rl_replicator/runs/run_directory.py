@@ -143,6 +143,11 @@ class RunDirectory:
         exists = self.exists
         if exists:
             _check_same(self.path, self.config()["identity"], _plain(trainable, identity), free)
+        elif self.path.exists() and not self.path.is_dir():
+            raise UsageError(
+                f"expected a directory for the run, got {self.path}, which is a file; choose "
+                "another --run-dir"
+            )
         elif self._has_other_files():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
@@ -219,7 +224,7 @@ class RunDirectory:
 
     def _has_other_files(self) -> bool:
         if not self.path.is_dir():
-            return self.path.exists()
+            return False
         return any(path.name not in (_LOCK, _NEW_CONFIG) for path in self.path.iterdir())
 
     def _unwritable(self, error: OSError) -> UsageError:
