@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.catalogue import adapt, make, names
 from environments.errors import (
+    EnvironmentConstructionError,
     EnvironmentDataError,
     EnvironmentNameError,
     EnvironmentSpecError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Environment",
+    "EnvironmentConstructionError",
     "EnvironmentDataError",
     "EnvironmentNameError",
     "EnvironmentSpecError",

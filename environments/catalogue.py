@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from environments.errors import EnvironmentNameError, EnvironmentSpecError, of_user_code
 
 if TYPE_CHECKING:
     import dm_env
@@ -90,6 +90,7 @@ def make(
 
     Raises:
       EnvironmentNameError: if there is no environment of that name.
+      EnvironmentConstructionError: if the factory or a wrapper raises; its error is the cause.
       EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
         render frames.
       RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
@@ -188,9 +189,10 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
 
 
 def _call_factory(name: str, seed: int) -> Any:
-    """Imports and calls a factory, whose own errors pass through unchanged."""
+    """Imports and calls a factory."""
     path, _, attribute = name.partition(":")
-    module = importlib.import_module(path)
+    with of_user_code(f"the module {path}", "be imported"):
+        module = importlib.import_module(path)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         near = difflib.get_close_matches(
@@ -204,7 +206,8 @@ def _call_factory(name: str, seed: int) -> Any:
         raise EnvironmentNameError(
             f"expected the factory {name} to be callable as {attribute}(seed=...), got: {error}"
         ) from None
-    return factory(seed=seed)
+    with of_user_code(f"the factory {name}", "return an environment"):
+        return factory(seed=seed)
 
 
 def _is_module(path: str) -> bool:

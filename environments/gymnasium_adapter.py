@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import dm_env
@@ -12,7 +13,7 @@ from dm_env import specs
 from gymnasium import spaces
 
 from environments import flat, randomness
-from environments.errors import EnvironmentSpecError
+from environments.errors import EnvironmentSpecError, RenderingUnavailableError
 from environments.pixels import rendering
 
 
@@ -131,7 +132,12 @@ def _spec(space: spaces.Space, name: str) -> Any:
 def _render(
     environment: gymnasium.Env, height: int, width: int, camera_id: int | str
 ) -> np.ndarray:
-    """Renders Gymnasium's own image and resizes it."""
+    """Renders Gymnasium's own image and resizes it.
+
+    Raises:
+      EnvironmentSpecError: if another camera than the environment's is asked for.
+      RenderingUnavailableError: if Gymnasium needs a package that is not installed.
+    """
     if camera_id not in (0, -1):
         raise EnvironmentSpecError(
             f"expected camera 0, because Gymnasium fixes the camera in make(), got {camera_id!r}; "
@@ -139,7 +145,24 @@ def _render(
         )
     if hasattr(environment.unwrapped, "mujoco_renderer"):
         rendering.enable()
-    return _resized(np.asarray(environment.render(), np.uint8), height, width)
+    try:
+        frame = environment.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise RenderingUnavailableError(_what_to_install(environment, str(error))) from error
+    return _resized(np.asarray(frame, np.uint8), height, width)
+
+
+def _what_to_install(environment: gymnasium.Env, text: str) -> str:
+    """Returns one line for Gymnasium's message that a package for rendering is missing."""
+    what = type(environment.unwrapped).__qualname__
+    missing = text.partition(", run ")[0].strip()
+    extra = re.search(r"gymnasium\[([\w-]+)\]", text)
+    remedy = (
+        f"pip install 'gymnasium[{extra[1].replace('_', '-')}]'"
+        if extra
+        else "install what it names"
+    )
+    return f"expected a package that draws {what}, got: {' '.join(missing.split())}; {remedy}"
 
 
 def _resized(frame: np.ndarray, height: int, width: int) -> np.ndarray:

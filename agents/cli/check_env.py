@@ -24,7 +24,6 @@ def run(args: Sequence[str]) -> int:
     import tyro
 
     import environments
-    from environments.errors import EnvironmentNameError
     from environments.examination import findings
     from rl_replicator.cli import options
     from rl_replicator.errors import check_option
@@ -54,12 +53,6 @@ def run(args: Sequence[str]) -> int:
     def make(seed: int) -> environments.Environment:
         return environments.make(chosen.env, seed, wrap=chosen.wrap, time_limit=chosen.time_limit)
 
-    try:
-        make(0).close()
-    except EnvironmentNameError:
-        raise  # Nothing to examine: one line, status 2.
-    except Exception:
-        pass  # The examination tells.
     wrong = 0
     for finding in findings.examine(make, chosen.max_steps):
         wrong += finding.verdict == findings.WRONG

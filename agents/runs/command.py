@@ -94,7 +94,7 @@ class AgentCommand:
         if isinstance(agent, Mapping):
             values: Any = next(f.default for f in dataclasses.fields(kind) if f.name == "agent")
             plain = {**plain, "agent": _updated(dataclasses.asdict(values), agent)}
-        return from_plain(kind, plain)
+        return from_plain(kind, plain, f"rl-replicator train {self.name}")
 
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""

@@ -1,5 +1,6 @@
-"""Films during a run, each made by a process of its own from the newest checkpoint."""
+"""Films of a run, each made by a process of its own from the newest checkpoint."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.cli.main import BAD_INPUT, ERROR_PREFIX
 from rl_replicator.runs.run_directory import RunDirectory
 
+_LOG = logging.getLogger("agents")
 _FOLDER = "films"
 _NICENESS = 10
 
@@ -22,6 +25,27 @@ def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
     """
     command = [sys.executable, "-m", "rl_replicator.cli.main", "video", str(run_dir)]
     return command if output is None else [*command, "--output", str(output)]
+
+
+def film_at_the_end(
+    run: RunDirectory, command: Callable[[Path], Sequence[str]] = video_command
+) -> None:
+    """Films an episode. Where nothing can be rendered, it warns: the run is complete all the same.
+
+    The process of its own is independent of the TensorFlow and OpenGL state of this one.
+
+    Args:
+      run: the run to film.
+      command: directory of the run -> command.
+    """
+    done = subprocess.run(
+        list(command(run.path)), stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    if done.returncode == BAD_INPUT:
+        *_, reason = done.stderr.strip().splitlines() or ["it gave no reason"]
+        _LOG.warning("no video was made: %s", reason.removeprefix(ERROR_PREFIX))
+    else:
+        sys.stderr.write(done.stderr)
 
 
 class Films:

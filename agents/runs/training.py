@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from agents.replay.checkpoint import replay_scratch
 from agents.replay.memory_estimate import available_memory
 from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
-from agents.runs.films import Films, video_command
+from agents.runs.films import Films, film_at_the_end
 from agents.runs.launching import check_actors, launch, share_processors
 from agents.runs.options import AgentOptions
 from agents.runs.prefilling import Prefilling
@@ -236,9 +235,7 @@ def _run(
         print(explanation, flush=True)
     _plot(run)
     if options.video:
-        # In a process of its own, independent of this one's TensorFlow and OpenGL state. On a
-        # machine that cannot render, the run is complete all the same.
-        subprocess.run(video_command(run.path))
+        film_at_the_end(run)
     return 0
 
 

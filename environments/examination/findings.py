@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 import dm_env
 import numpy as np
 
-from environments.errors import EnvironmentUsageError, RenderingUnavailableError
+from environments.errors import (
+    EnvironmentConstructionError,
+    EnvironmentNameError,
+    EnvironmentUsageError,
+    RenderingUnavailableError,
+)
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -45,11 +50,22 @@ def examine(
 
     Yields:
       Findings, in the order of the examination. Nothing follows an error that makes it impossible.
+
+    Raises:
+      EnvironmentNameError: if there is nothing to examine.
     """
     try:
         environment = make(0)
+    except EnvironmentNameError:
+        raise
+    except EnvironmentConstructionError as error:
+        yield _construction(error.reason())
+        return
     except EnvironmentUsageError as error:
         yield EnvironmentFinding(WRONG, "specs", str(error), "see docs/environments.md")
+        return
+    except Exception as error:  # Of the environment's own specs, or of its library.
+        yield _construction(f"{type(error).__name__}: {error}")
         return
     actions, observations = environment.action_spec(), environment.observation_spec()
     own = environment.own_action_spec
@@ -71,9 +87,21 @@ def examine(
         yield EnvironmentFinding(WRONG, "step", text, "raise nothing in reset() and step()")
         return
     yield from play.findings()
-    yield from _seeding(make, environment, max_steps)
+    yield from _seeding(make, max_steps)
+    if environment.random_state is None:
+        yield EnvironmentFinding(
+            NOTE,
+            "random state",
+            "not found, so a resumed run repeats the first episodes",
+            "keep one NumPy generator as an attribute 'random_state' or '_random'",
+        )
     yield _rendering(environment)
     environment.close()
+
+
+def _construction(text: str) -> EnvironmentFinding:
+    remedy = "correct the function, which must return an environment for every seed"
+    return EnvironmentFinding(WRONG, "construction", text, remedy)
 
 
 class _Play:
@@ -200,11 +228,17 @@ def _reward_bounds(spec: Any) -> EnvironmentFinding:
     )
 
 
-def _seeding(
-    make: Callable[[int], Any], environment: Any, max_steps: int
-) -> Iterator[EnvironmentFinding]:
+def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[EnvironmentFinding]:
     steps = min(max_steps, 50)
-    one, again, other = (_observations(make(seed), steps) for seed in (1, 1, 2))
+    try:
+        one, again, other = (_observations(make(seed), steps) for seed in (1, 1, 2))
+    except EnvironmentConstructionError as error:
+        yield _construction(error.reason())
+        return
+    except Exception as error:
+        text = f"{type(error).__name__} with another seed: {error}"
+        yield EnvironmentFinding(WRONG, "seeding", text, "take every seed as seed 0")
+        return
     if not np.array_equal(one, again):
         yield EnvironmentFinding(
             WRONG,
@@ -221,13 +255,6 @@ def _seeding(
         )
     else:
         yield EnvironmentFinding(OK, "seeding", "the seed decides")
-    if environment.random_state is None:
-        yield EnvironmentFinding(
-            NOTE,
-            "random state",
-            "not found, so a resumed run repeats the first episodes",
-            "keep one NumPy generator as an attribute 'random_state' or '_random'",
-        )
 
 
 def _observations(environment: Any, steps: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import dm_env
 from dm_env import specs
 
 from environments import flat
-from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from environments.errors import EnvironmentNameError, EnvironmentSpecError, of_user_code
 from environments.wrappers.time_limit import TimeLimit
 
 Wrapper = Callable[[flat.Environment], dm_env.Environment]
@@ -79,11 +79,14 @@ def wrap(
 
     Raises:
       EnvironmentNameError: if there is no such function.
+      EnvironmentConstructionError: if a wrapper raises.
       EnvironmentSpecError: if a wrapper returns something else than an environment, or the limit is
         less than 1.
     """
     for path in wrappers:
-        outer = find(path)(environment)
+        wrapper = find(path)
+        with of_user_code(f"the wrapper {path}", "return an environment"):
+            outer = wrapper(environment)
         if not isinstance(outer, dm_env.Environment):
             raise EnvironmentSpecError(
                 f"expected {path} to return a dm_env.Environment, got {type(outer).__name__}; "
@@ -105,20 +108,22 @@ def find(path: str) -> Wrapper:
 
     Raises:
       EnvironmentNameError: if there is none.
+      EnvironmentConstructionError: if its module raises while it is imported.
     """
     module_name, colon, attribute = path.partition(":")
     expected = "expected a wrapper 'package.module:function'"
     if not (colon and module_name and attribute):
         raise EnvironmentNameError(f"{expected}, got {path!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # The module is there, but something that it imports is not.
-        raise EnvironmentNameError(
-            f"{expected}, got {path!r}; no module {error.name!r} was found in the working "
-            "directory or on PYTHONPATH"
-        ) from None
+    with of_user_code(f"the module {module_name}", "be imported"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # The module is there, but something that it imports is not.
+            raise EnvironmentNameError(
+                f"{expected}, got {path!r}; no module {error.name!r} was found in the working "
+                "directory or on PYTHONPATH"
+            ) from None
     function = getattr(module, attribute, None)
     if not callable(function):
         near = difflib.get_close_matches(attribute, vars(module), n=1)

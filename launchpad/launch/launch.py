@@ -147,10 +147,16 @@ def _launch_type(launch_type: context.LaunchType | str | None) -> context.Launch
     if launch_type is None:
         lp_flags.parse_if_needed()
         launch_type = lp_flags.LAUNCH_TYPE.value
-    found = context.LaunchType(launch_type)
-    if found not in LAUNCHERS:
-        known = ", ".join(t.value for t in LAUNCHERS)
-        raise ValueError(f"launch type {found.value!r} is not supported here; use one of: {known}")
+    try:
+        found = context.LaunchType(launch_type)
+    except ValueError:
+        found = None
+    if found not in LAUNCHERS:  # It may also be one that only upstream has.
+        known = ", ".join(repr(other.value) for other in LAUNCHERS)
+        given = launch_type if found is None else found.value
+        raise ValueError(
+            f"expected launch_type to be one of {known}, got {given!r}; use one of them"
+        )
     return found
 
 

@@ -44,7 +44,9 @@ COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
 _NOISY = ("train", "eval", "export")
-_BAD_INPUT, _FAILURE, _INTERRUPTED = 2, 1, 130
+# Exit status after bad input, and what its line on stderr begins with.
+BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
+_FAILURE, _INTERRUPTED = 1, 130
 _ROOT = Path(__file__).parents[2]
 
 
@@ -83,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             traceback.print_exc()
             return _FAILURE
-        print(f"rl-replicator: error: {message}", file=sys.stderr)
-        return _BAD_INPUT
+        print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
+        return BAD_INPUT
 
 
 def search_working_directory_last() -> None:

@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
     command = f"{_COMMAND} {stored.trainable}"
     default: Any = None
     if stored.options:
-        default = trainable.options_from(stored.options)
+        default = _options(trainable, stored.options, stored.place)
         _check_kind(words, default)
     kind = trainable.options_type(words) if default is None else type(default)
     chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
@@ -109,7 +109,11 @@ def train(
     plain = _merged(stored.options, settings | ({} if path is None else {"run_dir": str(path)}))
     trainable = trainables.load(stored.trainable)
     evaluations = Evaluations(on_evaluation)
-    status = trainable.train(trainable.options_from(plain), evaluations) or 0
+    places = [stored.place] if stored.place else []
+    if settings:
+        places.append("the arguments")
+    chosen = _options(trainable, plain, " and ".join(places))
+    status = trainable.train(chosen, evaluations) or 0
     if status:
         raise KeyboardInterrupt
     assert evaluations.run is not None
@@ -123,10 +127,12 @@ class Stored:
     Attributes:
       trainable: name of what is trained.
       options: its options as plain data; what is missing has its default.
+      place: the run's directory or the file; empty if there is neither.
     """
 
     trainable: str
     options: Mapping[str, Any]
+    place: str = ""
 
 
 def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored | None:
@@ -152,7 +158,26 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
     plain = dict(found.get("options", {}))
     # A run may have been moved since, and one that goes on has not asked to `resume`.
     plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
-    return Stored(trainable, plain)
+    return Stored(trainable, plain, place)
+
+
+def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: str) -> Any:
+    """Rebuilds options; an error names where they are from.
+
+    Args:
+      trainable: what is to be trained.
+      plain: its options as plain data.
+      place: where they are from; empty for an error without it.
+
+    Raises:
+      UsageError: if an option is unknown, missing, or of another type or value.
+    """
+    try:
+        return trainable.options_from(plain)
+    except UsageError as error:
+        if not place:
+            raise
+        raise UsageError(f"{place}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

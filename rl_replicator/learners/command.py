@@ -137,7 +137,9 @@ class LearnerCommand:
         own = {field.name for field in dataclasses.fields(RunOptions)}
         config = {name: value for name, value in plain.items() if name not in own}
         run = {name: value for name, value in plain.items() if name in own}
-        return from_plain(self.options_type(), {**run, "config": config})
+        command = f"rl-replicator train {self.name}"
+        made = from_plain(self.config_type, config, command, beside=own)
+        return from_plain(self.options_type(), {**run, "config": made}, command)
 
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""

@@ -11,6 +11,7 @@ RUN_DIR/evaluation.png   the plot of the evaluations
 
 import contextlib
 import dataclasses
+import difflib
 import fcntl
 import json
 import os
@@ -143,6 +144,11 @@ class RunDirectory:
         exists = self.exists
         if exists:
             _check_same(self.path, self.config()["identity"], _plain(trainable, identity), free)
+        elif self.path.exists() and not self.path.is_dir():
+            raise UsageError(
+                f"expected a directory for the run, got {self.path}, which is a file; choose "
+                "another --run-dir"
+            )
         elif self._has_other_files():
             raise UsageError(
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
@@ -219,7 +225,7 @@ class RunDirectory:
 
     def _has_other_files(self) -> bool:
         if not self.path.is_dir():
-            return self.path.exists()
+            return False
         return any(path.name not in (_LOCK, _NEW_CONFIG) for path in self.path.iterdir())
 
     def _unwritable(self, error: OSError) -> UsageError:
@@ -256,12 +262,22 @@ def _differences(
             yield f"{prefix}{key}", a, b
 
 
-def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
+def from_plain(
+    kind: type,
+    plain: Mapping[str, Any],
+    command: str = "",
+    beside: Collection[str] = (),
+    group: str = "",
+) -> Any:
     """Rebuilds a config dataclass from what `dataclasses.asdict` and JSON made of it.
 
     Args:
       kind: the dataclass; its fields may be dataclasses and tuples in turn.
       plain: its part of `RunDirectory.config`, or of a file that a user has written.
+      command: what lists the settings, if a user may have written them; empty if a run has stored
+        them. It makes the messages.
+      beside: names of other settings that a user may have meant.
+      group: what comes before the names in messages, `agent.`.
 
     Returns:
       An instance of `kind`. What `plain` lacks has its default.
@@ -273,23 +289,26 @@ def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(plain) - set(hints))
     if unknown:
+        remedy = "use the version of rl-replicator that made the run"
+        if command:
+            near = difflib.get_close_matches(unknown[0], [*hints, *beside], n=1)
+            meant = near and (near[0] if near[0] in beside else f"{group}{near[0]}")
+            remedy = f"did you mean {meant!r}?" if meant else f"'{command} --help' lists them"
         raise UsageError(
-            f"expected the settings of {kind.__name__}, got unknown ones ({', '.join(unknown)}); "
-            "use the version of rl-replicator that made the run"
+            "expected settings that this version of rl-replicator has, got "
+            f"{', '.join(repr(f'{group}{name}') for name in unknown)}; {remedy}"
         )
     values = {}
     for field in dataclasses.fields(kind):
+        name = f"{group}{field.name}"
         if field.name in plain:
-            values[field.name] = _value(hints[field.name], plain[field.name], field.name)
+            values[field.name] = _value(hints[field.name], plain[field.name], name, command)
         elif dataclasses.MISSING is field.default is field.default_factory:
-            raise UsageError(
-                f"expected a setting {field.name!r} in the settings of {kind.__name__}, got only "
-                f"{', '.join(sorted(plain)) or 'none'}; add it"
-            )
+            raise UsageError(f"expected a setting {name!r}, got none; add it")
     return kind(**values)
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
+def _value(hint: Any, value: Any, name: str, command: str) -> Any:
     """Returns plain data as a value of a field's type.
 
     Raises:
@@ -299,7 +318,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         if isinstance(value, hint):
             return value
         if isinstance(value, Mapping):
-            return from_plain(hint, value)
+            return from_plain(hint, value, command, group=f"{name}.")
     kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
     for kind in kinds:
         if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):

@@ -70,6 +70,21 @@ def large(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
 
 
+def boom(seed):
+    raise RuntimeError("my factory\nfails")
+
+
+def boom_later(seed):
+    """Fails for every seed but 0."""
+    if seed:
+        raise RuntimeError(f"no seed {seed}")
+    return good(seed)
+
+
+def refuses_to_wrap(inner):
+    return {}["reward"]
+
+
 class _Halved(dm_env.Environment):
     """A wrapper that halves rewards."""
 

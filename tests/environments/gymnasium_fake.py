@@ -49,6 +49,19 @@ def make(seed: int) -> Seven:
     return Seven(terminates=seed % 2 == 0)
 
 
+class Undrawn(Seven):
+    """Needs a package for rendering that is not installed."""
+
+    def render(self):
+        raise gymnasium.error.DependencyNotInstalled(
+            'pygame is not installed, run `pip install "gymnasium[classic_control]"`'
+        )
+
+
+def make_undrawn(seed: int) -> Undrawn:
+    return Undrawn(terminates=False)
+
+
 def make_wrapped(seed: int) -> gymnasium.Env:
     """A time limit of three steps around it."""
     return gymnasium.wrappers.TimeLimit(Seven(terminates=True), 3)

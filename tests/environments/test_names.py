@@ -8,7 +8,13 @@ import pytest
 
 import environments
 from agents.cli import check_env
-from environments.errors import EnvironmentNameError, EnvironmentSpecError
+from environments.errors import (
+    USAGE_ERRORS,
+    EnvironmentConstructionError,
+    EnvironmentNameError,
+    EnvironmentSpecError,
+    RenderingUnavailableError,
+)
 from environments.libraries import dm_control_tasks
 from tests.environments import gymnasium_fake
 
@@ -142,12 +148,52 @@ def test_wrappers_that_are_none(path, message):
         ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
+        ("boom", 1, "WRONG construction: RuntimeError: my factory fails; correct the function"),
+        ("boom_later", 1, "ok    end: "),
+        ("boom_later", 1, "WRONG construction: RuntimeError: no seed 1; correct the function"),
     ],
 )
 def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line):
     assert check_env.run([f"{FAULTY}:{name}", "--max-steps", "300"]) == status
     lines = capsys.readouterr().out
     assert re.search(f"^{line}", lines, re.MULTILINE), lines
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap", "cause", "message"),
+    [
+        (f"{FAULTY}:boom", (), RuntimeError, "factory .*:boom to .*, got RuntimeError: my factory"),
+        (f"{FAULTY}:good", (f"{FAULTY}:refuses_to_wrap",), KeyError, "wrapper .*got KeyError: 'r"),
+        ("broken_module:make", (), ZeroDivisionError, "module broken_module .*, line 2.; correct"),
+        (f"{FAULTY}:good", ("broken_module:wrap",), ZeroDivisionError, "module broken_module"),
+        ("unparsable_module:make", (), SyntaxError, "unparsable_module.py, line 1.; correct it"),
+    ],
+)
+def test_what_a_users_code_raises_is_one_line_with_its_cause(
+    tmp_path, monkeypatch, name, wrap, cause, message
+):
+    (tmp_path / "broken_module.py").write_text("\n1 / 0\n")
+    (tmp_path / "unparsable_module.py").write_text("def (\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentConstructionError, match=message) as error:
+        environments.make(name, seed=0, wrap=wrap)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value.__cause__, cause)
+    assert isinstance(error.value, USAGE_ERRORS)  # Status 2.
+
+
+def test_a_missing_package_for_rendering_is_a_note(capsys):
+    name = "tests.environments.gymnasium_fake:make_undrawn"
+    assert check_env.run([name]) == 0
+    assert (
+        "note  rendering: none, so no films: expected a package that draws Undrawn, got: pygame is "
+        "not installed; pip install 'gymnasium[classic-control]'\n"
+    ) in capsys.readouterr().out
+    environment = environments.make(name, seed=0)
+    environment.reset()
+    with pytest.raises(RenderingUnavailableError) as error:
+        environment.render(2, 4)
+    assert isinstance(error.value, USAGE_ERRORS)  # Status 2 in `play` and `video`.
 
 
 def test_check_env_takes_what_train_takes(capsys):

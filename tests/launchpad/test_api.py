@@ -232,3 +232,11 @@ def test_there_is_no_worker_manager_outside_of_a_program():
 def test_stop_handlers_outside_of_a_program_do_nothing():
     lp.register_stop_handler(print)
     lp.unregister_stop_handler(print)
+
+
+@pytest.mark.parametrize("launch_type", ["nosuch", "vertex_ai", 3])
+def test_launch_types_that_do_not_exist_here(launch_type):
+    program = lp.Program("none")
+    message = f"^expected launch_type to be one of 'local_mt', .*'ray', got {launch_type!r}; use"
+    with pytest.raises(ValueError, match=message):
+        lp.launch(program, launch_type=launch_type)

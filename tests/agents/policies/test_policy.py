@@ -10,9 +10,12 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 import agents
 import rl_replicator as rr
+from agents.td3.config import TD3Config
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import from_plain
 
 SETTINGS = {
     "env": "environments.fakes:target",
@@ -156,12 +159,48 @@ def test_a_file_describes_a_run(tmp_path, capsys, suffix):
         message = "expected a value of type int for 'steps', got 3000000000.0"
     else:
         file.write_text('trainable = "td3"\n[options]\nsteps = 5\n')
-        message = "expected a setting 'env' in the settings of TD3ConfigOptions"
+        message = "expected a setting 'env', got none; add it"
     status, _, err = command(capsys, "train", "--config", file)
     assert status == 2 and message in err, err
     file.write_text("{")
     status, _, err = command(capsys, "train", "--config", file)
     assert status == 2 and "--config: expected settings in" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "td3",
+            "stepz = 5",
+            "that this version of rl-replicator has, got 'stepz'; did you mean 's",
+        ),
+        ("td3", "steps = 'many'", "expected a value of type int for 'steps', got 'many'; correct"),
+        ("td3", "agent.n_stp = 5", "got 'agent.n_stp'; did you mean 'agent.n_step'?"),
+        ("td3", "agent.replay.min_size = 'x'", "type int for 'agent.replay.min_size', got 'x'"),
+        ("td3", "qqq = 5", "got 'qqq'; 'rl-replicator train td3 --help' lists them"),
+        ("td3", "steps = 0", "--steps: expected at least"),
+        ("resnet", "sed = 5", "got 'sed'; did you mean 'seed'?"),
+        ("resnet", "num_epoch = 5", "got 'num_epoch'; did you mean '"),
+    ],
+)
+def test_a_wrong_setting_in_a_file_names_the_file(tmp_path, capsys, name, settings, message):
+    file = tmp_path / "settings.toml"
+    env = "env = 'environments.fakes:target'\n" if name == "td3" else ""
+    file.write_text(f"trainable = '{name}'\n[options]\n{env}{settings}\n")
+    status, out, err = command(capsys, "train", "--config", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"rl-replicator: error: {file}: ") and message in err, err
+
+
+def test_a_wrong_argument_in_python_is_no_fault_of_a_version():
+    with pytest.raises(UsageError, match="^the arguments: expected .*'stepz'; did you mean 'step"):
+        rr.train("td3", env="environments.fakes:target", stepz=5)
+
+
+def test_an_unknown_setting_of_a_run_needs_the_version_that_made_it():
+    with pytest.raises(UsageError, match="got 'stps'; use the version of rl-replicator that made"):
+        from_plain(TD3Config, {"stps": 4})
 
 
 def test_options_overrule_the_file(tmp_path, monkeypatch):

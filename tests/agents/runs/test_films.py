@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agents.runs.films import Films, video_command
+from agents.runs.films import Films, film_at_the_end, video_command
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -74,3 +74,17 @@ def test_the_option_and_the_command(tmp_path):
         AgentOptions(env="a:b", agent=None, video_every=0)
     words = video_command(tmp_path, tmp_path / "a.mp4")
     assert words[3:] == ["video", str(tmp_path), "--output", str(tmp_path / "a.mp4")]
+
+
+REFUSE = "import sys; sys.exit(print('rl-replicator: error: no pygame', file=sys.stderr) or 2)"
+CRASH = "import sys; print('made'); raise RuntimeError('a fault')"
+
+
+def test_a_film_that_is_refused_at_the_end_is_one_warning(run, capfd, caplog):
+    film_at_the_end(run, lambda _: [sys.executable, "-c", REFUSE])
+    assert [record.getMessage() for record in caplog.records] == ["no video was made: no pygame"]
+    assert capfd.readouterr().err == ""
+    caplog.clear()
+    film_at_the_end(run, lambda _: [sys.executable, "-c", CRASH])
+    out, err = capfd.readouterr()
+    assert out == "made\n" and "Traceback" in err and not caplog.records
