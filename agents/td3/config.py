@@ -21,6 +21,12 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Steps of reward in a return before it bootstraps. The paper uses 1."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]. The paper uses 0.1."""
+    exploration_random_steps: int = 5000
+    """Environment steps, over all actors, before the policy acts. The paper uses 10,000 or 1,000,
+    and does not hold the actions."""
+    preactivation_penalty: float = 1e-3
+    """Weight, in the policy's loss, of half the squared inputs of the tanh that ends it
+    (`agents.networks.policies.preactivation_penalty`). The paper has none."""
     global_batch_size: int = 256
     """Transitions of one learner step, over all replicas. The paper uses 100."""
     policy_learning_rate: float = 3e-4
@@ -62,6 +68,12 @@ class PixelTD3Config(PixelSettings, TD3Config):
     """Steps of reward in a return before it bootstraps."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
     """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
+    preactivation_penalty: float = 0.0
+    """Weight, in the policy's loss, of half the squared inputs of that tanh. From state it is 1e-3;
+    from pixels, where gradients are inverted, it was not tried."""
+    exploration_random_steps: int = 0
+    """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
+    pixels the noise is as wide as the range of actions at first."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
