@@ -1,4 +1,4 @@
-"""A whole training run with jemalloc, as `rl-replicator train` has it, and with glibc's malloc.
+"""A whole training run with `RL_REPLICATOR_ALLOCATOR=jemalloc`, and with glibc's malloc.
 
     python -m bench.allocator
 
@@ -23,7 +23,7 @@ CLOCK = harness.Unit("s a run", more_is_better=False)
 PROCESSOR = harness.Unit("processor seconds a run", more_is_better=False)
 COMMAND = ["train", "d4pg", "--env", "cheetah:run", "--seed", "1", "--no-video"]
 COMMAND += ["--evaluation.every", "100000000", "--evaluation.last-episodes", "1"]
-SIDES = {"jemalloc": "", "glibc's malloc": "system"}
+SIDES = {"jemalloc": "jemalloc", "glibc's malloc": "system"}
 
 
 def train(choice: str, steps: int) -> Mapping[harness.Unit, float]:

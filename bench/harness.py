@@ -209,13 +209,13 @@ def end() -> None:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options that all benchmarks have.
 
-    Starts the process again with the allocator that `rl-replicator train` has, unless it has it.
+    Starts the process again if `RL_REPLICATOR_ALLOCATOR` asks for another allocator.
 
     Args:
       name: of the benchmark's module.
       doc: its docstring.
     """
-    allocator.restart_with_jemalloc()
+    allocator.restart()
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Programs in forks cannot start again. `python -m tests.suite` preloads jemalloc for all.
-os.environ.setdefault("RL_REPLICATOR_ALLOCATOR", "system")
+# Programs in forks cannot start again, and many tests compare every bit of two environments.
+os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
 
 
 def pytest_collection_finish(session):

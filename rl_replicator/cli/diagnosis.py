@@ -160,16 +160,13 @@ def _allocator() -> Finding:
     preloaded = os.environ.get("LD_PRELOAD")
     if preloaded:
         return Finding(OK, "memory allocator", f"LD_PRELOAD is {preloaded}, which is kept")
+    if os.environ.get(allocator.VARIABLE) != "jemalloc":
+        text = f"the system's; {allocator.VARIABLE}=jemalloc takes less processor time"
+        return Finding(OK, "memory allocator", text)
     if allocator.environment(os.environ):
         return Finding(OK, "memory allocator", "jemalloc")
-    if os.environ.get(allocator.VARIABLE) == "system":
-        return Finding(OK, "memory allocator", f"the system's ({allocator.VARIABLE}=system)")
-    return Finding(
-        NOTE,
-        "memory allocator",
-        "the system's, with which training is slower than with jemalloc",
-        "pip install ray, which brings it",
-    )
+    advice = "pip install ray, which brings it, to a path without spaces and colons"
+    return Finding(NOTE, "memory allocator", "the system's, as there is no jemalloc", advice)
 
 
 def _tensorflow() -> Iterator[Finding]:

@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       traceback); 130 after an interrupt.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and args[:1] == ["train"]:
-        allocator.restart_with_jemalloc()
     search_working_directory_last()
     configure_libraries()
     try:
+        if argv is None and args[:1] == ["train"]:
+            _choose_allocator()
         status = _run(args)
         sys.stdout.flush()  # Here, so that a closed pipe raises inside of this `try`.
         return status
@@ -87,6 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _FAILURE
         print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _choose_allocator() -> None:
+    from rl_replicator.errors import UsageError
+
+    try:
+        allocator.restart()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def search_working_directory_last() -> None:

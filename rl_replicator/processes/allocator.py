@@ -2,8 +2,11 @@
 
 A learner's input allocates and frees thousands of small tensors for every batch, in several
 threads. jemalloc does this with less processor time than glibc's malloc (`bench/allocator.py`), and
-Ray's wheel has it. An allocator has to be there before a process begins, so a command that trains
-starts itself again with it.
+Ray's wheel has it. It is no default: with it, two environments of dm_control with one seed give
+rewards that may differ in their last bit.
+
+An allocator has to be there before a process begins, so a command that trains starts itself again
+with it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-# `system` keeps glibc's malloc.
 VARIABLE = "RL_REPLICATOR_ALLOCATOR"
+CHOICES = ("system", "jemalloc")
 _PRELOAD = "LD_PRELOAD"
 
 
@@ -30,16 +33,16 @@ def library() -> Path | None:
 
 
 def environment(current: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which a new process has jemalloc.
+    """Returns the variables with which a new process has the allocator that was chosen.
 
     Args:
       current: variables that the process would have otherwise.
 
     Returns:
-      Variables to add. Empty if jemalloc is not installed, if another library is preloaded already,
-      or if `RL_REPLICATOR_ALLOCATOR` is `system`.
+      Variables to add. Empty unless `RL_REPLICATOR_ALLOCATOR` is `jemalloc`; also if another
+      library is preloaded already, or jemalloc is not installed.
     """
-    if current.get(_PRELOAD) or current.get(VARIABLE) == "system":
+    if current.get(VARIABLE) != "jemalloc" or current.get(_PRELOAD):
         return {}
     path = library()
     # The dynamic linker splits the variable at spaces and colons.
@@ -48,12 +51,18 @@ def environment(current: Mapping[str, str]) -> dict[str, str]:
     return {_PRELOAD: str(path)}
 
 
-def restart_with_jemalloc() -> None:
-    """Starts this process again with jemalloc, under the same process id.
+def restart() -> None:
+    """Starts this process again, under the same process id, with the allocator that was chosen.
 
     Called before anything large is imported. Processes that this one starts inherit the allocator.
     Returns if `environment` has nothing to add, or under a debugger, which would lose the process.
+
+    Raises:
+      ValueError: if the variable names no allocator.
     """
+    choice = os.environ.get(VARIABLE) or "system"
+    if choice not in CHOICES:
+        raise ValueError(f"{VARIABLE}: expected {' or '.join(CHOICES)}, got {choice!r}")
     added = environment(os.environ)
     if added and sys.gettrace() is None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})

@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from rl_replicator.processes import allocator
 from tests.suite import durations, leftovers, stacks
 from tests.suite.plugin import DIRECTORY_VARIABLE, records
 
@@ -60,7 +59,6 @@ class Watcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         environment = {**os.environ, DIRECTORY_VARIABLE: str(self._directory)}
-        environment.update(allocator.environment(environment))  # As the command has it.
         child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
         started = time.monotonic()
         while child.pid not in (statuses := leftovers.collect()[0]):

@@ -1,4 +1,4 @@
-"""Commands that train run with jemalloc."""
+"""Commands that train run with the allocator that was chosen."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def report(args):
     print(os.getpid(), "libjemalloc" in maps, args, *sys.orig_argv[1:2])
     return 0
 main._run = report
-main.main()
+sys.exit(main.main())
 """
 
 
@@ -30,29 +30,37 @@ def start(*arguments, **variables):
         text=True,
     )
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+    if process.returncode:
+        return process.returncode
     pid, has_jemalloc, rest = output.strip().split(" ", 2)
     assert int(pid) == process.pid  # A supervisor watches it.
     return has_jemalloc == "True", rest
 
 
+JEMALLOC = {allocator.VARIABLE: "jemalloc"}
+
+
 def test_a_command_that_trains_has_jemalloc():
-    assert start("train", "d4pg", "--env", "a b") == (True, "['train', 'd4pg', '--env', 'a b'] -P")
+    words = ("train", "d4pg", "--env", "a b")
+    assert start(*words, **JEMALLOC) == (True, "['train', 'd4pg', '--env', 'a b'] -P")
+    assert start(*words) == (False, "['train', 'd4pg', '--env', 'a b'] -P")
 
 
 def test_other_commands_start_at_once():
-    assert start("plot", "runs/1") == (False, "['plot', 'runs/1'] -P")
+    assert start("plot", "runs/1", **JEMALLOC) == (False, "['plot', 'runs/1'] -P")
 
 
-def test_the_users_choice_is_kept():
-    assert start("train", **{allocator.VARIABLE: "system"})[0] is False
-    other = "libSegFault.so"
-    assert allocator.environment({"LD_PRELOAD": other}) == {}
+def test_an_unknown_allocator_is_bad_input():
+    assert start("train", **{allocator.VARIABLE: "nothing"}) == 2
+
+
+def test_a_library_that_is_preloaded_is_kept():
+    assert allocator.environment({**JEMALLOC, "LD_PRELOAD": "libother.so"}) == {}
 
 
 def test_calls_from_python_do_not_start_again(monkeypatch):
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
-    monkeypatch.delenv(allocator.VARIABLE, raising=False)
+    monkeypatch.setenv(allocator.VARIABLE, "jemalloc")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     from rl_replicator.cli import main
 
@@ -61,6 +69,6 @@ def test_calls_from_python_do_not_start_again(monkeypatch):
 
 def test_nothing_is_preloaded_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "library", lambda: None)
-    assert allocator.environment({}) == {}
+    assert allocator.environment(JEMALLOC) == {}
     monkeypatch.setattr(allocator, "library", lambda: tmp_path / "a b" / "libjemalloc.so")
-    assert allocator.environment({}) == {}  # The linker would look for two files.
+    assert allocator.environment(JEMALLOC) == {}  # The linker would look for two files.
