@@ -42,10 +42,9 @@ def options(run_dir, **changes):
 
 def acting(run_dir, since=0):
     """Numbers of the actors that have finished an episode after so many steps."""
-    rows = read_metrics(run_dir, "actor")
-    return {
-        int(a) for a, s in zip(rows["actor"], rows["environment_steps"], strict=True) if s > since
-    }
+    rows = read_metrics(run_dir, "actor")  # Without columns while the file is still empty.
+    pairs = zip(rows.get("actor", ()), rows.get("environment_steps", ()), strict=True)
+    return {int(a) for a, s in pairs if s > since}
 
 
 def steps_done(run_dir):
