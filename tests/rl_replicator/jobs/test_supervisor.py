@@ -111,7 +111,12 @@ def test_a_job_that_succeeds(run, tmp_path):
 @pytest.mark.processes
 @pytest.mark.parametrize("end", ["die()", "sys.exit(75)", "raise ValueError('no')"])
 def test_all_are_started_again_when_one_ends_badly(run, tmp_path, end):
-    code = f"if name == 'worker 1' and starts < 2: {end}\nif starts < 2: freeze()"
+    code = f"""
+if name == "worker 1" and starts < 2:
+    while not file.with_name("worker 0").exists(): time.sleep(0.02)  # Or it would begin again at 1.
+    {end}
+if starts < 2: freeze()
+"""
     begun = time.monotonic()
     status, output = finished(run(code, "--workers", "2"))
     assert status == 0, output
