@@ -416,6 +416,7 @@ def a_killed_worker(replicator):
         ),
     )
     step()
+    meet(replicator, "before_the_kill")
     if replicator.process_index == last:
         time.sleep(1)
         DETAILS["at"] = time.time()
@@ -429,12 +430,10 @@ def a_killed_worker(replicator):
 def a_frozen_worker(replicator):
     step = replicator.replicate(lambda x: rr.collectives.all_sum(x), replicator.make_inputs(ones))
     step()
-    passed = pathlib.Path(f"{sys.argv[1]}.passed")
+    meet(replicator, "before_the_freeze")
     if replicator.process_index == 1:
-        wait_for(passed)  # The other one reads from this process until its own step ends.
         DETAILS["at"] = time.time()
         leave("a_frozen_worker", lambda: os.kill(os.getpid(), signal.SIGSTOP))
-    passed.touch()
     exchange = threading.Thread(target=exchange_with_nobody, args=(replicator,))
     exchange.start()
     expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
@@ -509,6 +508,17 @@ def different_steps(replicator):
 def wait_for_report(index):
     """Waits until another process of the group has written its report."""
     wait_for(pathlib.Path(f"{sys.argv[1]}.{index}"))
+
+
+def meet(replicator, name):
+    """Waits until all processes have come here, without any exchange.
+
+    A step may end in one process while another one still reads from it.
+    """
+    marks = [pathlib.Path(f"{sys.argv[1]}.{name}.{i}") for i in range(replicator.num_processes)]
+    marks[replicator.process_index].touch()
+    for mark in marks:
+        wait_for(mark)
 
 
 def wait_for(path):
