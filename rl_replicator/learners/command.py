@@ -190,7 +190,10 @@ class LearnerCommand:
             try:
                 return _recorded(replicator, learner, run, options, listener)
             except UsageError:
-                if is_new and Checkpointer(run.checkpoints).latest() is None:
+                from rl_replicator.runs.metrics import read_metrics
+
+                trained = Checkpointer(run.checkpoints).latest() or read_metrics(run.path, "train")
+                if is_new and not trained:
                     shutil.rmtree(run.path)  # Refused before its first step: there is no run.
                 raise
 

@@ -17,7 +17,7 @@ from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.runs import events
-from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
 
@@ -224,6 +224,18 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="refused"):
         mine.train(kind(config=tiny_learners.Config()))
     assert not list((tmp_path / "runs" / "mine").iterdir())
+
+    class Late(Refused):
+        def input_fn(self, context):
+            writer = MetricWriter(tmp_path / "late", "steps")
+            writer.write("train", 1, {"loss": 1.0})
+            writer.close()
+            super().input_fn(context)
+
+    late = command.LearnerCommand("late", tiny_learners.Config, Late)
+    with pytest.raises(UsageError, match="refused"):
+        late.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "late"))
+    assert read_metrics(tmp_path / "late", "train")["loss"] == [1.0]  # What was trained stays.
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="refused"):
         mine.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
