@@ -1,7 +1,8 @@
 """Runs the tests on mutants: `make mutants`, or `python -m tests.mutants.run --help`.
 
 TensorFlow is imported once, and every mutant runs in a fork of that process. The process itself
-never runs a TensorFlow operation: that would start threads, which do not survive a fork.
+never runs a TensorFlow operation: that would start threads, which do not survive a fork. For the
+same reason the workers of `--jobs` are processes, forked before the pool starts its threads.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import contextlib
 import fnmatch
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import random
 import re
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +46,15 @@ class Verdict(NamedTuple):
 
     killer: str | None
     seconds: float
+
+
+class Attempt(NamedTuple):
+    """The arguments of `attempt`."""
+
+    module: str
+    source: str
+    tests: list[str]
+    timeout: float
 
 
 class Counts(NamedTuple):
@@ -79,6 +91,9 @@ def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdi
 
     Returns:
       The verdict.
+
+    Raises:
+      RuntimeError: if pytest could not run the tests.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +119,7 @@ def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdi
     if status == 0:
         return Verdict(None, seconds)
     if status in (4, 5):
-        sys.exit(f"pytest could not run {' '.join(tests)}:\n{text}")
+        raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{text}")
     found = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\w+\.py(?:::\w+)?)", text, re.M)
     return Verdict(found.group(1) if found else f"exit status {status}", seconds)
 
@@ -156,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="mutants whose name contains this")
     parser.add_argument("--sample", type=int, help="at most so many per module, drawn at random")
     parser.add_argument("--chosen", action="store_true", help="those of chosen.toml alone")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that run at a time")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     return parser.parse_args()
 
@@ -175,15 +191,53 @@ def _preload() -> None:
         sys.exit("expected one thread before the forks; set OPENBLAS_NUM_THREADS=1")
 
 
-def _try_all(module: str, found: list[Mutant], tests: list[str], excused: set[str]) -> Counts:
-    baseline = attempt(module, _file_of(module).read_text(), tests, timeout=1800)
-    if baseline.killer:
-        sys.exit(f"{module}: its tests fail without any fault: {baseline.killer}")
-    limit = max(_MIN_SECONDS, 5 * baseline.seconds)
+def _attempt(arguments: Attempt) -> Verdict:
+    return attempt(*arguments)
+
+
+def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], jobs: int) -> None:
+    """Runs mutants, and prints their table and a summary.
+
+    Args:
+      selected: mutants by module.
+      tests: files of tests by module.
+      jobs: mutants that run at a time.
+
+    Raises:
+      SystemExit: if the tests of a module fail without any fault, or a mutant survives that
+        `survivors.toml` does not list.
+    """
+    known = tomllib.loads((HERE / "survivors.toml").read_text())
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        unchanged = [Attempt(m, _file_of(m).read_text(), tests[m], 1800) for m in selected]
+        limits = {}
+        for module, verdict in zip(selected, pool.imap(_attempt, unchanged), strict=True):
+            if verdict.killer:
+                sys.exit(f"{module}: its tests fail without any fault: {verdict.killer}")
+            limits[module] = max(_MIN_SECONDS, 5 * verdict.seconds)
+        verdicts = pool.imap(
+            _attempt,
+            [Attempt(m, x.source, tests[m], limits[m]) for m in selected for x in selected[m]],
+        )
+        counts = {
+            module: _print_verdicts(
+                module, found, verdicts, {entry["name"] for entry in known.get(module, [])}
+            )
+            for module, found in selected.items()
+        }
+    print("\n| Module | Killed | Survived |\n| --- | --- | --- |")
+    for module, its in counts.items():
+        print(f"| `{module}` | {its.killed} of {its.killed + its.survived} | {its.survived} |")
+    sys.exit(any(its.unexpected for its in counts.values()))
+
+
+def _print_verdicts(
+    module: str, found: list[Mutant], verdicts: Iterator[Verdict], excused: set[str]
+) -> Counts:
     print("\n| Module | Fault | Killed by |\n| --- | --- | --- |")
     killed = survived = unexpected = 0
     for mutant in found:
-        killer = attempt(module, mutant.source, tests, limit).killer
+        killer = next(verdicts).killer
         killed += killer is not None
         survived += killer is None
         unexpected += killer is None and mutant.name not in excused
@@ -197,24 +251,16 @@ def main() -> None:
     """Prints a table; exits with 1 if a mutant survives that `survivors.toml` does not list."""
     options = _options()
     targets = tomllib.loads((HERE / "targets.toml").read_text())
-    known = tomllib.loads((HERE / "survivors.toml").read_text())
-    if not options.list:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        _preload()
-    unexpected, summary = 0, []
-    for module in fnmatch.filter(targets, options.modules):
-        found = _selected(module, options)
-        if options.list:
+    selected = {m: _selected(m, options) for m in fnmatch.filter(targets, options.modules)}
+    selected = {module: found for module, found in selected.items() if found}
+    if options.list:
+        for module, found in selected.items():
             for mutant in found:
                 print(f"{module}:{mutant.line} {mutant.name}")
-        elif found:
-            excused = {entry["name"] for entry in known.get(module, [])}
-            counts = _try_all(module, found, targets[module], excused)
-            unexpected += counts.unexpected
-            summary.append(f"| `{module}` | {counts.killed} of {len(found)} | {counts.survived} |")
-    if summary:
-        print("\n".join(["", "| Module | Killed | Survived |", "| --- | --- | --- |", *summary]))
-    sys.exit(unexpected > 0)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    _preload()
+    _try_all(selected, targets, options.jobs)
 
 
 if __name__ == "__main__":
