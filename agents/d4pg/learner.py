@@ -113,8 +113,8 @@ class D4PGLearner(tf.Module):
             )  # [B]
             critic_loss = tf.reduce_mean(weights * td_losses)
 
-        # The policy follows dQ/da; its loss trains neither the critic nor the encoder.
-        s_tm1 = tf.stop_gradient(s_tm1)
+        # The policy follows dQ/da. Its gradients are those of its own variables alone, so its loss
+        # trains neither the critic nor the encoder.
         with tf.GradientTape() as policy_tape:
             preactivations = online.policy.preactivations(s_tm1)  # [B, A]
             action = online.policy.squash(preactivations)  # [B, A]

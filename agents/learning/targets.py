@@ -35,12 +35,11 @@ def update_targets(
       is_due: bool scalar; if false, nothing changes.
     """
 
-    def update() -> tf.Tensor:
+    def update() -> None:
         for copy, source in zip(target, online, strict=True):
             copy.assign(polyak(copy, source, rate))
-        return tf.constant(True)
 
     if is_due is True:
         update()
     else:
-        tf.cond(is_due, update, lambda: tf.constant(False))
+        tf.cond(is_due, update, lambda: None)

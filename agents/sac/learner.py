@@ -128,7 +128,7 @@ class SACLearner(tf.Module):
             td_loss = tf.reduce_sum(self._td_loss(td_errors), axis=-1)  # [B]
             critic_loss = tf.reduce_mean(weights * td_loss)
 
-        s_tm1 = tf.stop_gradient(s_tm1)
+        # Its gradients are those of the policy alone, so its loss does not train the encoder.
         policy_variables = online.policy.trainable_variables
         with tf.GradientTape(watch_accessed_variables=False) as policy_tape:
             policy_tape.watch(policy_variables)

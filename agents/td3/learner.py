@@ -103,7 +103,7 @@ class TD3Learner(tf.Module):
 
         self.num_steps.assign_add(1)
         is_due = tf.equal(self.num_steps % config.policy_delay, 0)
-        policy_gradients = self._policy_gradients(tf.stop_gradient(s_tm1), is_due)
+        policy_gradients = self._policy_gradients(s_tm1, is_due)
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._update_policy(policy_gradients, is_due)
         update_targets(
@@ -161,8 +161,7 @@ class TD3Learner(tf.Module):
         return collectives.all_mean(gradients)
 
     def _update_policy(self, gradients: tuple[tf.Tensor, ...], is_due: tf.Tensor) -> None:
-        def apply() -> tf.Tensor:
+        def apply() -> None:
             self._policy_optimizer.apply(gradients, self.online.policy.trainable_variables)
-            return tf.constant(True)
 
-        tf.cond(is_due, apply, lambda: tf.constant(False))
+        tf.cond(is_due, apply, lambda: None)

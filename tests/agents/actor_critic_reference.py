@@ -10,28 +10,34 @@ import tensorflow as tf
 import rl_replicator as rr
 from tests.agents import fixed_samples
 from tests.agents.d4pg.numpy_step import Adam, gradient, mlp
+from tests.agents.learner_checks import check_metrics, check_start
 
-__all__ = ["Adam", "gradient", "importance", "mlp", "names", "twin", "update_targets"]
+__all__ = ["Adam", "gradient", "importance", "mlp", "names", "norm", "twin", "update_targets"]
 
 # Transitions of a global batch, and steps of a test.
 BATCH, STEPS = 8, 4
 
 
-def check_training(replicator_name, agent, make_reference, weights_of, is_due, rtol, atol):
+def check_training(
+    replicator_name, agent, make_reference, weights_of, is_due, local_metrics, rtol, atol
+):
     """Compares a learner with its reference after every step on the same batches.
 
     Args:
       replicator_name: such as "multi_device:2".
       agent: makes the learner's module.
-      make_reference: makes the reference from the learner's weights, `{path: array}`.
+      make_reference: makes the reference from the learner's weights, `{path: array}`; its `step`
+        returns priorities and metrics.
       weights_of: returns the weights of the learner's module.
       is_due: (path, number of the step from 0) -> whether the step trains this variable.
+      local_metrics: names of those whose mean over the replicas is not that of the global batch.
       rtol: relative tolerance of weights and priorities.
       atol: absolute tolerance.
     """
     replicator = rr.make(replicator_name)
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)
+    check_start(module)
     random = np.random.default_rng(11)
     for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
         variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
@@ -47,18 +53,30 @@ def check_training(replicator_name, agent, make_reference, weights_of, is_due, r
         outputs = replicator.local_results(step())
         rows = slice(number * BATCH, (number + 1) * BATCH)
         before = reference.weights
-        expected = reference.step(
+        expected, metrics = reference.step(
             samples.probabilities[rows],
             samples.table_size[rows],
             [x[rows] for x in samples.transition[:5]],
         )
         got = np.concatenate([np.ravel(output.priorities) for output in outputs])
         np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+        for output in outputs:
+            check_metrics(output)
+        # Adam does not depend on the scale of a gradient: losses and norms show it.
+        for name, value in metrics.items():
+            if len(outputs) == 1 or name not in local_metrics:
+                mean = np.mean([output.metrics[name] for output in outputs])
+                np.testing.assert_allclose(mean, value, rtol=1e-3, err_msg=name)
         for path, array in weights_of(module).items():
             new, message = reference.weights[path], f"{path} after step {number + 1}"
             np.testing.assert_allclose(array, new, rtol=rtol, atol=atol, err_msg=message)
             # No two figures are equal because nothing happened.
             assert (np.abs(new - before[path]).max() > 5e-4) == is_due(path, number), message
+
+
+def norm(gradients):
+    """The global norm of `{path: array}`."""
+    return np.sqrt(sum((array**2).sum() for array in gradients.values()))
 
 
 def names(weights, *networks):

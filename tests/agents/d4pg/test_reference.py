@@ -19,6 +19,7 @@ from agents.networks.policies import DeterministicPolicy
 from agents.replay.config import ReplayConfig
 from tests.agents.d4pg.numpy_step import NumpyD4PG, Settings
 from tests.agents.fixed_samples import ACTION, OBSERVATION, make_samples
+from tests.agents.learner_checks import check_augmentation, check_metrics, check_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_graphs")]
 
@@ -74,9 +75,9 @@ def make_networks(prefix, make_encoder):
 
 
 def make_module(config, replicator, make_encoder, augment=lambda observations, seed: observations):
-    """A learner whose six networks all have weights of their own, of size 0.5."""
+    """A learner as it is made."""
     with replicator.scope():
-        module = D4PGLearner(
+        return D4PGLearner(
             config,
             online=make_networks("", make_encoder),
             target=make_networks("target_", make_encoder),
@@ -85,13 +86,16 @@ def make_module(config, replicator, make_encoder, augment=lambda observations, s
             augment=augment,
             replicator=replicator,
         )
+
+
+def draw_weights(module):
+    """Gives all six networks weights of their own, of size 0.5."""
     random = np.random.default_rng(11)
     for pair in zip(
         module.online.trainable_variables, module.target.trainable_variables, strict=True
     ):
         for variable in pair:
             variable.assign(random.normal(scale=0.5, size=variable.shape).astype(np.float32))
-    return module
 
 
 def weights_of(module):
@@ -131,6 +135,8 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
     config = dataclasses.replace(CONFIG, **changes)
     replicator = rr.make(replicator_name)
     module = make_module(config, replicator, make_encoder)
+    check_start(module)
+    draw_weights(module)
     reference = NumpyD4PG(settings_of(config), weights_of(module))
     samples = make_samples(STEPS * BATCH, min_reward=-3.0)
 
@@ -156,6 +162,8 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
             # All of them are trained: none of the figures is equal because nothing happened.
             if not path.startswith("target_"):
                 assert np.abs(expected - before[path]).max() > 5e-4, message
+        for output in outputs:
+            check_metrics(output)
         keys = np.concatenate([np.ravel(output.keys) for output in outputs])
         priorities = np.concatenate([np.ravel(output.priorities) for output in outputs])
         order = np.argsort(keys)
@@ -174,21 +182,6 @@ def test_every_variable_is_that_of_the_reference_after_every_step(case):
 
 
 def test_every_augmentation_draws_from_a_seed_of_its_own():
-    """Neither two steps nor the two observations of a step share one; all replicas of a step do."""
-    seeds = []
-
-    def augment(observations, seed):
-        tf.numpy_function(lambda seed: seeds.append(tuple(seed)), [seed], [])
-        return observations
-
-    replicator = rr.make("multi_device:2")
-    module = make_module(CONFIG, replicator, IdentityEncoder, augment)
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices(
-            make_samples(STEPS * BATCH, min_reward=-3.0)
-        ).batch(size, drop_remainder=True)
-
-    replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), STEPS)()
-    assert len(seeds) == 2 * STEPS * 2 and len(set(seeds)) == 2 * STEPS
+    check_augmentation(
+        lambda replicator, augment: make_module(CONFIG, replicator, IdentityEncoder, augment)
+    )

@@ -32,6 +32,29 @@ def test_units_without_gradient_are_dormant():
     assert none.numpy() == 0.0
 
 
+def layer_gradient(*norms):
+    """The gradient of a layer with two inputs, [2, units], with these norms."""
+    return tf.constant([[0.6 * norm for norm in norms], [0.8 * norm for norm in norms]])
+
+
+def test_the_share_is_a_mean_over_layers():
+    first, second, biases = (
+        tf.Variable(tf.ones(shape), name="mlp/w") for shape in ([2, 4], [2, 3], [4])
+    )
+    # The limits are 2.5 % of (3 + x) / 4: 0.01886.
+    active, dormant = layer_gradient(1.0, 1.0, 1.0, 0.019), layer_gradient(1.0, 1.0, 1.0, 0.018)
+    unused = layer_gradient(0.0, 0.0, 0.0)
+    for gradients, expected in ([active, unused], 0.5), ([dormant, unused], (0.25 + 1.0) / 2):
+        share = diagnostics.dormant_share([*gradients, tf.zeros([4])], [first, second, biases])
+        assert share.numpy() == pytest.approx(expected)
+    metrics = diagnostics.step_metrics(
+        [3.0 * dormant], [first], [tf.constant([3.0, 4.0])], tf.ones([1, 1]), *2 * [tf.ones([2])]
+    )
+    assert metrics["dormant_share"].numpy() == 0.25
+    assert metrics["critic_gradient_norm"].numpy() == pytest.approx(3.0 * 3.000324**0.5)
+    assert metrics["policy_gradient_norm"].numpy() == pytest.approx(5.0)
+
+
 def test_saturation_counts_dimensions():
     action = tf.constant([[1.0, -0.995], [0.5, -1.0]])
     assert diagnostics.action_saturation(action).numpy() == 0.75

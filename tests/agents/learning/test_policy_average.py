@@ -75,6 +75,9 @@ def make_learner(replicator_name):
 def test_evaluators_get_the_average_and_actors_the_newest(replicator_name):
     learner, module = make_learner(replicator_name)
     newest = named_variables("policy", module.acting_networks["policy"])
+    start = learner.get_variables(["average_policy"])
+    for path, variable in newest.items():
+        np.testing.assert_array_equal(start[f"average_{path}"], variable.numpy())
     expected = {path: v.numpy().astype(np.float64) for path, v in newest.items()}
     assert len(expected) == 2
     behind = []

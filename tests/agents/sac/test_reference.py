@@ -12,6 +12,7 @@ from agents.sac.agent import SAC
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.fixed_samples import ACTION
+from tests.agents.learner_checks import check_augmentation
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = SACConfig(
@@ -20,6 +21,7 @@ CONFIG = SACConfig(
     policy_learning_rate=3e-3,
     critic_learning_rate=1e-2,
     temperature_learning_rate=2e-2,
+    initial_temperature=0.3,
     target_update_rate=0.3,
     global_batch_size=reference.BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
@@ -49,6 +51,7 @@ class NumpySAC:
             "temperature": reference.Adam(CONFIG.temperature_learning_rate),
         }
         self._steps = 0
+        np.testing.assert_allclose(np.exp(self.weights["temperature/log"]), 0.3, rtol=1e-6)
 
     def _act(self, weights, observation, stream):
         """An action of the policy and its log-probability, with the learner's own noise."""
@@ -67,7 +70,7 @@ class NumpySAC:
         return np.tanh(u), (log_prob - np.log(1 - np.tanh(u) ** 2)).sum(-1)
 
     def step(self, probabilities, table_size, transition):
-        """Trains on a global batch; returns the new priorities."""
+        """Trains on a global batch; returns the new priorities and the metrics."""
         o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
         start = self.weights
         alpha = np.exp(start["temperature/log"])
@@ -95,11 +98,19 @@ class NumpySAC:
             name: reference.gradient(loss, start, reference.names(start, name))
             for name, loss in losses.items()
         }
+        metrics = {
+            "critic_loss": critic_loss(start),
+            "q_mean": reference.twin(start, "", o, a).mean(),
+            "entropy": -self._act(start, o, stream=3)[1].mean(),
+            "temperature": alpha[0],
+            "critic_gradient_norm": reference.norm(gradients["critic"]),
+            "policy_gradient_norm": reference.norm(gradients["policy"]),
+        }
         for name, adam in self._adams.items():
             self.weights = adam.apply(self.weights, gradients[name])
         self._steps += 1
         self.weights = reference.update_targets(self.weights, CONFIG.target_update_rate)
-        return priorities
+        return priorities, metrics
 
 
 @pytest.mark.timeout(300)
@@ -112,6 +123,18 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
         NumpySAC,
         weights_of,
         lambda path, number: True,
+        local_metrics=["critic_gradient_norm", "policy_gradient_norm"],
         rtol=5e-4,
         atol=1e-4,
     )
+
+
+def test_every_augmentation_draws_from_a_seed_of_its_own(monkeypatch):
+    agent = SAC(CONFIG, SPEC)
+
+    def make_module(replicator, augment):
+        monkeypatch.setattr(agent.observations, "augment", augment)
+        with replicator.scope():
+            return agent.make_module(replicator, total_steps=reference.STEPS)
+
+    check_augmentation(make_module)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from acme import specs
 
 from agents.learning.variables import copy_variables
@@ -10,6 +11,7 @@ from agents.td3 import TD3Config
 from agents.td3.agent import TD3
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
+from tests.agents.learner_checks import check_augmentation
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = TD3Config(
@@ -20,7 +22,8 @@ CONFIG = TD3Config(
     critic_learning_rate=1e-2,
     target_update_rate=0.3,
     policy_delay=2,
-    target_noise_sigma=0.0,
+    target_noise_sigma=0.4,
+    target_noise_clip=0.3,
     global_batch_size=reference.BATCH,
     replay=ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.3),
 )
@@ -38,7 +41,7 @@ def weights_of(module):
 
 
 class NumpyTD3:
-    """Fujimoto et al. 2018 (arXiv:1802.09477), Algorithm 1, without target noise."""
+    """Fujimoto et al. 2018 (arXiv:1802.09477), Algorithm 1."""
 
     def __init__(self, weights):
         self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
@@ -47,10 +50,15 @@ class NumpyTD3:
         self._steps = 0
 
     def step(self, probabilities, table_size, transition):
-        """Trains on a global batch; returns the new priorities."""
+        """Trains on a global batch; returns the new priorities and the metrics."""
         o, a, r, d, o_next = (np.asarray(x, np.float64) for x in transition)
         start = self.weights
         a_next = np.tanh(reference.mlp(start, "target_policy", o_next))
+        # The learner's own noise, on both sides of its limit.
+        drawn = tf.random.stateless_normal(a_next.shape, [self._steps, 2]).numpy()
+        noise = np.clip(CONFIG.target_noise_sigma * drawn.astype(np.float64), -0.3, 0.3)
+        assert {True, False} == set((np.abs(noise) < 0.3).ravel())
+        a_next = np.clip(a_next + noise, -1.0, 1.0)
         target = r + d * reference.twin(start, "target_", o_next, a_next).min(-1)
         beta = 0.3 + 0.7 * min(1.0, self._steps / reference.STEPS)
         importance = reference.importance(probabilities, table_size, beta)
@@ -66,13 +74,20 @@ class NumpyTD3:
 
         priorities = np.abs(target[:, None] - reference.twin(start, "", o, a)).max(-1)
         critic = reference.gradient(critic_loss, start, reference.names(start, "critic"))
+        metrics = {
+            "critic_loss": critic_loss(start),
+            "q_mean": reference.twin(start, "", o, a).mean(),
+            "critic_gradient_norm": reference.norm(critic),
+            "policy_gradient_norm": 0.0,
+        }
         self._steps += 1
         self.weights = self._critic_adam.apply(start, critic)
         if self._steps % CONFIG.policy_delay == 0:
             policy = reference.gradient(policy_loss, start, reference.names(start, "policy"))
+            metrics["policy_gradient_norm"] = reference.norm(policy)
             self.weights = self._policy_adam.apply(self.weights, policy)
             self.weights = reference.update_targets(self.weights, CONFIG.target_update_rate)
-        return priorities
+        return priorities, metrics
 
 
 @pytest.mark.timeout(300)
@@ -83,5 +98,23 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
 
     agent = TD3(CONFIG, SPEC)
     reference.check_training(
-        replicator_name, agent, NumpyTD3, weights_of, is_due, rtol=2e-4, atol=3e-5
+        replicator_name,
+        agent,
+        NumpyTD3,
+        weights_of,
+        is_due,
+        local_metrics=["critic_gradient_norm"],
+        rtol=2e-4,
+        atol=3e-5,
     )
+
+
+def test_every_augmentation_draws_from_a_seed_of_its_own(monkeypatch):
+    agent = TD3(CONFIG, SPEC)
+
+    def make_module(replicator, augment):
+        monkeypatch.setattr(agent.observations, "augment", augment)
+        with replicator.scope():
+            return agent.make_module(replicator, total_steps=reference.STEPS)
+
+    check_augmentation(make_module)
