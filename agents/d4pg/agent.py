@@ -55,9 +55,9 @@ class D4PG(OffPolicyAgent):
         horizon = 1.0 / (1.0 - config.discount)
         low, high = config.value_min, config.value_max
         if low is None:
-            low = float(np.min(getattr(reward, "minimum", -np.inf))) * horizon
+            low = float(getattr(reward, "minimum", -np.inf)) * horizon
         if high is None:
-            high = float(np.max(getattr(reward, "maximum", np.inf))) * horizon
+            high = float(getattr(reward, "maximum", np.inf)) * horizon
         if math.isfinite(low) and math.isfinite(high) and low >= high:
             raise ConfigError(
                 f"--agent.value-min: expected less than the highest return ({high:g}), got "

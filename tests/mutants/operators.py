@@ -95,6 +95,13 @@ def _faults(function: str, node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     """(enclosing function, node, text in its place), of a node and all below it."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         function = node.name if function == "module" else f"{function}.{node.name}"
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return  # It matters only where another fault is.
+    if isinstance(node, ast.keyword) and node.arg == "axis":
+        # The next number may be another name for the same axis.
+        other = "1" if ast.unparse(node.value) == "0" else "0"
+        yield function, node.value, other
+        return
     if isinstance(node, ast.expr):
         yield from ((function, node, after) for after in _expressions(node))
     elif isinstance(node, ast.stmt):

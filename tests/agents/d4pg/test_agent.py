@@ -1,5 +1,6 @@
 """The agent's factories on a real table: which policy acts, how, and on what schedule."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -160,7 +161,66 @@ def test_rewards_without_bounds_ask_for_a_value_range():
     spec = make_spec(rewards=specs.Array((), np.float32))
     with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
         D4PG(D4PGConfig(), spec)
+    for half in ({"value_min": 0.0}, {"value_max": 3.0}):
+        with pytest.raises(ConfigError, match="does not bound its rewards"):
+            D4PG(D4PGConfig(**half), spec)
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
+
+
+def test_a_range_without_returns_is_refused():
+    with pytest.raises(ConfigError, match="expected less than the highest return"):
+        D4PG(D4PGConfig(value_min=100.0), make_spec())  # 1 / (1 - 0.99) is the highest.
+
+
+@pytest.mark.parametrize(
+    "names", [{"torso": "nothere"}, {"exploration": "nothere"}, {"critic_loss": "nothere"}]
+)
+def test_parts_that_do_not_exist_are_refused_before_anything_starts(names):
+    with pytest.raises(ConfigError, match="nothere"):
+        D4PG(D4PGConfig(**names), make_spec())
+
+
+@pytest.mark.parametrize("make", ["make_exploring_policy", "make_evaluation_policy"])
+def test_networks_are_drawn_after_those_of_the_learner(make, monkeypatch):
+    """In threads all draw from one stream of random numbers."""
+    agent, order = D4PG(CONFIG, make_spec()), []
+    make_networks = agent.make_acting_networks
+    monkeypatch.setattr(
+        agent, "make_acting_networks", lambda: order.append("drawn") or make_networks()
+    )
+
+    class Source:
+        def get_variables(self, names):
+            order.append("the learner has drawn")
+            return {}
+
+    getattr(agent, make)(Source())
+    assert order == ["the learner has drawn", "drawn"]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.6])
+@pytest.mark.parametrize("average", [1, 2])
+def test_a_uniform_table_gets_no_priorities_and_an_average_is_optional(
+    exponent, average, monkeypatch
+):
+    writers = []
+    monkeypatch.setattr("agents.off_policy_agent.PriorityWriter", writers.append)
+    config = dataclasses.replace(
+        CONFIG, policy_average=average, replay=ReplayConfig(priority_exponent=exponent)
+    )
+    agent = D4PG(config, make_spec())
+    learner = agent.make_learner(rr.make("single_device"), ["localhost:1"], 100)
+    assert writers == ([] if exponent == 0 else [["localhost:1"]])
+    assert ("average_policy" in learner.network_names) == (average > 1)
+    policy = agent.make_evaluation_policy(learner)
+    assert ("average_policy" in policy.networks) == (average > 1)
+
+
+def test_a_table_too_small_for_the_learner_is_refused_with_the_users_numbers():
+    replay = ReplayConfig(min_size=100, samples_per_insert=8.0)
+    config = dataclasses.replace(CONFIG, global_batch_size=64, steps_per_call=3, replay=replay)
+    with pytest.raises(ConfigError, match="a call of the learner takes 192 .* got 100"):
+        D4PG(config, make_spec()).make_tables(num_replicas=2, num_shards=2)
 
 
 @pytest.mark.parametrize(

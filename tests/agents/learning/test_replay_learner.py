@@ -1,4 +1,7 @@
-"""The replicated learner keeps the statistics of the observations, for every agent."""
+"""The replicated learner: what a call writes and reports, and the statistics of observations."""
+
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from acme import specs, types
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.replay_learner import ReplayLearner
+from agents.learning.replay_learner import LEARNER_STEPS, ReplayLearner, StepOutput
 from agents.replay.transitions import Sample
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
@@ -114,3 +117,104 @@ def test_a_checkpoint_holds_the_moments_and_one_without_them_is_refused(tmp_path
     assert "\n" not in str(error.value)
     for one in (learner, other, plain):
         one.close()
+
+
+class Summing(tf.Module):
+    """Reports the rewards; the priority of a row is its reward."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.acting_networks = {}
+
+    def step_fn(self, sample):
+        self.num_steps.assign_add(1)
+        reward = sample.transition.reward
+        return StepOutput(sample.keys, reward, {"reward": tf.reduce_mean(reward), "one": 1.0})
+
+
+class Written(list):
+    """Priorities that were written."""
+
+    num_dropped_batches = 3
+    is_closed = False
+    write = list.extend
+
+    def close(self):
+        self.is_closed = True
+
+
+def make_summing_learner(make_rewards):
+    """A learner of 2 replicas and 2 steps a call, and what it has written."""
+    replicator = rr.make("multi_device:2")
+
+    def input_fn(context):
+        assert (context.num_input_pipelines, context.per_replica_batch_size(4)) == (2, 2)
+
+        def as_sample(reward):
+            key = tf.cast(reward, tf.uint64)
+            return Sample(key, reward, reward, types.Transition((), (), reward, (), ()))
+
+        rewards = tf.data.Dataset.from_generator(
+            lambda: make_rewards(), output_signature=tf.TensorSpec([], tf.float32)
+        ).map(as_sample)
+        return rewards.shard(2, context.input_pipeline_id).batch(2, drop_remainder=True)
+
+    with replicator.scope():
+        module = Summing()
+    written = Written()
+    return ReplayLearner(module, replicator, input_fn, written, steps_per_call=2), written
+
+
+def test_a_call_writes_priorities_and_reports_its_means_and_its_time():
+    learner, written = make_summing_learner(lambda: map(float, range(8)))
+    assert learner.metrics() == {} and learner.num_steps == 0
+    assert learner.seconds == {"priorities": 0.0, "publish": 0.0}
+    started = time.perf_counter()
+    learner.step()
+    elapsed = time.perf_counter() - started
+    assert learner.metrics() == {"reward": 3.5, "one": 1.0, "dropped_priority_batches": 3.0}
+    assert learner.num_steps == 2
+    assert learner.get_variables([LEARNER_STEPS]) == {f"{LEARNER_STEPS}/count": 2}
+    assert [keys.shape for keys, _ in written] == [(2, 2)] * 2
+    for keys, priorities in written:
+        np.testing.assert_array_equal(keys, priorities)
+    assert sorted(np.concatenate([np.ravel(keys) for keys, _ in written])) == list(range(8))
+    assert min(learner.seconds.values()) > 0 and sum(learner.seconds.values()) < elapsed
+    learner.close()
+    assert written.is_closed
+
+
+def test_a_learner_that_waits_is_starved_and_can_be_cancelled():
+    may_go_on = threading.Event()
+
+    def make_rewards():
+        yield from map(float, range(16))
+        may_go_on.wait(60)
+        yield from map(float, range(16, 24))
+
+    learner, _ = make_summing_learner(make_rewards)
+    learner.step()
+    deadline = time.monotonic() + 60
+    while learner.starved():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    learner.step()
+    assert learner.starved()
+    errors = []
+
+    def wait():
+        try:
+            learner.step()
+        except rr.StepCancelled as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    learner.cancel()
+    waiting.join(30)
+    may_go_on.set()
+    assert len(errors) == 1 and learner.num_steps == 4
+    learner.close()
