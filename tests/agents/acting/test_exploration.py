@@ -37,6 +37,7 @@ def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
     np.testing.assert_allclose(explore(action), [-0.25, 0.75])
     steps = 10
     np.testing.assert_allclose(explore(action), [1.0, 1.0])
+    np.testing.assert_allclose(explore(action - np.float32(9.0)), [-1.0, -1.0])
     assert explore(action).dtype == np.float32
 
 

@@ -119,6 +119,23 @@ def test_an_episode_cut_off_leaves_no_partial_window(server, layout):
     assert server.localhost_client().server_info()[TABLE].current_size == 0  # That was all.
 
 
+def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_old(server, layout):
+    adder = make_adder(server, layout)
+    action, step = np.zeros(1, np.float32), dm_env.transition(1.0, observation(1))
+    with pytest.raises(ValueError, match="expected add_first before add"):
+        adder.add(action, step)
+    with pytest.raises(ValueError, match="expected the first step of an episode"):
+        adder.add_first(step)
+    adder.add_first(dm_env.restart(observation(0)))
+    adder.add(action, step)
+    play(adder, rewards=[5.0], last_discount=0.0)  # No reset in between.
+    adder.flush()
+    assert rows(server, layout, 1)[1].reward.tolist() == [5.0]
+    assert server.localhost_client().server_info()[TABLE].current_size == 0
+    with pytest.raises(ValueError, match="expected add_first before add"):
+        adder.add(action, step)  # The episode has ended.
+
+
 def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     """Chunks of 8: a message to the server costs several times what its row does."""
     adder = make_adder(server, layout, max_in_flight_items=32)
@@ -163,6 +180,8 @@ def test_a_step_of_another_shape_is_named(server, layout):
     adder.add_first(dm_env.restart(observation(0)))
     with pytest.raises(ValueError, match=r"action of shape \(1,\)"):
         adder.add(np.zeros(2, np.float32), dm_env.transition(1.0, observation(1)))
+    with pytest.raises(ValueError, match=r"observation of shape \(2,\)"):
+        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, np.zeros(3, np.float32)))
 
 
 @pytest.fixture
@@ -208,6 +227,24 @@ def test_a_full_limiter_is_waited_for_aloud(full, layout):
             play(adder, rewards=[1.0] * 8, last_discount=0.0)
     assert waits[0] >= 0.4 and waits[1] > waits[0]
     assert not adder.finish(0.1)
+
+
+def test_a_long_episode_is_held_back_before_its_end(full, layout):
+    """Every 16 rows, or the rows of an actor that is held back would fill the memory."""
+    client, held_back = full.localhost_client(), []
+
+    def on_wait(seconds):
+        held_back.append(step)
+        list(client.sample(TABLE, num_samples=8, emit_timesteps=False))
+
+    adder = make_adder(full, layout, max_in_flight_items=2, on_wait=on_wait)
+    assert adder.seconds_waited == 0.0
+    adder.add_first(dm_env.restart(observation(0)))
+    for step in range(1, 40):
+        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, observation(step)))
+    assert set(held_back) == {18, 34}  # Step t completes row t - 2.
+    assert 0.4 * len(held_back) < adder.seconds_waited < 10
+    adder.close()
 
 
 def test_the_reading_end_gives_what_the_writing_end_wrote(server, layout):
