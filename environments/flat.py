@@ -11,7 +11,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import randomness, timesteps
-from environments.errors import EnvironmentSpecError
+from environments.errors import EnvironmentSpecError, of_user_code
 
 # MuJoCo's largest number, dm_control's bound of actuators without limits.
 NO_LIMIT = 1e10
@@ -83,6 +83,7 @@ class Environment(dm_env.Environment):
           name: name of the environment, for error messages. Default: the name of its class.
 
         Raises:
+          EnvironmentConstructionError: if the environment raises instead of returning a spec.
           EnvironmentSpecError: if actions, observations or rewards do not fit.
         """
         self._environment = environment
@@ -91,13 +92,16 @@ class Environment(dm_env.Environment):
             "cannot; give it a method render(height, width, camera_id)"
         )
         self._random = random or _find_randomness(environment)
-        self._timesteps = timesteps.TimeStepConverter(
-            name or type(environment).__qualname__,
-            environment.observation_spec(),
-            reward_spec or environment.reward_spec(),
-        )
+        name = name or type(environment).__qualname__
+        with of_user_code(f"the specs of {name}", "be returned"):
+            own_specs = (
+                environment.observation_spec(),
+                reward_spec or environment.reward_spec(),
+                action_spec or environment.action_spec(),
+            )
+        self._timesteps = timesteps.TimeStepConverter(name, *own_specs[:2])
         self._convert = self._timesteps.convert
-        self._set_action_range(action_spec or environment.action_spec())
+        self._set_action_range(own_specs[2])
 
     def _set_action_range(self, real: Any) -> None:
         _check_action_spec(real)

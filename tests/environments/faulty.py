@@ -35,6 +35,12 @@ def unbounded(seed):
     return _Changed(seed, action_spec=specs.Array((1,), np.float32))
 
 
+def no_specs(seed):
+    environment = good(seed)
+    environment.observation_spec = lambda: environment.no_such_attribute
+    return environment
+
+
 def nan(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * np.nan))
 

@@ -62,8 +62,10 @@ def make_policy(act=lambda outputs: outputs):
     return ActingPolicy({"policy": scale}, lambda o: act(scale(o)), SPEC, SumOfEpisode)
 
 
-def test_an_evaluator_acts_on_its_episode_with_the_weights_of_its_last_update():
-    actor, row = PolicyActor(make_policy(), source := Source()), np.array([1.0, -2.0], np.float32)
+# NumPy has no tf.sort, so TensorFlow computes that policy.
+@pytest.mark.parametrize("act", [tf.identity, lambda outputs: -tf.sort(-outputs)])
+def test_an_evaluator_acts_on_its_episode_with_the_weights_of_its_last_update(act):
+    actor, row = PolicyActor(make_policy(act), source := Source()), np.array([1.0, -2.0], "f")
     np.testing.assert_array_equal(actor.last_observation, [0.0, 0.0])
     for weight in (1.0, 2.0):
         actor.observe_first(None)

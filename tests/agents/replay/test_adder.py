@@ -195,7 +195,8 @@ def full(layout):
 
 def test_the_last_rows_are_confirmed_however_late(full, layout):
     """The learner samples in the second after the last step, not within half a second."""
-    adder = make_adder(full, layout, max_in_flight_items=32)
+    waits = []
+    adder = make_adder(full, layout, max_in_flight_items=32, on_wait=waits.append)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     assert not adder.finish(0.1)
     client = full.localhost_client()
@@ -205,9 +206,16 @@ def test_the_last_rows_are_confirmed_however_late(full, layout):
     )
     learner.start()
     assert adder.finish(60.0)
+    assert waits
     learner.join()
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
     adder.close()
+
+
+def test_one_row_that_the_table_does_not_hold_is_not_finished(full, layout):
+    adder = make_adder(full, layout, max_in_flight_items=32)
+    play(adder, rewards=[1.0] * 9, last_discount=0.0)
+    assert not adder.finish(0.1)
 
 
 def test_a_full_limiter_is_waited_for_aloud(full, layout):
@@ -234,6 +242,7 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
     client, held_back = full.localhost_client(), []
 
     def on_wait(seconds):
+        assert 0.4 < seconds < 10
         held_back.append(step)
         list(client.sample(TABLE, num_samples=8, emit_timesteps=False))
 

@@ -46,6 +46,6 @@ def test_the_policy_ascends_the_first_critic_alone():
 
 
 def test_losses_of_a_td_error_by_hand():
-    errors = tf.constant([-3.0, 0.5, 1.0])
-    np.testing.assert_allclose(squared(errors), [4.5, 0.125, 0.5])
-    np.testing.assert_allclose(huber(errors), [2.5, 0.125, 0.5])
+    errors = tf.constant([-3.0, 0.5, 1.0, 1.5])
+    np.testing.assert_allclose(squared(errors), [4.5, 0.125, 0.5, 1.125])
+    np.testing.assert_allclose(huber(errors), [2.5, 0.125, 0.5, 1.0])
