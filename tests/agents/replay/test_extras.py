@@ -64,8 +64,9 @@ def test_a_transition_has_the_extras_of_its_first_action(observations):
     server.stop()
 
 
-def test_extras_of_another_kind_are_named():
-    layout = make_layout(STATE)
+@pytest.mark.parametrize("observations", [STATE, FRAME], ids=["state", "frames"])
+def test_extras_of_another_kind_are_named(observations):
+    layout = make_layout(observations)
     action = np.zeros(1, np.float32)
     layout.check_action(action, extras_of(1))
     with pytest.raises(ValueError, match=r"replay expects extras like .* the agent gave \(\)"):
@@ -76,3 +77,24 @@ def test_extras_of_another_kind_are_named():
         TransitionLayout(
             specs.EnvironmentSpec(STATE, STATE, STATE, STATE), specs.Array((), np.int64, "step")
         )
+
+
+def test_an_agent_without_extras_gives_none():
+    layout = TransitionLayout(specs.EnvironmentSpec(STATE, STATE, STATE, STATE))
+    layout.check_action(np.zeros(2, np.float32), ())
+    with pytest.raises(ValueError, match=r"replay expects extras like \(\)"):
+        layout.check_action(np.zeros(2, np.float32), {"log_prob": np.zeros(1, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observations": specs.Array((2, 1), np.float32)},
+        {"observations": specs.Array((2,), np.float64)},
+        {"actions": FRAME},
+    ],
+)
+def test_observations_and_actions_are_flat_float32(changes):
+    flat = specs.EnvironmentSpec(STATE, STATE, STATE, STATE)
+    with pytest.raises(ValueError, match="expected a float32 vector as .*wrap the environment"):
+        TransitionLayout(flat._replace(**changes))

@@ -138,6 +138,21 @@ def test_frames_of_another_kind_are_named(server_of):
     _, _, adder = server_of
     with pytest.raises(ValueError, match=r"observation of shape \(6, 5, 3\) and dtype uint8"):
         adder.add_first(dm_env.restart(np.zeros(SHAPE, np.float32)))
-    flat = SPEC._replace(observations=specs.Array((4,), np.float32))
-    with pytest.raises(ValueError, match="make the environment with `pixels=`"):
-        FrameLayout(flat, 3, 3, 4)
+    with pytest.raises(ValueError, match=r"action of shape \(2,\)"):
+        adder.add_first(dm_env.restart(np.zeros(SHAPE, np.uint8)))
+        adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, np.zeros(SHAPE, np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observations": specs.Array((4,), np.uint8)}, "make the environment with `pixels=`"),
+        ({"observations": specs.Array(SHAPE, np.float32)}, "make the environment with `pixels=`"),
+        ({"actions": specs.Array((2, 1), np.float32)}, "wrap the environment"),
+        ({"actions": specs.Array((2,), np.float64)}, "wrap the environment"),
+    ],
+)
+def test_environments_without_frames_or_flat_actions_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        FrameLayout(SPEC._replace(**changes), 3, 3, 4)
+    assert FrameLayout(SPEC, 3, 3, 4).observation_shape == (6, 5, 9)

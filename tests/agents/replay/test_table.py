@@ -1,5 +1,6 @@
 """The limiter's tolerance, prioritized sampling, and priorities on their way back."""
 
+import threading
 import time
 
 import numpy as np
@@ -118,3 +119,40 @@ def test_priorities_never_wait_for_the_table(server):
         assert time.monotonic() < deadline
         writer.write([(np.zeros(256, np.uint64), np.ones(256, np.float32))])
     writer.close()
+
+
+def test_a_full_queue_drops_its_oldest_batch(monkeypatch):
+    """The newest priorities are the truest: the learner has made them with its newest weights."""
+    is_busy, may_go_on, written = threading.Event(), threading.Event(), []
+
+    class SlowTable:
+        def __init__(self, address, name):
+            pass
+
+        def update_priorities(self, table, keys, priorities):
+            is_busy.set()
+            may_go_on.wait(60)
+            written.extend(keys.numpy())
+
+    monkeypatch.setattr(reverb, "TFClient", SlowTable)
+    writer = PriorityWriter(["localhost:1"])
+    for key in range(12):
+        writer.write([(np.array([key], np.uint64), np.ones(1, np.float32))])
+        assert is_busy.wait(60)  # With the first batch; eight more fit into the queue.
+    may_go_on.set()
+    writer.close()
+    assert written == [0, 4, 5, 6, 7, 8, 9, 10, 11] and writer.num_dropped_batches == 3
+
+
+def test_an_error_of_the_table_reaches_the_learner():
+    other = reverb.Table.queue("other", max_size=1)
+    server = reverb.Server([other])
+    writer = PriorityWriter([f"localhost:{server.port}"])
+    deadline = time.monotonic() + 60
+    with pytest.raises(RuntimeError, match="could not be written") as error:
+        while time.monotonic() < deadline:
+            writer.write([(np.zeros(1, np.uint64), np.ones(1, np.float32))])
+            time.sleep(0.01)
+    assert TABLE in str(error.value.__cause__)
+    writer.close()
+    server.stop()
