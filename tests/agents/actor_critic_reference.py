@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from tests.agents import fixed_samples
 from tests.agents.d4pg.numpy_step import Adam, gradient, mlp
-from tests.agents.learner_checks import check_metrics, check_start
+from tests.agents.learner_checks import check_augmentation, check_metrics, check_start
 
 __all__ = ["Adam", "gradient", "importance", "mlp", "names", "norm", "twin", "update_targets"]
 
@@ -72,6 +72,17 @@ def check_training(
             np.testing.assert_allclose(array, new, rtol=rtol, atol=atol, err_msg=message)
             # No two figures are equal because nothing happened.
             assert (np.abs(new - before[path]).max() > 5e-4) == is_due(path, number), message
+
+
+def check_augmentation_of(agent, monkeypatch):
+    """Checks the seeds of an agent's augmentation; see `check_augmentation`."""
+
+    def make_module(replicator, augment):
+        monkeypatch.setattr(agent.observations, "augment", augment)
+        with replicator.scope():
+            return agent.make_module(replicator, total_steps=STEPS)
+
+    check_augmentation(make_module)
 
 
 def norm(gradients):

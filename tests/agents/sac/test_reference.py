@@ -12,7 +12,6 @@ from agents.sac.agent import SAC
 from tests.agents import actor_critic_reference as reference
 from tests.agents import fixed_samples
 from tests.agents.fixed_samples import ACTION
-from tests.agents.learner_checks import check_augmentation
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 CONFIG = SACConfig(
@@ -130,11 +129,4 @@ def test_every_variable_is_that_of_the_reference_after_every_step(replicator_nam
 
 
 def test_every_augmentation_draws_from_a_seed_of_its_own(monkeypatch):
-    agent = SAC(CONFIG, SPEC)
-
-    def make_module(replicator, augment):
-        monkeypatch.setattr(agent.observations, "augment", augment)
-        with replicator.scope():
-            return agent.make_module(replicator, total_steps=reference.STEPS)
-
-    check_augmentation(make_module)
+    reference.check_augmentation_of(SAC(CONFIG, SPEC), monkeypatch)
