@@ -14,9 +14,9 @@ class PriorityTree:
         """Makes a tree of zeros.
 
         Args:
-          capacity: number of slots.
+          capacity: number of slots, at least 1.
         """
-        self._num_leaves = 1 << max(0, capacity - 1).bit_length()
+        self._num_leaves = 1 << (capacity - 1).bit_length()
         self._sums = np.zeros(2 * self._num_leaves)  # Node i has the children 2 i and 2 i + 1.
 
     @property
