@@ -1,5 +1,6 @@
 """The limiter's tolerance, prioritized sampling, and priorities on their way back."""
 
+import dataclasses
 import threading
 import time
 
@@ -28,7 +29,20 @@ def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
     assert demand.per_replica_batch_size == 128
     assert demand.transitions_per_call == 4096
     assert demand.transitions_in_flight == 8 * 256
-    assert error_buffer(ReplayConfig(min_size=1000, samples_per_insert=64.0), demand) == 12288
+    config = ReplayConfig(min_size=1000, samples_per_insert=64.0)
+    assert error_buffer(config, demand) == 2 * (4096 + 8 * 256)
+    # A tenth of the rows with which it starts, and two inserts, are the least.
+    assert error_buffer(dataclasses.replace(config, min_size=10_000), demand) == 1_000 * 64
+    small = dataclasses.replace(config, min_size=10)
+    assert error_buffer(small, LearnerDemand(1, 1, 1)) == 2 * 64
+
+
+@pytest.mark.parametrize(("exponent", "prioritized"), [(0.0, False), (0.6, True)])
+def test_a_table_without_an_exponent_samples_uniformly(layout, exponent, prioritized):
+    config = ReplayConfig(priority_exponent=exponent)
+    options = make_table(config, LearnerDemand(1, 1, 1), layout).info.sampler_options
+    assert options.HasField("prioritized") == prioritized
+    assert options.HasField("uniform") != prioritized
 
 
 def test_a_limiter_that_would_block_is_refused_with_the_number_that_would_not():
