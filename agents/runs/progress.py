@@ -48,19 +48,22 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
         parts.append(f"evaluation {progress.evaluation_return:.0f} @{progress.evaluation_step:,}")
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
-    parts.append(verdict(progress))
+    parts.append(verdict(progress, is_moving=actor_rate > 0 or learner_rate > 0))
     return progress_text(progress.environment_steps, progress.total_steps, actor_rate, parts)
 
 
-def verdict(progress: Progress) -> str:
+def verdict(progress: Progress, is_moving: bool = True) -> str:
     """Names the bottleneck: the side for which the other one waits; the replay if both wait.
 
     Args:
       progress: the newest progress.
+      is_moving: whether steps were taken in the last seconds.
     """
     if progress.steps_done:
         return "last evaluation"
-    if progress.environment_steps == 0:
+    # A continued run has steps before any of its nodes has reported a wait.
+    has_reports = progress.actor_waiting > 0 or progress.learner_waiting > 0
+    if progress.environment_steps == 0 or not (is_moving or has_reports):
         return "starting"
     if progress.learner_steps == 0:
         return "filling the replay"

@@ -68,6 +68,10 @@ def test_the_line_says_how_far_how_good_how_fast():
         "bottleneck: none, both are busy"
     )
     assert clock(3725) == "1:02:05" and clock(None) == "-"
+    # A run that goes on has steps, but none of its nodes has taken or reported anything yet.
+    assert describe(make_progress(), 0.0, 0.0).endswith("| starting")
+    stalled = make_progress(learner_waiting=1.0)
+    assert describe(stalled, 0.0, 0.0).endswith("actors (the learner waits 100% of the time)")
 
 
 @pytest.mark.parametrize(
