@@ -215,6 +215,8 @@ class SweepRunner:
         self._free.append(one.slot)
         if one.verdict is TrialState.PAUSED:
             one.verdict = self._paused(one)
+        elif one.verdict is TrialState.STOPPED and not any(p.poll() for p in one.processes):
+            one.verdict = TrialState.DONE  # It was judged by its last evaluation.
         one.trial.state = one.verdict
         if one.verdict is TrialState.RUNNING:  # The sweep stops; the trial will be continued.
             return

@@ -80,7 +80,7 @@ class Hill:
                 while index == options.wait_at and not there and not ended:
                     time.sleep(0.05)
                 time.sleep(0.3)  # Longer than the sweep takes to look.
-                if ended:
+                if ended and index < options.evaluations:
                     return 130
             writer.close()
         return 0

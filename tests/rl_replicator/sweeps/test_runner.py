@@ -1,0 +1,46 @@
+"""What becomes of a trial that is to end and has taken all of its steps before it hears of it."""
+
+import sys
+
+from rl_replicator.sweeps.runner import SweepRunner
+from rl_replicator.sweeps.trial import SweepTrial, TrialState
+from tests.rl_replicator.sweeps.hill import NAME
+
+
+class CutsAfterTheFirstEvaluation:
+    """A `TrialScheduler` with one trial."""
+
+    when_cut = TrialState.STOPPED
+
+    def __init__(self, trial):
+        self.trial = trial
+        self.scores = []
+
+    def ask(self):
+        return self.trial
+
+    def begin(self, trial):
+        pass
+
+    def report(self, trial, values):
+        return len(values) > 0
+
+    def finish(self, trial, value):
+        self.scores.append(value)
+
+    def advance(self, trials):
+        return ()
+
+
+def test_a_trial_that_ends_regularly_is_done(tmp_path):
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+
+    def command(trial, seed):
+        words = [sys.executable, "-m", "rl_replicator.cli.main", "train", NAME]
+        return [*words, "--evaluations", "1", "--run-dir", str(trial.run_dir(seed))]
+
+    runner = SweepRunner(scheduler, command, tmp_path, 1, lambda trial: None, lambda: None)
+    assert runner.run([], count=1) is None
+    assert trial.state is TrialState.DONE
+    assert scheduler.scores == [3 + 1 - 0.25]
