@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -42,10 +43,14 @@ def film_at_the_end(
         list(command(run.path)), stderr=subprocess.PIPE, text=True, errors="replace"
     )
     if done.returncode == BAD_INPUT:
-        *_, reason = done.stderr.strip().splitlines() or ["it gave no reason"]
-        _LOG.warning("no video was made: %s", reason.removeprefix(ERROR_PREFIX))
+        _LOG.warning("no video was made: %s", _reason(done.stderr))
     else:
         sys.stderr.write(done.stderr)
+
+
+def _reason(errors: str) -> str:
+    *_, reason = errors.strip().splitlines() or ["it gave no reason"]
+    return reason.removeprefix(ERROR_PREFIX)
 
 
 class Films:
@@ -53,7 +58,8 @@ class Films:
 
     The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
     the run when the film was started. They show the policy of the newest checkpoint. A film that
-    fails is not tried again, and the run goes on.
+    fails is not tried again, and the run goes on. Where nothing can be rendered, it warns once and
+    starts no further films.
     """
 
     def __init__(
@@ -74,6 +80,8 @@ class Films:
         self._command = command
         self._due = every or 0
         self._process: subprocess.Popen | None = None
+        # A film that waits for a full pipe to be read would never end.
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
 
     def tick(self, environment_steps: int) -> None:
         """Starts the next film if it is due; called repeatedly.
@@ -81,7 +89,7 @@ class Films:
         Args:
           environment_steps: of the run.
         """
-        if self._every is None or environment_steps < self._due or self._is_filming():
+        if self._is_filming() or self._every is None or environment_steps < self._due:
             return
         if Checkpointer(self._run.checkpoints).latest() is None:
             return
@@ -92,6 +100,7 @@ class Films:
             list(self._command(self._run.path, output)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=self._errors,
             # TensorFlow would take the memory of the learner's GPUs.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             process_group=0,  # Ctrl-C ends the run, which ends the film.
@@ -100,9 +109,24 @@ class Films:
 
     def close(self) -> None:
         """Ends a film that is being made."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._is_filming():
             self._process.terminate()
             self._process.wait()
+        self._errors.close()
 
     def _is_filming(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        if self._process is None:
+            return False
+        if self._process.poll() is None:
+            return True
+        self._errors.seek(0)
+        errors = self._errors.read()
+        if self._process.returncode == BAD_INPUT:
+            _LOG.warning("no films are made: %s", _reason(errors))
+            self._every = None
+        else:
+            sys.stderr.write(errors)
+        self._errors.seek(0)
+        self._errors.truncate()
+        self._process = None
+        return False

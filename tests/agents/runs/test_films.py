@@ -88,3 +88,17 @@ def test_a_film_that_is_refused_at_the_end_is_one_warning(run, capfd, caplog):
     film_at_the_end(run, lambda _: [sys.executable, "-c", CRASH])
     out, err = capfd.readouterr()
     assert out == "made\n" and "Traceback" in err and not caplog.records
+
+
+def test_a_machine_that_cannot_render_is_told_once_and_makes_no_further_films(run, capfd, caplog):
+    for code, warnings, errors in ((REFUSE, 1, 0), (CRASH, 0, 2)):
+        one = make(run, 10, code)
+        for steps in (10, 20):
+            one.tick(steps)
+            if one._process is not None:
+                one._process.wait()
+        one.close()
+        messages = [record.getMessage() for record in caplog.records]
+        assert messages == ["no films are made: no pygame"] * warnings
+        assert capfd.readouterr().err.count("Traceback") == errors
+        caplog.clear()
