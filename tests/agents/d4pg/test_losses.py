@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from agents.d4pg import losses
+from rl_replicator.errors import ConfigError
 
 ATOMS = np.array([0.0, 1.0, 2.0, 3.0, 4.0], np.float32)
 
@@ -120,3 +121,8 @@ def test_action_gradient_is_clipped_per_example():
 def test_edge_mass_is_the_mean_of_first_and_last_atom():
     low, high = losses.edge_mass(tf.constant([[0.5, 0.4, 0.1], [0.1, 0.6, 0.3]]))
     np.testing.assert_allclose([low, high], [0.3, 0.2], rtol=1e-6)
+
+
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(ConfigError, match="--agent.critic-loss: expected .* got 'nothere'"):
+        losses.find_critic_loss("nothere")
