@@ -4,7 +4,7 @@ import dm_env
 import numpy as np
 import pytest
 import reverb
-from acme import specs
+from acme import specs, types
 
 from agents.acting.frame_stack import FrameStack
 from agents.replay.adder import NStepTransitionAdder
@@ -155,4 +155,10 @@ def test_frames_of_another_kind_are_named(server_of):
 def test_environments_without_frames_or_flat_actions_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         FrameLayout(SPEC._replace(**changes), 3, 3, 4)
-    assert FrameLayout(SPEC, 3, 3, 4).observation_shape == (6, 5, 9)
+
+
+def test_the_sizes_of_a_layout():
+    layout = FrameLayout(SPEC, 3, 3, 4)
+    assert layout.observation_shape == (6, 5, 9)
+    row = layout.pack_row(types.Transition((), np.zeros(2, np.float32), 1.0, 0.9, ()), steps=3)
+    assert row.shape == layout.signature["row"].shape == (5,)
