@@ -83,10 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             return WORKER_LOST_STATUS
         message = _usage_message(error)
         if message is None:
-            traceback.print_exc()
+            _print_failure(error)
             return _FAILURE
         print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _print_failure(error: Exception) -> None:
+    # The error of a node holds the traceback of where it was raised, perhaps in code of the user.
+    # That of this thread, which waited for the node, would only be longer.
+    if hasattr(error, "traceback_text"):
+        print(error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def _choose_allocator() -> None:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import launchpad as lp
+from launchpad.errors import ExceptionRecord
 from rl_replicator.cli import main
 
 
@@ -239,3 +241,22 @@ def test_libraries_are_configured_before_they_are_imported(monkeypatch):
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
+
+
+def test_a_failed_node_shows_the_traceback_of_the_node_alone(monkeypatch, capsys):
+    def step():
+        raise RuntimeError("the environment broke")
+
+    def wait(args):
+        try:
+            step()
+        except RuntimeError as error:
+            raise lp.NodeFailedError("actor", 0, ExceptionRecord.of(error)) from error
+
+    monkeypatch.setattr(main, "_run", wait)
+    assert main.main(["train"]) == 1
+    first, *_, last = lines = capsys.readouterr().err.splitlines()
+    assert first.startswith("Traceback") and last == (
+        "node actor/0 failed: RuntimeError: the environment broke"
+    )
+    assert sum("Traceback" in line for line in lines) == 1 and any(", in step" in x for x in lines)
