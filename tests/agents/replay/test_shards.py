@@ -86,9 +86,9 @@ def test_priorities_reach_the_shard_of_their_items(servers, addresses):
     sample = next(iter(make_input_fn(addresses, LAYOUT, DEMAND)(None)))
     writer = PriorityWriter(addresses)
     drawn = values(sample)
-    # One call of two steps on one replica: [2, B].
-    keys = tf.stack([sample.keys, sample.keys])
-    writer.write([(keys, tf.cast(tf.stack([drawn, drawn]) + 100, tf.float32))])
+    # One call of two steps on one replica, [2, B]; the second one has a single item of each shard.
+    rows = np.array([range(8), [0] * 4 + [4] * 4])
+    writer.write([(tf.gather(sample.keys, rows), tf.cast(drawn[rows] + 100, tf.float32))])
     writer.close()
     for shard, server in enumerate(servers):
         wanted = {value: value + 100 for value in drawn if value // 10 == shard}
