@@ -13,7 +13,7 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
-from agents.d4pg.config import PAPER, D4PGConfig
+from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
 from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
 from agents.replay.table import TABLE
@@ -140,6 +140,9 @@ def test_the_value_range_follows_from_rewards_and_discount():
     np.testing.assert_allclose(agent.atoms(), np.linspace(0, 10, 11), rtol=1e-6)
     agent = D4PG(D4PGConfig(discount=0.9, num_atoms=3, value_min=-2.0), make_spec())
     np.testing.assert_allclose(agent.atoms(), [-2, 4, 10], rtol=1e-6)
+    penalties = make_spec(rewards=specs.BoundedArray((), np.float32, -0.5, 1.0))
+    agent = D4PG(D4PGConfig(discount=0.9, num_atoms=4), penalties)
+    np.testing.assert_allclose(agent.atoms(), [-5, 0, 5, 10], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,9 @@ def test_rewards_without_bounds_ask_for_a_value_range():
 
 def test_a_range_without_returns_is_refused():
     with pytest.raises(ConfigError, match="expected less than the highest return"):
-        D4PG(D4PGConfig(value_min=100.0), make_spec())  # 1 / (1 - 0.99) is the highest.
+        D4PG(D4PGConfig(value_min=200.0), make_spec())  # The highest is 100.
+    with pytest.raises(ConfigError, match="expected less than the highest return"):
+        D4PG(D4PGConfig(), make_spec(rewards=specs.BoundedArray((), np.float32, 1.0, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -178,6 +183,18 @@ def test_a_range_without_returns_is_refused():
 def test_parts_that_do_not_exist_are_refused_before_anything_starts(names):
     with pytest.raises(ConfigError, match="nothere"):
         D4PG(D4PGConfig(**names), make_spec())
+
+
+def test_a_trained_encoder_has_a_target_of_its_own():
+    config = PixelD4PGConfig(policy_layers=(6,), critic_layers=(6,), feature_size=4)
+    frames = specs.BoundedArray((24, 24, 3), np.uint8, 0, 255)
+    spec = make_spec()._replace(observations=frames)
+    module = D4PG(config, spec).make_module(rr.make("single_device"), total_steps=1)
+    online, target = (
+        {v.ref() for v in networks.encoder.trainable_variables}
+        for networks in (module.online, module.target)
+    )
+    assert online and target and not online & target
 
 
 @pytest.mark.parametrize("make", ["make_exploring_policy", "make_evaluation_policy"])
