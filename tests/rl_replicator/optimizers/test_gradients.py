@@ -121,6 +121,30 @@ def test_the_scale_stays_finite(monkeypatch):
     assert float(learner.optimizer.loss_scale) == 2.0**127
 
 
+def test_the_scale_stays_at_least_one(monkeypatch):
+    """Below it, gradients would become smaller than without a scale."""
+    monkeypatch.setattr(gradients, "INITIAL_SCALE", 2.0)
+    learner = Learner(1, tf.float32, tf.float32, loss_scale="dynamic")
+    scales = []
+    for _ in range(3):
+        learner.step([np.nan] * 4)
+        scales.append(float(learner.optimizer.loss_scale))
+    assert scales == [1.0, 1.0, 1.0]
+
+
+def test_a_guard_has_nothing_to_train():
+    """It is part of its optimizer, where a step may look for what to train."""
+    guard = gradients.LossScaleGuard(is_dynamic=True)
+    assert len(guard.variables) == 3 and not guard.trainable_variables
+
+
+def test_any_positive_scale_may_be_chosen():
+    learner = Learner(1, tf.float32, tf.float32, loss_scale=0.5)
+    learner.step(ROWS[0])
+    assert float(learner.optimizer.loss_scale) == 0.5
+    np.testing.assert_allclose(learner.value, START - RATE * ROWS[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_clipping_of_large_half_gradients(dtype):
     """The square of the norm, 360,000, is infinite in float16."""
