@@ -130,6 +130,78 @@ def test_variance_of_values_far_from_zero():
     assert (mean.numpy().tolist(), variance.numpy().tolist()) == ([10001.5], [1.25])
 
 
+def test_moments_of_one_value_and_of_none():
+    one = batch_norm.moments(tf.constant([[5.0, -7.0]]), (0,))
+    none = batch_norm.moments(tf.zeros([0, 2]), (0,))
+    assert (one.numpy().tolist(), none.numpy().tolist()) == ([1, 5, -7, 0, 0], [0] * 5)
+    for rows, expected in (([one, none], [5, -7]), ([one], [5, -7]), ([none, none], [0, 0])):
+        mean, variance = batch_norm.combine(tf.stack(rows))
+        assert (mean.numpy().tolist(), variance.numpy().tolist()) == (expected, [0, 0])
+
+
+def test_an_empty_batch_leaves_finite_statistics():
+    norm = rr.CrossReplicaBatchNorm(True, True)
+    assert norm(tf.zeros([0, 6]), True).shape == [0, 6]
+    for statistic in (norm.moving_mean.value, norm.moving_variance.value):
+        np.testing.assert_array_equal(statistic, np.zeros([1, 6]))
+
+
+def test_a_model_is_built_from_the_batch_that_it_is_given():
+    """Outside of steps there are no other replicas, although a strategy has two."""
+    with replicator(2).scope():
+        norm = rr.CrossReplicaBatchNorm(True, True)
+        got = norm(ROWS, True)
+    np.testing.assert_allclose(got, (ROWS - ROWS.mean(0)) / ROWS.std(0), 1e-3, 1e-4)
+
+
+def test_defaults():
+    norm = rr.CrossReplicaBatchNorm(True, True)
+    for i, x in enumerate(([[-1e-3], [1e-3]], [[3.0], [5.0]])):
+        y = norm(np.array(x, np.float32), True)
+        if i == 0:  # So small that epsilon, 1e-5, counts.
+            np.testing.assert_allclose(y, np.array(x) / np.sqrt(1e-6 + 1e-5), 1e-4)
+    # Averages with a decay of 0.999, and with bias correction.
+    mean, variance = (metric.value[0, 0] for metric in (norm.moving_mean, norm.moving_variance))
+    np.testing.assert_allclose([mean, variance], [4 / 1.999, (1 + 0.999e-6) / 1.999], 1e-4)
+    # And they are what is used without training.
+    y = norm(np.array([[7.0]], np.float32), False)
+    np.testing.assert_allclose(y, [[(7 - mean) / np.sqrt(variance + 1e-5)]], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data_format", "shape"),
+    [
+        ("channels_last", [2]),
+        ("NHWC", [2]),
+        ("NWC", [2]),
+        ("channels_first", [3, 1, 1]),
+        ("NCHW", [3, 1, 1]),
+    ],
+)
+def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
+    norm = rr.CrossReplicaBatchNorm(
+        True,
+        True,
+        scale_init=snt.initializers.Constant(2.0),
+        offset_init=snt.initializers.Constant(1.0),
+        data_format=data_format,
+    )
+    x = np.random.default_rng(0).normal(size=(4, 3, 5, 2)).astype(np.float32)
+    others = tuple(i for i in range(4) if i != (3 if shape == [2] else 1))
+    y = norm(x, True)
+    assert norm.scale.shape == norm.offset.shape == shape
+    np.testing.assert_allclose(tf.reduce_mean(y, others), np.ones(max(shape)), 1e-5)
+    np.testing.assert_allclose(tf.math.reduce_std(y, others), np.full(max(shape), 2.0), 1e-4)
+
+
+def test_a_moving_average_goes_back_to_its_start():
+    average = batch_norm.MovingAverage(0.75, 2.0)
+    average(tf.constant([4.0, 8.0]))
+    np.testing.assert_allclose(average.value, [2.5, 3.5])
+    average.reset()
+    np.testing.assert_allclose(average.value, [2.0, 2.0])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_statistics_of_halves_are_float32(dtype):
     chosen = replicator(2)
@@ -156,6 +228,7 @@ def test_plain_moving_averages_and_channels_first():
     mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
     np.testing.assert_allclose(norm.moving_mean.value[0, :, 0, 0], 0.25 * mean, 1e-5)
     np.testing.assert_allclose(norm.moving_variance.value[0, :, 0, 0], 0.75 + 0.25 * variance, 1e-5)
+    assert not any(variable.trainable for variable in norm.variables)
     got = norm(x, False, True, scale=2.0, offset=1.0)
     centred = (x - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-5)
     np.testing.assert_allclose(got, 2 * centred + 1, 1e-4, 1e-4)
@@ -215,6 +288,8 @@ def test_misuse_has_one_line():
         rr.CrossReplicaBatchNorm(False, True, scale_init=snt.initializers.Ones())
     with pytest.raises(rr.ConfigError, match="data_format such as"):
         rr.CrossReplicaBatchNorm(False, True, data_format="HWC")
+    with pytest.raises(rr.ConfigError, match="data_format such as"):
+        rr.CrossReplicaBatchNorm(False, True, data_format="NHW")
     norm = rr.CrossReplicaBatchNorm(False, True)
     with pytest.raises(rr.ConfigError, match="True or False for is_training"):
         norm(ROWS, tf.constant(True))
