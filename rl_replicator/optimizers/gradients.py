@@ -31,10 +31,10 @@ class Options:
       ConfigError: an option has an invalid value.
     """
 
-    reduction: str = "mean"
-    max_global_norm: float | None = None
-    loss_scale: float | str | None = None
-    skip_nonfinite: bool = False
+    reduction: str
+    max_global_norm: float | None
+    loss_scale: float | str | None
+    skip_nonfinite: bool
 
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:

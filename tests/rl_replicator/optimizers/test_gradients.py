@@ -64,6 +64,35 @@ class Learner:
         return self.weights.numpy().astype(np.float32)
 
 
+NO_OPTIONS = {
+    "reduction": "mean",
+    "max_global_norm": None,
+    "loss_scale": None,
+    "skip_nonfinite": False,
+}
+
+
+def test_options_have_one_line_for_what_they_refuse():
+    for option, bad, message in (
+        ("reduction", "median", "reduction out of mean, sum, none, got 'median'"),
+        ("max_global_norm", 0, "max_global_norm above 0, got 0"),
+        ("max_global_norm", float("nan"), "max_global_norm above 0, got nan"),
+        ("loss_scale", 0, "loss_scale above 0"),
+        ("loss_scale", float("inf"), "loss_scale above 0"),
+        ("loss_scale", "static", "loss_scale above 0"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            gradients.Options(**(NO_OPTIONS | {option: bad}))
+
+
+def test_options_that_skip():
+    assert not gradients.Options(**NO_OPTIONS).skips
+    for changed in ({"skip_nonfinite": True}, {"loss_scale": "dynamic"}):
+        assert gradients.Options(**(NO_OPTIONS | changed)).skips
+    for changed in ({"loss_scale": 0.5}, {"max_global_norm": 0.5}, {"reduction": "none"}):
+        assert not gradients.Options(**(NO_OPTIONS | changed)).skips
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("scale", [65536.0, "dynamic"])
 def test_half_gradients_equal_float32(count, scale, monkeypatch):

@@ -79,6 +79,113 @@ def make_step(variables, optimizer, share=1.0, spoiled=lambda: False):
     return step_fn
 
 
+def test_misuse_has_one_line():
+    chosen = replicator(1)
+    sgd = OPTIMIZERS["sonnet sgd"]
+    for optimizer, options, message in (
+        ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
+        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
+        (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
+        (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
+        (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            chosen.wrap_optimizer(optimizer, **options)
+
+
+def test_the_object_stays_what_it_was():
+    adam = keras.Adam(0.01)
+    assert replicator(1).wrap_optimizer(adam) is adam
+    assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
+    assert float(adam.learning_rate) == np.float32(0.01)
+    assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+
+
+class OnlyUp(snt.Optimizer):
+    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
+
+    def apply(self, updates, parameters):
+        for update, parameter in zip(updates, parameters, strict=True):
+            if update > 0.0:
+                parameter.assign_add(update)
+
+
+def test_a_users_optimizer_may_branch_on_tensors():
+    chosen = replicator(1)
+    with chosen.scope():
+        variable = tf.Variable(0.0)
+        optimizer = chosen.wrap_optimizer(OnlyUp())
+
+    def step_fn(update):
+        optimizer.apply([update], [variable])
+        return variable.read_value()
+
+    data = tf.data.Dataset.from_tensor_slices([1.0, -2.0, 4.0])
+    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data))
+    assert [float(chosen.reduce("sum", step())) for _ in range(3)] == [1.0, 1.0, 5.0]
+
+
+def test_a_forgotten_scale_is_refused():
+    variables, optimizer = learner(1, OPTIMIZERS["sonnet sgd"], loss_scale=8.0)
+
+    def step_fn(batch):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, batch)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    chosen = replicator(1)
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    with pytest.raises(rr.ConfigError, match=r"expected the gradient of optimizer.scale_loss"):
+        chosen.replicate(step_fn, chosen.make_inputs(batches))
+
+
+def test_one_replica_pays_nothing():
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    optimizers = [OPTIMIZERS["fused adam"]() for _ in range(2)]
+    replicator(1).wrap_optimizer(optimizers[0])
+
+    def operations(optimizer):
+        wrapping.build(optimizer, variables)
+
+        @tf.function
+        def apply(updates):
+            optimizer.apply(updates, variables)
+
+        concrete = apply.get_concrete_function([tf.TensorSpec(v.shape) for v in variables])
+        return sorted(node.type for node in concrete.graph.get_operations())
+
+    assert operations(optimizers[0]) == operations(optimizers[1])
+
+
+def test_nones_must_agree():
+    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
+
+    def step_fn(replica):
+        some = 0 if tf.get_static_value(replica) else 1
+        gradients = [None] * 3
+        gradients[some] = tf.zeros_like(variables[some])
+        optimizer.apply(gradients, variables)
+
+    chosen = replicator(2)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    with pytest.raises(rr.ConfigError, match=r"\[None, float32\(3,\), None\]"):
+        chosen.replicate(step_fn, inputs)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_apply_that_not_all_may_reach_is_refused(count):
+    variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
+
+    def step_fn(replica):
+        tf.cond(replica < 1, lambda: optimizer.apply([v * 0 for v in variables], variables), int)
+
+    chosen = replicator(count)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
+        chosen.replicate(step_fn, inputs)
+
+
 def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
     variables, optimizer = learner(count, make_optimizer, built, **options)
     step_fn = make_step(variables, optimizer, share)
@@ -111,21 +218,6 @@ def reference(name):
 def close(got, expected, tolerance=1e-5):
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, tolerance, tolerance)
-
-
-# One replica: an optimizer of each kind; what the others add is the same for any number.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        *((name, 2) for name in OPTIMIZERS),
-        *((name, 1) for name in ("sonnet adam", "fused adam", "keras ema", "legacy adam")),
-    ],
-)
-def test_any_optimizer_equals_one_device(name, count):
-    weights = train(count, OPTIMIZERS[name])
-    close(weights[:2], reference(name))
-    assert weights[2] == 1.0
 
 
 @pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
@@ -237,111 +329,16 @@ def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
         np.testing.assert_array_equal(copies[0], restored[key][0], key)
 
 
-def test_nones_must_agree():
-    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
-
-    def step_fn(replica):
-        some = 0 if tf.get_static_value(replica) else 1
-        gradients = [None] * 3
-        gradients[some] = tf.zeros_like(variables[some])
-        optimizer.apply(gradients, variables)
-
-    chosen = replicator(2)
-    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
-    with pytest.raises(rr.ConfigError, match=r"\[None, float32\(3,\), None\]"):
-        chosen.replicate(step_fn, inputs)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_apply_that_not_all_may_reach_is_refused(count):
-    variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
-
-    def step_fn(replica):
-        tf.cond(replica < 1, lambda: optimizer.apply([v * 0 for v in variables], variables), int)
-
-    chosen = replicator(count)
-    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
-    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
-    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
-        chosen.replicate(step_fn, inputs)
-
-
-def test_a_forgotten_scale_is_refused():
-    variables, optimizer = learner(1, OPTIMIZERS["sonnet sgd"], loss_scale=8.0)
-
-    def step_fn(batch):
-        with tf.GradientTape() as tape:
-            loss = loss_of(variables, batch)
-        optimizer.apply(tape.gradient(loss, variables), variables)
-
-    chosen = replicator(1)
-    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
-    with pytest.raises(rr.ConfigError, match=r"expected the gradient of optimizer.scale_loss"):
-        chosen.replicate(step_fn, chosen.make_inputs(batches))
-
-
-def test_one_replica_pays_nothing():
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
-    optimizers = [OPTIMIZERS["fused adam"]() for _ in range(2)]
-    replicator(1).wrap_optimizer(optimizers[0])
-
-    def operations(optimizer):
-        wrapping.build(optimizer, variables)
-
-        @tf.function
-        def apply(updates):
-            optimizer.apply(updates, variables)
-
-        concrete = apply.get_concrete_function([tf.TensorSpec(v.shape) for v in variables])
-        return sorted(node.type for node in concrete.graph.get_operations())
-
-    assert operations(optimizers[0]) == operations(optimizers[1])
-
-
-def test_the_object_stays_what_it_was():
-    adam = keras.Adam(0.01)
-    assert replicator(1).wrap_optimizer(adam) is adam
-    assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
-    assert float(adam.learning_rate) == np.float32(0.01)
-    assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
-
-
-class OnlyUp(snt.Optimizer):
-    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
-
-    def apply(self, updates, parameters):
-        for update, parameter in zip(updates, parameters, strict=True):
-            if update > 0.0:
-                parameter.assign_add(update)
-
-
-def test_a_users_optimizer_may_branch_on_tensors():
-    chosen = replicator(1)
-    with chosen.scope():
-        variable = tf.Variable(0.0)
-        optimizer = chosen.wrap_optimizer(OnlyUp())
-
-    def step_fn(update):
-        optimizer.apply([update], [variable])
-        return variable.read_value()
-
-    data = tf.data.Dataset.from_tensor_slices([1.0, -2.0, 4.0])
-    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data))
-    assert [float(chosen.reduce("sum", step())) for _ in range(3)] == [1.0, 1.0, 5.0]
-
-
-def test_misuse_has_one_line():
-    chosen = replicator(1)
-    sgd = OPTIMIZERS["sonnet sgd"]
-    for optimizer, options, message in (
-        ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
-        (sgd(), {"reduction": "median"}, "reduction out of mean, sum, none, got 'median'"),
-        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
-        (sgd(), {"loss_scale": -1}, "loss_scale above 0"),
-        (sgd(), {"loss_scale": "static"}, "loss_scale above 0"),
-        (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
-        (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
-        (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
-    ):
-        with pytest.raises(rr.ConfigError, match=message):
-            chosen.wrap_optimizer(optimizer, **options)
+# One replica: an optimizer of each kind; what the others add is the same for any number.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, 2) for name in OPTIMIZERS),
+        *((name, 1) for name in ("sonnet adam", "fused adam", "keras ema", "legacy adam")),
+    ],
+)
+def test_any_optimizer_equals_one_device(name, count):
+    weights = train(count, OPTIMIZERS[name])
+    close(weights[:2], reference(name))
+    assert weights[2] == 1.0
