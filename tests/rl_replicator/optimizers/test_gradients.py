@@ -223,6 +223,18 @@ def test_unscale_equals_numpy():
     assert sparse.indices.numpy().tolist() == [1]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_found_among_all(bad):
+    good, spoiled = tf.constant([1.0, 2.0]), tf.constant([1.0, bad])
+
+    def rows(values):
+        return tf.IndexedSlices(values, tf.constant([3, 0]), tf.constant([5]))
+
+    assert gradients.all_finite([good, None, rows(good)])
+    assert not gradients.all_finite([good, None, rows(spoiled)])
+    assert not gradients.all_finite([spoiled, None, rows(good)])
+
+
 def test_a_half_loss_is_refused():
     with replicator(1).scope():
         optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale="dynamic")
