@@ -46,6 +46,7 @@ def test_equals_the_whole_batch(count, length):
     @tf.function(input_signature=[specs])
     def accumulated(batch):
         def function(part):
+            assert part["x"].shape == [length and length // count, 4]
             return gradients_of(model, variables, part)
 
         return micro_batches.accumulate(function, batch, count)
@@ -100,6 +101,38 @@ def test_halves_add_up_in_float32():
     np.testing.assert_allclose(tf.cast(mean, tf.float32), (1 + 8 * 2**-8) / 9, 4e-3)
 
 
+def test_rows_may_differ_in_number():
+    """Those of positive entries; the mean of three parts counts each a third."""
+
+    @tf.function
+    def positive(x):
+        def function(part):
+            where = tf.where(part > 0)[:, 0]
+            return tf.IndexedSlices(tf.gather(part, where), where, tf.constant([2], tf.int64))
+
+        return micro_batches.accumulate(function, x, 3)
+
+    rows = positive(tf.constant([3.0, 6.0, -1.0, -1.0, -1.0, 9.0]))
+    np.testing.assert_array_equal(rows.values, [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(rows.indices, [0, 1, 1])
+    np.testing.assert_array_equal(rows.dense_shape, [2])
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_bools_and_python_numbers_have_means(count):
+    means = micro_batches.accumulate(
+        lambda x: [x[0] > 1.5, 3, 0.5], tf.constant([1.0, 2.0, 3.0, 4.0]), count
+    )
+    assert [mean.dtype for mean in means] == [tf.float32] * 3
+    np.testing.assert_allclose(means, [0.0 if count == 1 else 0.75, 3.0, 0.5])
+
+
+def test_a_nest_that_changes_is_refused():
+    nests = iter([[1.0], [1.0, 2.0]])
+    with pytest.raises(rr.ConfigError, match="same nest .* got 1 tensors and then 2"):
+        micro_batches.accumulate(lambda x: next(nests), tf.ones([2]), 2)
+
+
 def test_state_goes_on_from_part_to_part():
     seen = tf.Variable(0.0)
     tf.function(lambda x: micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 3))(
@@ -127,6 +160,7 @@ def test_a_batch_that_does_not_divide():
         (x, 0, "at least 1 micro-batch, got 0"),
         ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
         ([x, 1.0], 5, "got a scalar"),
+        ([], 5, "or no tensor"),
     ):
         with pytest.raises(rr.ConfigError, match=message):
             micro_batches.accumulate(tf.nest.flatten, batch, count)
