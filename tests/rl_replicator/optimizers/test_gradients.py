@@ -115,6 +115,14 @@ def test_half_gradients_equal_float32(count, scale, monkeypatch):
     assert int(learner.optimizer.num_skipped) == 0
 
 
+def test_half_gradients_that_the_step_reduces_are_unscaled_in_float32():
+    options = {"reduction": "none", "loss_scale": 65536.0}
+    learner = Learner(1, tf.float32, tf.float16, factor=1e-7, **options)
+    learner.weights.assign(tf.zeros([4]))
+    learner.step(ROWS[0])
+    np.testing.assert_allclose(learner.value, -RATE * 1e-7 * ROWS[0], rtol=2e-3)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_half_parameters_equal_float32(count):
     options = {"loss_scale": 65536.0, "skip_nonfinite": True}

@@ -11,7 +11,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import checkpoints, collectives
 from rl_replicator.checkpoints import parts
-from rl_replicator.optimizers import gradients, wrapping
+from rl_replicator.optimizers import gradients, slots, wrapping
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 GLOBAL_BATCH = 8
@@ -94,11 +94,25 @@ def test_misuse_has_one_line():
 
 
 def test_the_object_stays_what_it_was():
-    adam = keras.Adam(0.01)
+    adam = keras.Adam(0.01, jit_compile=True)
     assert replicator(1).wrap_optimizer(adam) is adam
+    assert not adam.jit_compile  # Its updates are compiled with the step, if at all.
     assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
     assert float(adam.learning_rate) == np.float32(0.01)
     assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+
+
+def test_a_parameter_whose_slots_fail_is_forgotten():
+    """Otherwise the next variable of its shape would get its layout on a mesh."""
+
+    class Failing:
+        def _initialize(self, parameters):
+            for _ in parameters:
+                raise RuntimeError("no slots")
+
+    with pytest.raises(RuntimeError, match="no slots"):
+        wrapping.build(Failing(), [tf.Variable(1.0)])
+    assert slots.owner(None) is None
 
 
 class OnlyUp(snt.Optimizer):
@@ -294,7 +308,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
     assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
 
 
-def test_dynamic_loss_scale(monkeypatch):
+def test_dynamic_loss_scale(monkeypatch, caplog):
     monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 2)
     chosen = replicator(2)
     variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"], loss_scale="dynamic")
@@ -308,8 +322,13 @@ def test_dynamic_loss_scale(monkeypatch):
             bad.assign(is_bad)
         step()
         scales.append(float(optimizer.loss_scale) / gradients.INITIAL_SCALE)
+        if len(scales) == 4:
+            assert optimizer.report_skipped() == 2
     assert scales == [0.5, 0.25, 0.25, 0.5, 0.5, 0.25, 0.25, 0.5]
     assert int(optimizer.num_skipped) == 3
+    with caplog.at_level(logging.WARNING):
+        assert optimizer.report_skipped() == 1
+    assert caplog.records[-1].getMessage().endswith("not finite (3 in all)")
 
 
 @pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
@@ -318,10 +337,14 @@ def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
     (variables, optimizer), (others, other) = learners
     chosen = replicator(2)
     chosen.replicate(make_step(variables, optimizer), chosen.make_inputs(batches))()
+    with chosen.scope():
+        optimizer.guard.scale.assign(8.0)
+        optimizer.guard.num_skipped.assign(5)
     here = parts.TrackablePart(variables=variables, optimizer=optimizer)
     there = parts.TrackablePart(variables=others, optimizer=other)
     checkpoints.Checkpointer(tmp_path).save(1, {"learner": here})
     checkpoints.Checkpointer(tmp_path).restore({"learner": there})
+    assert (float(other.loss_scale), int(other.num_skipped)) == (8.0, 5)
     saved, restored = state(variables, optimizer), state(others, other)
     assert saved.keys() == restored.keys()
     assert any("slot" in key or "/m/" in key or "_variables" in key for key in saved)
