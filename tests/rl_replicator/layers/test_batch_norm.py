@@ -40,73 +40,6 @@ def compile_on(count, function):
     return chosen.replicate(step_fn, chosen.make_inputs(lambda context: collectives.replica_id))
 
 
-class Net(snt.Module):
-    """A convolution or nothing, batch norm, and a weight for each output."""
-
-    def __init__(self, is_conv, **options):
-        super().__init__()
-        init = snt.initializers.Constant(0.1)
-        self._conv = snt.Conv2D(3, 3, w_init=init, with_bias=False) if is_conv else None
-        self.norm = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9, **options)
-
-    def __call__(self, x, is_training=True):
-        x = x if self._conv is None else self._conv(x * np.linspace(-1, 1, 25).reshape(5, 5, 1))
-        return self.norm(x, is_training)
-
-
-@functools.cache
-def trained(count, is_conv):
-    """Outputs, gradients to parameters and inputs, and the state after two steps."""
-    data = IMAGES if is_conv else ROWS
-    chosen = replicator(count)
-    with chosen.scope():
-        net = Net(is_conv)
-        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
-    outputs, gradients = {}, {}
-
-    def step_fn(replica):
-        x = tf.constant(share(data, replica, count))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = net(x)
-            loss = tf.reduce_sum(tf.sin(y * y)) / 8
-        parameters = net.trainable_variables
-        to_x, *updates = tape.gradient(loss, [x, *parameters])
-        optimizer.apply(updates, parameters)
-        # Of different shapes on the replicas, so filled up.
-        rows = [[0, 8 - SIZES[count][replica]]] + [[0, 0]] * (y.shape.rank - 1)
-        return tf.pad(y, rows), tf.pad(to_x, rows)
-
-    step = compile_on(count, step_fn)
-    step()
-    outputs, gradients = chosen.gather(step())
-    whole = [
-        np.concatenate([x[i, : SIZES[count][i]] for i in range(count)])
-        for x in (outputs, gradients)
-    ]
-    state = {}
-    for name, variable in parts.TrackablePart(net=net)._variables().items():
-        copies = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
-        for copy in copies:
-            np.testing.assert_array_equal(copy, copies[0], name)
-        state[name] = copies[0]
-    return [*whole, state]
-
-
-@pytest.mark.parametrize("is_conv", [False, True], ids=["rows", "images"])
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_uneven_replicas_equal_one(count, is_conv):
-    if count == 4 and is_conv:
-        pytest.skip("TensorFlow's convolutions have no gradient of an empty batch")
-    outputs, gradients, state = trained(count, is_conv)
-    one_outputs, one_gradients, one_state = trained(1, is_conv)
-    np.testing.assert_allclose(outputs, one_outputs, 1e-5, 1e-5)
-    np.testing.assert_allclose(gradients, one_gradients, 1e-5, 1e-5)
-    assert state.keys() == one_state.keys()
-    for name, expected in one_state.items():
-        np.testing.assert_allclose(state[name], expected, 1e-5, 1e-5, err_msg=name)
-
-
 def test_one_replica_equals_sonnet():
     ours = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9)
     theirs = snt.BatchNorm(True, True, decay_rate=0.9)
@@ -349,3 +282,70 @@ def test_a_skipped_step_keeps_the_statistics(kind, count):
     assert int(optimizer.num_skipped) == 1
     moved = [not np.array_equal(a, b) for a, b in zip(start, state(), strict=True)]
     assert all(moved) and np.isfinite(np.concatenate([v.ravel() for v in state()])).all()
+
+
+class Net(snt.Module):
+    """A convolution or nothing, batch norm, and a weight for each output."""
+
+    def __init__(self, is_conv, **options):
+        super().__init__()
+        init = snt.initializers.Constant(0.1)
+        self._conv = snt.Conv2D(3, 3, w_init=init, with_bias=False) if is_conv else None
+        self.norm = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9, **options)
+
+    def __call__(self, x, is_training=True):
+        x = x if self._conv is None else self._conv(x * np.linspace(-1, 1, 25).reshape(5, 5, 1))
+        return self.norm(x, is_training)
+
+
+@functools.cache
+def trained(count, is_conv):
+    """Outputs, gradients to parameters and inputs, and the state after two steps."""
+    data = IMAGES if is_conv else ROWS
+    chosen = replicator(count)
+    with chosen.scope():
+        net = Net(is_conv)
+        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
+    outputs, gradients = {}, {}
+
+    def step_fn(replica):
+        x = tf.constant(share(data, replica, count))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = net(x)
+            loss = tf.reduce_sum(tf.sin(y * y)) / 8
+        parameters = net.trainable_variables
+        to_x, *updates = tape.gradient(loss, [x, *parameters])
+        optimizer.apply(updates, parameters)
+        # Of different shapes on the replicas, so filled up.
+        rows = [[0, 8 - SIZES[count][replica]]] + [[0, 0]] * (y.shape.rank - 1)
+        return tf.pad(y, rows), tf.pad(to_x, rows)
+
+    step = compile_on(count, step_fn)
+    step()
+    outputs, gradients = chosen.gather(step())
+    whole = [
+        np.concatenate([x[i, : SIZES[count][i]] for i in range(count)])
+        for x in (outputs, gradients)
+    ]
+    state = {}
+    for name, variable in parts.TrackablePart(net=net)._variables().items():
+        copies = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
+        for copy in copies:
+            np.testing.assert_array_equal(copy, copies[0], name)
+        state[name] = copies[0]
+    return [*whole, state]
+
+
+@pytest.mark.parametrize("is_conv", [False, True], ids=["rows", "images"])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_uneven_replicas_equal_one(count, is_conv):
+    if count == 4 and is_conv:
+        pytest.skip("TensorFlow's convolutions have no gradient of an empty batch")
+    outputs, gradients, state = trained(count, is_conv)
+    one_outputs, one_gradients, one_state = trained(1, is_conv)
+    np.testing.assert_allclose(outputs, one_outputs, 1e-5, 1e-5)
+    np.testing.assert_allclose(gradients, one_gradients, 1e-5, 1e-5)
+    assert state.keys() == one_state.keys()
+    for name, expected in one_state.items():
+        np.testing.assert_allclose(state[name], expected, 1e-5, 1e-5, err_msg=name)

@@ -15,84 +15,6 @@ X = RNG.normal(size=(BATCH, 4)).astype(np.float32)
 WORDS = RNG.integers(0, 5, size=BATCH)
 
 
-def make_model():
-    model = snt.nets.MLP([8, 1], activation=tf.tanh)
-    model(tf.zeros([1, 4]))
-    table = tf.Variable(np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4))
-    rng = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
-    return model, [table, *model.trainable_variables]
-
-
-def gradients_of(model, variables, batch):
-    with tf.GradientTape() as tape:
-        rows = tf.gather(variables[0], batch["words"])
-        outputs = model(batch["x"] * rows)
-        if tf.reduce_sum(batch["x"]) > 1e9:  # A branch for autograph.
-            outputs *= 0.0
-        loss = tf.reduce_mean(tf.square(outputs - 1.0))
-    updates = tape.gradient(loss, variables)
-    return {"loss": loss, "updates": updates, "none": None, "seen": tf.shape(rows)[0]}
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 12])
-@pytest.mark.parametrize("length", [BATCH, None])
-def test_equals_the_whole_batch(count, length):
-    model, variables = make_model()
-    batch = {"x": tf.constant(X), "words": tf.constant(WORDS)}
-    specs = {name: tf.TensorSpec([length, *x.shape[1:]], x.dtype) for name, x in batch.items()}
-
-    @tf.function(input_signature=[specs])
-    def accumulated(batch):
-        def function(part):
-            assert part["x"].shape == [length and length // count, 4]
-            return gradients_of(model, variables, part)
-
-        return micro_batches.accumulate(function, batch, count)
-
-    got, expected = accumulated(batch), gradients_of(model, variables, batch)
-    assert got["none"] is None
-    assert got["seen"].dtype == tf.float32 and float(got["seen"]) == BATCH / count
-    np.testing.assert_allclose(got["loss"], expected["loss"], 1e-6)
-    assert isinstance(got["updates"][0], tf.IndexedSlices)
-    for one, other in zip(got["updates"], expected["updates"], strict=True):
-        one, other = tf.convert_to_tensor(one).numpy(), tf.convert_to_tensor(other).numpy()
-        np.testing.assert_allclose(one, other, atol=1e-6 * np.abs(other).max())
-
-
-@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
-def test_in_a_step(name):
-    """One exchange for the step, and the weights of one device with the whole batch."""
-    replicator = rr.make(name)
-    with replicator.scope():
-        model, variables = make_model()
-        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.5))
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        return tf.data.Dataset.from_tensor_slices({"x": X, "words": WORDS}).batch(size, True)
-
-    def step_fn(batch):
-        result = micro_batches.accumulate(
-            lambda part: gradients_of(model, variables, part), batch, 3
-        )
-        optimizer.apply(result["updates"], variables)
-        return result["loss"]
-
-    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn))
-    before = [variable.numpy() for variable in variables]
-    loss = replicator.reduce("mean", step())
-    with replicator.scope():
-        after = [variable.numpy() for variable in variables]
-    other = make_model()
-    whole = gradients_of(*other, {"x": tf.constant(X), "words": tf.constant(WORDS)})
-    np.testing.assert_allclose(loss, whole["loss"], 1e-6)
-    for start, end, update in zip(before, after, whole["updates"], strict=True):
-        expected = start - 0.5 * tf.convert_to_tensor(update).numpy()
-        np.testing.assert_allclose(end, expected, 1e-6, 1e-6)
-
-
 def test_halves_add_up_in_float32():
     # 1 + 8 * 2**-8 in bfloat16 would stay 1.
     x = tf.constant([1.0] + [2**-8] * 8, tf.bfloat16)
@@ -170,3 +92,81 @@ def test_a_batch_that_does_not_divide():
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4 micro-batches"):
         unknown(x)
+
+
+def make_model():
+    model = snt.nets.MLP([8, 1], activation=tf.tanh)
+    model(tf.zeros([1, 4]))
+    table = tf.Variable(np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4))
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    return model, [table, *model.trainable_variables]
+
+
+def gradients_of(model, variables, batch):
+    with tf.GradientTape() as tape:
+        rows = tf.gather(variables[0], batch["words"])
+        outputs = model(batch["x"] * rows)
+        if tf.reduce_sum(batch["x"]) > 1e9:  # A branch for autograph.
+            outputs *= 0.0
+        loss = tf.reduce_mean(tf.square(outputs - 1.0))
+    updates = tape.gradient(loss, variables)
+    return {"loss": loss, "updates": updates, "none": None, "seen": tf.shape(rows)[0]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 12])
+@pytest.mark.parametrize("length", [BATCH, None])
+def test_equals_the_whole_batch(count, length):
+    model, variables = make_model()
+    batch = {"x": tf.constant(X), "words": tf.constant(WORDS)}
+    specs = {name: tf.TensorSpec([length, *x.shape[1:]], x.dtype) for name, x in batch.items()}
+
+    @tf.function(input_signature=[specs])
+    def accumulated(batch):
+        def function(part):
+            assert part["x"].shape == [length and length // count, 4]
+            return gradients_of(model, variables, part)
+
+        return micro_batches.accumulate(function, batch, count)
+
+    got, expected = accumulated(batch), gradients_of(model, variables, batch)
+    assert got["none"] is None
+    assert got["seen"].dtype == tf.float32 and float(got["seen"]) == BATCH / count
+    np.testing.assert_allclose(got["loss"], expected["loss"], 1e-6)
+    assert isinstance(got["updates"][0], tf.IndexedSlices)
+    for one, other in zip(got["updates"], expected["updates"], strict=True):
+        one, other = tf.convert_to_tensor(one).numpy(), tf.convert_to_tensor(other).numpy()
+        np.testing.assert_allclose(one, other, atol=1e-6 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_in_a_step(name):
+    """One exchange for the step, and the weights of one device with the whole batch."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        model, variables = make_model()
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.5))
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(BATCH)
+        return tf.data.Dataset.from_tensor_slices({"x": X, "words": WORDS}).batch(size, True)
+
+    def step_fn(batch):
+        result = micro_batches.accumulate(
+            lambda part: gradients_of(model, variables, part), batch, 3
+        )
+        optimizer.apply(result["updates"], variables)
+        return result["loss"]
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(input_fn))
+    before = [variable.numpy() for variable in variables]
+    loss = replicator.reduce("mean", step())
+    with replicator.scope():
+        after = [variable.numpy() for variable in variables]
+    other = make_model()
+    whole = gradients_of(*other, {"x": tf.constant(X), "words": tf.constant(WORDS)})
+    np.testing.assert_allclose(loss, whole["loss"], 1e-6)
+    for start, end, update in zip(before, after, whole["updates"], strict=True):
+        expected = start - 0.5 * tf.convert_to_tensor(update).numpy()
+        np.testing.assert_allclose(end, expected, 1e-6, 1e-6)
