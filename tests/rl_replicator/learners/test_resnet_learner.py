@@ -108,6 +108,8 @@ def test_epochs_become_steps(folder):
     # 50 images in batches of 16: 3.125 steps.
     _, learner = make(folder, epochs=4.0, evaluate_epochs=2.0)
     assert (learner.num_steps, learner.evaluation().every) == (12, 6)
+    # After one epoch, or 3 steps, the rate falls for 9: here for 3 of them.
+    assert float(learner._rate(6)) == pytest.approx(0.75 * 0.1 * 16 / 256)
     assert learner.evaluation().best == "top_1"
     assert learner.global_batch_size == learner.evaluation().global_batch_size == 16
     _, learner = make(folder, epochs=0.01, evaluate_epochs=0.01)
