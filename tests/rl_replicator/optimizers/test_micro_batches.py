@@ -26,7 +26,6 @@ def test_halves_add_up_in_float32():
 def test_rows_may_differ_in_number():
     """Those of positive entries; the mean of three parts counts each a third."""
 
-    @tf.function
     def positive(x):
         def function(part):
             where = tf.where(part > 0)[:, 0]
@@ -34,10 +33,11 @@ def test_rows_may_differ_in_number():
 
         return micro_batches.accumulate(function, x, 3)
 
-    rows = positive(tf.constant([3.0, 6.0, -1.0, -1.0, -1.0, 9.0]))
-    np.testing.assert_array_equal(rows.values, [1.0, 2.0, 3.0])
-    np.testing.assert_array_equal(rows.indices, [0, 1, 1])
-    np.testing.assert_array_equal(rows.dense_shape, [2])
+    for find in (positive, tf.function(positive)):
+        rows = find(tf.constant([3.0, 6.0, -1.0, -1.0, -1.0, 9.0]))
+        np.testing.assert_array_equal(rows.values, [1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(rows.indices, [0, 1, 1])
+        np.testing.assert_array_equal(rows.dense_shape, [2])
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -75,6 +75,19 @@ def test_collectives_in_the_loop_are_refused():
         replicator.replicate(step_fn, inputs)
 
 
+def test_one_micro_batch_needs_no_loop():
+    """So it may call collectives, as the rest of the step may."""
+    replicator = rr.make("multi_device:2")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.ones([4]))
+
+    @tf.autograph.experimental.do_not_convert
+    def step_fn(x):
+        return micro_batches.accumulate(lambda y: collectives.all_sum(y), x, 1)
+
+    step = replicator.replicate(step_fn, inputs)
+    np.testing.assert_array_equal(replicator.gather(step()), np.full([2, 4], 2.0))
+
+
 def test_a_batch_that_does_not_divide():
     x = tf.ones([10])
     for batch, count, message in (
@@ -86,12 +99,19 @@ def test_a_batch_that_does_not_divide():
     ):
         with pytest.raises(rr.ConfigError, match=message):
             micro_batches.accumulate(tf.nest.flatten, batch, count)
-    unknown = tf.function(
-        lambda x: micro_batches.accumulate(tf.reduce_sum, x, 4),
-        input_signature=[tf.TensorSpec([None])],
-    )
+
+
+def test_a_batch_that_does_not_divide_changes_nothing():
+    """If its size is not known before."""
+    seen = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 4)
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4 micro-batches"):
-        unknown(x)
+        step(tf.ones([10]))
+    assert seen.numpy() == 0.0
 
 
 def make_model():
