@@ -200,76 +200,6 @@ def test_apply_that_not_all_may_reach_is_refused(count):
         chosen.replicate(step_fn, inputs)
 
 
-def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
-    variables, optimizer = learner(count, make_optimizer, built, **options)
-    step_fn = make_step(variables, optimizer, share)
-    chosen = replicator(count)
-    chosen.replicate(step_fn, chosen.make_inputs(batches), steps)()
-    for variable in variables:
-        for copy in getattr(variable, "values", ())[1:]:
-            np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy())
-    return [variable.numpy() for variable in variables]
-
-
-@functools.cache
-def reference(name):
-    """One device without any wrapper."""
-    optimizer = OPTIMIZERS[name]()
-    start = np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
-    variables = [tf.Variable(start), tf.Variable([0.5, -0.5, 1.0])]
-    for i in range(4):
-        rows = slice(i * GLOBAL_BATCH, (i + 1) * GLOBAL_BATCH)
-        with tf.GradientTape() as tape:
-            loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
-        gradients = tape.gradient(loss, variables)
-        if isinstance(optimizer, snt.Optimizer):
-            optimizer.apply(gradients, variables)
-        else:
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return [variable.numpy() for variable in variables]
-
-
-def close(got, expected, tolerance=1e-5):
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, tolerance, tolerance)
-
-
-@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
-def test_slots_may_appear_in_the_first_step(name):
-    close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_sum(count):
-    # Each replica's loss is its share of the whole.
-    weights = train(count, OPTIMIZERS["sonnet sgd"], share=1 / count, reduction="sum")
-    close(weights[:2], reference("sonnet sgd"))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_clipping_counts_sparse_rows_as_dense(count):
-    def one_step(limit):
-        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
-
-    start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
-    free, clipped = one_step(None), one_step(0.25)
-    flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
-    moves = [flat[1] - flat[0], flat[2] - flat[0]]
-    assert np.linalg.norm(moves[0]) > 0.25
-    np.testing.assert_allclose(np.linalg.norm(moves[1]), 0.25, 1e-5)
-    np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
-
-
-# Not of Adam, which does the same with gradients of any scale.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "scale"),
-    [("sonnet sgd", 1024.0), ("keras sgd", "dynamic"), ("legacy sgd", "dynamic")],
-)
-def test_loss_scale_changes_nothing(name, scale):
-    close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
-
-
 def state(variables, optimizer):
     """All variables of both, by name in a checkpoint, except what counts the skipped."""
     found = parts.TrackablePart(variables=variables, optimizer=optimizer)._variables()
@@ -278,34 +208,6 @@ def state(variables, optimizer):
         for name, variable in found.items()
         if "guard" not in name
     }
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["sonnet adam", "fused adam", "keras ema", "legacy adam"])
-def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
-    chosen = replicator(count)
-    variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
-    with chosen.scope():
-        bad = tf.Variable(-1, trainable=False)  # The replica that has a NaN.
-    step_fn = make_step(variables, optimizer, spoiled=lambda: bad == collectives.replica_id())
-    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
-    step()
-    before = state(variables, optimizer)
-    with chosen.scope():
-        bad.assign(count - 1)
-    assert chosen.gather(step()).tolist() == [1] * count
-    after = state(variables, optimizer)
-    assert before.keys() == after.keys() and len(before) > 4
-    for key, copies in before.items():
-        np.testing.assert_array_equal(copies, after[key], key)
-    with chosen.scope():
-        bad.assign(-1)
-    step()
-    assert not np.array_equal(before["variables/0"], state(variables, optimizer)["variables/0"])
-    with caplog.at_level(logging.WARNING):
-        assert (optimizer.report_skipped(), optimizer.report_skipped()) == (1, 0)
-    ours = [r.getMessage() for r in caplog.records if r.name == wrapping.__name__]
-    assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
 
 
 def test_dynamic_loss_scale(monkeypatch, caplog):
@@ -350,6 +252,104 @@ def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
     assert any("slot" in key or "/m/" in key or "_variables" in key for key in saved)
     for key, copies in saved.items():
         np.testing.assert_array_equal(copies[0], restored[key][0], key)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["sonnet adam", "fused adam", "keras ema", "legacy adam"])
+def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
+    chosen = replicator(count)
+    variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
+    with chosen.scope():
+        bad = tf.Variable(-1, trainable=False)  # The replica that has a NaN.
+    step_fn = make_step(variables, optimizer, spoiled=lambda: bad == collectives.replica_id())
+    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
+    step()
+    before = state(variables, optimizer)
+    with chosen.scope():
+        bad.assign(count - 1)
+    assert chosen.gather(step()).tolist() == [1] * count
+    after = state(variables, optimizer)
+    assert before.keys() == after.keys() and len(before) > 4
+    for key, copies in before.items():
+        np.testing.assert_array_equal(copies, after[key], key)
+    with chosen.scope():
+        bad.assign(-1)
+    step()
+    assert not np.array_equal(before["variables/0"], state(variables, optimizer)["variables/0"])
+    with caplog.at_level(logging.WARNING):
+        assert (optimizer.report_skipped(), optimizer.report_skipped()) == (1, 0)
+    ours = [r.getMessage() for r in caplog.records if r.name == wrapping.__name__]
+    assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
+
+
+def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
+    variables, optimizer = learner(count, make_optimizer, built, **options)
+    step_fn = make_step(variables, optimizer, share)
+    chosen = replicator(count)
+    chosen.replicate(step_fn, chosen.make_inputs(batches), steps)()
+    for variable in variables:
+        for copy in getattr(variable, "values", ())[1:]:
+            np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy())
+    return [variable.numpy() for variable in variables]
+
+
+@functools.cache
+def reference(name):
+    """One device without any wrapper."""
+    optimizer = OPTIMIZERS[name]()
+    start = np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
+    variables = [tf.Variable(start), tf.Variable([0.5, -0.5, 1.0])]
+    for i in range(4):
+        rows = slice(i * GLOBAL_BATCH, (i + 1) * GLOBAL_BATCH)
+        with tf.GradientTape() as tape:
+            loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
+        gradients = tape.gradient(loss, variables)
+        if isinstance(optimizer, snt.Optimizer):
+            optimizer.apply(gradients, variables)
+        else:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [variable.numpy() for variable in variables]
+
+
+def close(got, expected, tolerance=1e-5):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sum(count):
+    # Each replica's loss is its share of the whole.
+    weights = train(count, OPTIMIZERS["sonnet sgd"], share=1 / count, reduction="sum")
+    close(weights[:2], reference("sonnet sgd"))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_clipping_counts_sparse_rows_as_dense(count):
+    def one_step(limit):
+        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
+
+    start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
+    free, clipped = one_step(None), one_step(0.25)
+    flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
+    moves = [flat[1] - flat[0], flat[2] - flat[0]]
+    assert np.linalg.norm(moves[0]) > 0.25
+    np.testing.assert_allclose(np.linalg.norm(moves[1]), 0.25, 1e-5)
+    np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
+def test_slots_may_appear_in_the_first_step(name):
+    close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
+
+
+# Not of Adam, which does the same with gradients of any scale.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("sonnet sgd", 1024.0), ("keras sgd", "dynamic"), ("legacy sgd", "dynamic")],
+)
+def test_loss_scale_changes_nothing(name, scale):
+    close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
 
 
 # One replica: an optimizer of each kind; what the others add is the same for any number.
