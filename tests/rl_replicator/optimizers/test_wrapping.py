@@ -93,6 +93,21 @@ def test_misuse_has_one_line():
             chosen.wrap_optimizer(optimizer, **options)
 
 
+def test_sonnet_accepts_a_strategy_and_those_that_inherit_from_it(monkeypatch):
+    class Mine(tf.distribute.Strategy):
+        pass
+
+    class Heir(Mine):
+        pass
+
+    known = wrapping.snt_utils._SUPPORTED_STRATEGIES
+    monkeypatch.setattr(wrapping.snt_utils, "_SUPPORTED_STRATEGIES", known)
+    for kind in (Mine, Mine, Heir, tf.distribute.OneDeviceStrategy):  # Sonnet knows the last.
+        wrapping.support(kind)
+        found = wrapping.snt_utils._SUPPORTED_STRATEGIES
+        assert found == (*known, Mine)
+
+
 def test_the_object_stays_what_it_was():
     adam = keras.Adam(0.01, jit_compile=True)
     assert replicator(1).wrap_optimizer(adam) is adam
