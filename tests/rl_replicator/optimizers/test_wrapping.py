@@ -115,6 +115,8 @@ def test_the_object_stays_what_it_was():
     assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
     assert float(adam.learning_rate) == np.float32(0.01)
     assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+    sgd = replicator(1).wrap_optimizer(OPTIMIZERS["sonnet sgd"]())
+    assert not hasattr(sgd, "apply_gradients")  # That is Keras's method.
 
 
 def test_a_parameter_whose_slots_fail_is_forgotten():
