@@ -36,7 +36,8 @@ def _has_fast_bfloat16() -> bool:
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-        return all(each.get("compute_capability", (0, 0)) >= _AMPERE for each in details)
+        # Those of other makers have none, which is less than any.
+        return all(each.get("compute_capability", ()) >= _AMPERE for each in details)
     processor = Path("/proc/cpuinfo")
     text = processor.read_text() if processor.is_file() else ""
     return re.search(r"\b(amx_bf16|avx512_bf16)\b", text) is not None

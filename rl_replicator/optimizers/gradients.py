@@ -31,10 +31,10 @@ class Options:
       ConfigError: an option has an invalid value.
     """
 
-    reduction: str = "mean"
-    max_global_norm: float | None = None
-    loss_scale: float | str | None = None
-    skip_nonfinite: bool = False
+    reduction: str
+    max_global_norm: float | None
+    loss_scale: float | str | None
+    skip_nonfinite: bool
 
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
@@ -118,9 +118,8 @@ def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
     Returns:
       A list of the same structure. All values are NaN if the norm is not finite.
     """
-    return tf.clip_by_global_norm([updates_lib.merge_rows(update) for update in updates], max_norm)[
-        0
-    ]
+    merged = [updates_lib.merge_rows(update) for update in updates]
+    return tf.clip_by_global_norm(merged, max_norm)[0]
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:

@@ -47,8 +47,6 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
 
     # The first runs outside the loop, because the loop's state needs its structure.
     first = function(part(0))
-    if num_micro_batches == 1:
-        return tf.nest.map_structure(lambda y: None if y is None else _mean(_start(y), y, 1), first)
     flat = [y for y in tf.nest.flatten(first) if y is not None]
 
     def body(i: Any, carried: Any) -> Any:
@@ -60,12 +58,14 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
             )
         return i + 1, [_add(c, y, i) for c, y in zip(carried, found, strict=True)]
 
-    _, carried = tf.while_loop(
-        lambda i, _: i < num_micro_batches,
-        body,
-        [tf.constant(1), [_start(y, num_micro_batches) for y in flat]],
-        parallel_iterations=1,
-    )
+    carried = [_start(y, num_micro_batches) for y in flat]
+    if num_micro_batches > 1:
+        _, carried = tf.while_loop(
+            lambda i, _: i < num_micro_batches,
+            body,
+            [tf.constant(1), carried],
+            parallel_iterations=1,
+        )
     means = iter([_mean(c, y, num_micro_batches) for c, y in zip(carried, flat, strict=True)])
     return tf.nest.map_structure(lambda y: None if y is None else next(means), first)
 
@@ -111,7 +111,7 @@ def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
     return part
 
 
-def _start(y: Any, count: int = 1) -> Any:
+def _start(y: Any, count: int) -> Any:
     """Returns the initial loop state for `y`: a sum, or arrays of the rows of slices."""
     if not isinstance(y, tf.IndexedSlices):
         return _exact(y)

@@ -36,7 +36,7 @@ def warm_up(peak: float, num_steps: int, after: Schedule) -> Schedule:
 
     def rate(step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.float32)
-        rising = peak * step / max(num_steps, 1)
+        rising = tf.math.divide_no_nan(peak * step, float(num_steps))
         return tf.where(step < num_steps, rising, after(step))
 
     return rate

@@ -225,6 +225,10 @@ def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], job
             )
             for module, found in selected.items()
         }
+        # Not by the signal that the end of `with` sends: a worker that is about to wait for its
+        # next task would handle it after the wait, that is never.
+        pool.close()
+        pool.join()
     print("\n| Module | Killed | Survived |\n| --- | --- | --- |")
     for module, its in counts.items():
         print(f"| `{module}` | {its.killed} of {its.killed + its.survived} | {its.survived} |")

@@ -40,6 +40,250 @@ def compile_on(count, function):
     return chosen.replicate(step_fn, chosen.make_inputs(lambda context: collectives.replica_id))
 
 
+def test_one_replica_equals_sonnet():
+    ours = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9)
+    theirs = snt.BatchNorm(True, True, decay_rate=0.9)
+    # Of images, Sonnet's fused kernel would keep the unbiased variance.
+    for i in range(3):
+        got, expected = ours(ROWS * i, is_training=True), theirs(ROWS * i, is_training=True)
+        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
+    for is_local in (False, True):
+        got, expected = (norm(ROWS + 1.0, False, is_local) for norm in (ours, theirs))
+        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
+    names = [parts.TrackablePart(norm=norm)._variables() for norm in (ours, theirs)]
+    shapes = [{name: tuple(v.shape) for name, v in found.items()} for found in names]
+    assert shapes[0] == shapes[1]
+
+
+def test_variance_of_values_far_from_zero():
+    # In float32, the difference of two sums of squares would give 0, or worse.
+    x = tf.constant([[10000.0], [10001.0], [10002.0], [10003.0]])
+    split = tf.stack([batch_norm.moments(part, (0,)) for part in (x[:1], x[1:])])
+    mean, variance = batch_norm.combine(split)
+    assert (mean.numpy().tolist(), variance.numpy().tolist()) == ([10001.5], [1.25])
+
+
+def test_moments_of_one_value_and_of_none():
+    one = batch_norm.moments(tf.constant([[5.0, -7.0]]), (0,))
+    none = batch_norm.moments(tf.zeros([0, 2]), (0,))
+    assert (one.numpy().tolist(), none.numpy().tolist()) == ([1, 5, -7, 0, 0], [0] * 5)
+    for rows, expected in (([one, none], [5, -7]), ([one], [5, -7]), ([none, none], [0, 0])):
+        mean, variance = batch_norm.combine(tf.stack(rows))
+        assert (mean.numpy().tolist(), variance.numpy().tolist()) == (expected, [0, 0])
+
+
+def test_an_empty_batch_leaves_finite_statistics():
+    norm = rr.CrossReplicaBatchNorm(True, True)
+    assert norm(tf.zeros([0, 6]), True).shape == [0, 6]
+    for statistic in (norm.moving_mean.value, norm.moving_variance.value):
+        np.testing.assert_array_equal(statistic, np.zeros([1, 6]))
+
+
+def test_a_model_is_built_from_the_batch_that_it_is_given():
+    """Outside of steps there are no other replicas, although a strategy has two."""
+    with replicator(2).scope():
+        norm = rr.CrossReplicaBatchNorm(True, True)
+        got = norm(ROWS, True)
+    np.testing.assert_allclose(got, (ROWS - ROWS.mean(0)) / ROWS.std(0), 1e-3, 1e-4)
+
+
+def test_defaults():
+    norm = rr.CrossReplicaBatchNorm(True, True)
+    for i, x in enumerate(([[-1e-3], [1e-3]], [[3.0], [5.0]])):
+        y = norm(np.array(x, np.float32), True)
+        if i == 0:  # So small that epsilon, 1e-5, counts.
+            np.testing.assert_allclose(y, np.array(x) / np.sqrt(1e-6 + 1e-5), 1e-4)
+    # Averages with a decay of 0.999, and with bias correction.
+    mean, variance = (metric.value[0, 0] for metric in (norm.moving_mean, norm.moving_variance))
+    np.testing.assert_allclose([mean, variance], [4 / 1.999, (1 + 0.999e-6) / 1.999], 1e-4)
+    # And they are what is used without training.
+    y = norm(np.array([[7.0]], np.float32), False)
+    np.testing.assert_allclose(y, [[(7 - mean) / np.sqrt(variance + 1e-5)]], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data_format", "shape"),
+    [
+        ("channels_last", [2]),
+        ("NHWC", [2]),
+        ("NWC", [2]),
+        ("channels_first", [3, 1, 1]),
+        ("NCHW", [3, 1, 1]),
+    ],
+)
+def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
+    norm = rr.CrossReplicaBatchNorm(
+        True,
+        True,
+        scale_init=snt.initializers.Constant(2.0),
+        offset_init=snt.initializers.Constant(1.0),
+        data_format=data_format,
+    )
+    x = np.random.default_rng(0).normal(size=(4, 3, 5, 2)).astype(np.float32)
+    others = tuple(i for i in range(4) if i != (3 if shape == [2] else 1))
+    y = norm(x, True)
+    assert norm.scale.shape == norm.offset.shape == shape
+    np.testing.assert_allclose(tf.reduce_mean(y, others), np.ones(max(shape)), 1e-5)
+    np.testing.assert_allclose(tf.math.reduce_std(y, others), np.full(max(shape), 2.0), 1e-4)
+
+
+def test_a_moving_average_goes_back_to_its_start():
+    average = batch_norm.MovingAverage(0.75, 2.0)
+    average(tf.constant([4.0, 8.0]))
+    np.testing.assert_allclose(average.value, [2.5, 3.5])
+    average.reset()
+    np.testing.assert_allclose(average.value, [2.0, 2.0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_statistics_of_halves_are_float32(dtype):
+    chosen = replicator(2)
+    with chosen.scope():
+        norm = rr.CrossReplicaBatchNorm(True, False, decay_rate=0.5)
+    step = compile_on(2, lambda i: norm(tf.cast(share(ROWS, i, 2)[:3], dtype), True))
+    assert chosen.gather(step()).dtype == tf.as_dtype(dtype).as_numpy_dtype
+    assert {v.dtype for v in norm.variables} == {tf.float32, tf.int64}
+    x = tf.cast(np.concatenate([ROWS[:3], ROWS[3:6]]), dtype).numpy().astype(np.float32)
+    np.testing.assert_allclose(norm.moving_mean.value[0], x.mean(0), 1e-6)
+    np.testing.assert_allclose(norm.moving_variance.value[0], x.var(0), 1e-5)
+
+
+def test_plain_moving_averages_and_channels_first():
+    norm = rr.CrossReplicaBatchNorm(
+        False,
+        False,
+        batch_norm.MovingAverage(0.75, 0.0),
+        batch_norm.MovingAverage(0.75, 1.0),
+        data_format="channels_first",
+    )
+    x = np.moveaxis(IMAGES, -1, 1)
+    norm(x, is_training=True)
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    np.testing.assert_allclose(norm.moving_mean.value[0, :, 0, 0], 0.25 * mean, 1e-5)
+    np.testing.assert_allclose(norm.moving_variance.value[0, :, 0, 0], 0.75 + 0.25 * variance, 1e-5)
+    assert not any(variable.trainable for variable in norm.variables)
+    got = norm(x, False, True, scale=2.0, offset=1.0)
+    centred = (x - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-5)
+    np.testing.assert_allclose(got, 2 * centred + 1, 1e-4, 1e-4)
+
+
+def keras_state(count, synchronized):
+    """Moving statistics of every replica after two steps of Keras's layer, and the outputs."""
+    chosen = replicator(count)
+    with chosen.scope():
+        layer = tf.keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized)
+        layer.build([None, 6])
+        idle = tf.Variable([1.0], trainable=False, aggregation=tf.VariableAggregation.MEAN)
+    statistics = [layer.moving_mean, layer.moving_variance]
+
+    def step_fn(replica):
+        y = layer(tf.constant(ROWS[replica * 8 // count : (replica + 1) * 8 // count]), True)
+        return y, idle + 0.0
+
+    step = compile_on(count, step_fn)
+    step()
+    outputs = chosen.gather(step()[0]).reshape(8, 6)
+    copies = [[c.numpy() for c in getattr(v, "values", (v,))] for v in statistics]
+    for mine in copies:
+        for copy in mine:
+            np.testing.assert_array_equal(copy, mine[0])
+    return outputs, [mine[0] for mine in copies]
+
+
+def test_keras_statistics_are_averaged():
+    outputs, (mean, variance) = keras_state(2, synchronized=False)
+    halves = [ROWS[:4], ROWS[4:]]
+    expected = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) for x in halves])
+    np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each by its own.
+    np.testing.assert_allclose(mean, 0.75 * np.mean([x.mean(0) for x in halves], 0), 1e-5)
+    np.testing.assert_allclose(variance, 0.25 + 0.75 * np.mean([x.var(0) for x in halves], 0), 1e-5)
+
+
+def test_keras_synchronized_equals_one_device():
+    outputs, state = keras_state(2, synchronized=True)
+    one_outputs, one_state = keras_state(1, synchronized=True)
+    np.testing.assert_allclose(outputs, one_outputs, 1e-4, 1e-4)
+    np.testing.assert_allclose(state, one_state, 1e-4)
+
+
+def test_only_what_the_step_writes_is_exchanged(monkeypatch):
+    exchanged = []
+    all_mean = collectives.all_mean
+    monkeypatch.setattr(
+        batch_norm.collectives, "all_mean", lambda x: exchanged.append(len(x)) or all_mean(x)
+    )
+    keras_state(2, synchronized=False)
+    assert set(exchanged) == {2}  # Mean and variance: neither the scale nor the idle variable.
+
+
+def test_misuse_has_one_line():
+    with pytest.raises(rr.ConfigError, match="no scale_init without create_scale"):
+        rr.CrossReplicaBatchNorm(False, True, scale_init=snt.initializers.Ones())
+    with pytest.raises(rr.ConfigError, match="data_format such as"):
+        rr.CrossReplicaBatchNorm(False, True, data_format="HWC")
+    with pytest.raises(rr.ConfigError, match="data_format such as"):
+        rr.CrossReplicaBatchNorm(False, True, data_format="NHW")
+    norm = rr.CrossReplicaBatchNorm(False, True)
+    with pytest.raises(rr.ConfigError, match="True or False for is_training"):
+        norm(ROWS, tf.constant(True))
+    with pytest.raises(rr.ConfigError, match="no scale or offset beside"):
+        norm(ROWS, True, offset=1.0)
+
+
+def layers_with_statistics():
+    return {
+        "ours": lambda: rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9),
+        "without correction": lambda: rr.CrossReplicaBatchNorm(
+            True,
+            True,
+            batch_norm.MovingAverage(0.9, 0.0),
+            batch_norm.MovingAverage(0.9, 1.0),
+        ),
+        "keras": lambda: tf.keras.layers.BatchNormalization(momentum=0.9),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", layers_with_statistics())
+def test_a_skipped_step_keeps_the_statistics(kind, count):
+    """A NaN in the data must not stay in the moving averages; the next step goes on from them."""
+    chosen = replicator(count)
+    with chosen.scope():
+        norm = layers_with_statistics()[kind]()
+        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+        spoiled = tf.Variable(0.0, trainable=False)
+        seen = tf.Variable(0.0, trainable=False)
+        apply = norm if kind != "keras" else lambda x, t: norm(x, training=t)
+        apply(tf.zeros([2, 6]), False)
+
+    def step_fn(replica):
+        x = tf.constant(share(ROWS, replica, count)) + spoiled
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(apply(x, True)))
+        parameters = norm.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        # What the rest of the step reads is restored already.
+        seen.assign(tf.reduce_sum([tf.reduce_sum(tf.cast(v, tf.float32)) for v in norm.variables]))
+
+    def state():
+        return [v.numpy() for v in norm.variables]
+
+    step = compile_on(count, step_fn)
+    with chosen.scope():
+        spoiled.assign(float("nan"))
+    start = state()
+    step()
+    for before, after in zip(start, state(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert np.isfinite(seen.numpy())
+    with chosen.scope():
+        spoiled.assign(0.0)
+    step()
+    assert int(optimizer.num_skipped) == 1
+    moved = [not np.array_equal(a, b) for a, b in zip(start, state(), strict=True)]
+    assert all(moved) and np.isfinite(np.concatenate([v.ravel() for v in state()])).all()
+
+
 class Net(snt.Module):
     """A convolution or nothing, batch norm, and a weight for each output."""
 
@@ -105,172 +349,3 @@ def test_uneven_replicas_equal_one(count, is_conv):
     assert state.keys() == one_state.keys()
     for name, expected in one_state.items():
         np.testing.assert_allclose(state[name], expected, 1e-5, 1e-5, err_msg=name)
-
-
-def test_one_replica_equals_sonnet():
-    ours = rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9)
-    theirs = snt.BatchNorm(True, True, decay_rate=0.9)
-    # Of images, Sonnet's fused kernel would keep the unbiased variance.
-    for i in range(3):
-        got, expected = ours(ROWS * i, is_training=True), theirs(ROWS * i, is_training=True)
-        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
-    for is_local in (False, True):
-        got, expected = (norm(ROWS + 1.0, False, is_local) for norm in (ours, theirs))
-        np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
-    names = [parts.TrackablePart(norm=norm)._variables() for norm in (ours, theirs)]
-    shapes = [{name: tuple(v.shape) for name, v in found.items()} for found in names]
-    assert shapes[0] == shapes[1]
-
-
-def test_variance_of_values_far_from_zero():
-    # In float32, the difference of two sums of squares would give 0, or worse.
-    x = tf.constant([[10000.0], [10001.0], [10002.0], [10003.0]])
-    split = tf.stack([batch_norm.moments(part, (0,)) for part in (x[:1], x[1:])])
-    mean, variance = batch_norm.combine(split)
-    assert (mean.numpy().tolist(), variance.numpy().tolist()) == ([10001.5], [1.25])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_statistics_of_halves_are_float32(dtype):
-    chosen = replicator(2)
-    with chosen.scope():
-        norm = rr.CrossReplicaBatchNorm(True, False, decay_rate=0.5)
-    step = compile_on(2, lambda i: norm(tf.cast(share(ROWS, i, 2)[:3], dtype), True))
-    assert chosen.gather(step()).dtype == tf.as_dtype(dtype).as_numpy_dtype
-    assert {v.dtype for v in norm.variables} == {tf.float32, tf.int64}
-    x = tf.cast(np.concatenate([ROWS[:3], ROWS[3:6]]), dtype).numpy().astype(np.float32)
-    np.testing.assert_allclose(norm.moving_mean.value[0], x.mean(0), 1e-6)
-    np.testing.assert_allclose(norm.moving_variance.value[0], x.var(0), 1e-5)
-
-
-def test_plain_moving_averages_and_channels_first():
-    norm = rr.CrossReplicaBatchNorm(
-        False,
-        False,
-        batch_norm.MovingAverage(0.75, 0.0),
-        batch_norm.MovingAverage(0.75, 1.0),
-        data_format="channels_first",
-    )
-    x = np.moveaxis(IMAGES, -1, 1)
-    norm(x, is_training=True)
-    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
-    np.testing.assert_allclose(norm.moving_mean.value[0, :, 0, 0], 0.25 * mean, 1e-5)
-    np.testing.assert_allclose(norm.moving_variance.value[0, :, 0, 0], 0.75 + 0.25 * variance, 1e-5)
-    got = norm(x, False, True, scale=2.0, offset=1.0)
-    centred = (x - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-5)
-    np.testing.assert_allclose(got, 2 * centred + 1, 1e-4, 1e-4)
-
-
-def keras_state(count, synchronized):
-    """Moving statistics of every replica after two steps of Keras's layer, and the outputs."""
-    chosen = replicator(count)
-    with chosen.scope():
-        layer = tf.keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized)
-        layer.build([None, 6])
-        idle = tf.Variable([1.0], trainable=False, aggregation=tf.VariableAggregation.MEAN)
-    statistics = [layer.moving_mean, layer.moving_variance]
-
-    def step_fn(replica):
-        y = layer(tf.constant(ROWS[replica * 8 // count : (replica + 1) * 8 // count]), True)
-        return y, idle + 0.0
-
-    step = compile_on(count, step_fn)
-    step()
-    outputs = chosen.gather(step()[0]).reshape(8, 6)
-    copies = [[c.numpy() for c in getattr(v, "values", (v,))] for v in statistics]
-    for mine in copies:
-        for copy in mine:
-            np.testing.assert_array_equal(copy, mine[0])
-    return outputs, [mine[0] for mine in copies]
-
-
-def test_keras_statistics_are_averaged():
-    outputs, (mean, variance) = keras_state(2, synchronized=False)
-    halves = [ROWS[:4], ROWS[4:]]
-    expected = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) for x in halves])
-    np.testing.assert_allclose(outputs, expected, 1e-4, 1e-4)  # Each by its own.
-    np.testing.assert_allclose(mean, 0.75 * np.mean([x.mean(0) for x in halves], 0), 1e-5)
-    np.testing.assert_allclose(variance, 0.25 + 0.75 * np.mean([x.var(0) for x in halves], 0), 1e-5)
-
-
-def test_keras_synchronized_equals_one_device():
-    outputs, state = keras_state(2, synchronized=True)
-    one_outputs, one_state = keras_state(1, synchronized=True)
-    np.testing.assert_allclose(outputs, one_outputs, 1e-4, 1e-4)
-    np.testing.assert_allclose(state, one_state, 1e-4)
-
-
-def test_only_what_the_step_writes_is_exchanged(monkeypatch):
-    exchanged = []
-    all_mean = collectives.all_mean
-    monkeypatch.setattr(
-        batch_norm.collectives, "all_mean", lambda x: exchanged.append(len(x)) or all_mean(x)
-    )
-    keras_state(2, synchronized=False)
-    assert set(exchanged) == {2}  # Mean and variance: neither the scale nor the idle variable.
-
-
-def test_misuse_has_one_line():
-    with pytest.raises(rr.ConfigError, match="no scale_init without create_scale"):
-        rr.CrossReplicaBatchNorm(False, True, scale_init=snt.initializers.Ones())
-    with pytest.raises(rr.ConfigError, match="data_format such as"):
-        rr.CrossReplicaBatchNorm(False, True, data_format="HWC")
-    norm = rr.CrossReplicaBatchNorm(False, True)
-    with pytest.raises(rr.ConfigError, match="True or False for is_training"):
-        norm(ROWS, tf.constant(True))
-    with pytest.raises(rr.ConfigError, match="no scale or offset beside"):
-        norm(ROWS, True, offset=1.0)
-
-
-def layers_with_statistics():
-    return {
-        "ours": lambda: rr.CrossReplicaBatchNorm(True, True, decay_rate=0.9),
-        "without correction": lambda: rr.CrossReplicaBatchNorm(
-            True,
-            True,
-            batch_norm.MovingAverage(0.9, 0.0),
-            batch_norm.MovingAverage(0.9, 1.0),
-        ),
-        "keras": lambda: tf.keras.layers.BatchNormalization(momentum=0.9),
-    }
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("kind", layers_with_statistics())
-def test_a_skipped_step_keeps_the_statistics(kind, count):
-    """A NaN in the data must not stay in the moving averages; the next step goes on from them."""
-    chosen = replicator(count)
-    with chosen.scope():
-        norm = layers_with_statistics()[kind]()
-        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
-        spoiled = tf.Variable(0.0, trainable=False)
-        seen = tf.Variable(0.0, trainable=False)
-        apply = norm if kind != "keras" else lambda x, t: norm(x, training=t)
-        apply(tf.zeros([2, 6]), False)
-
-    def step_fn(replica):
-        x = tf.constant(share(ROWS, replica, count)) + spoiled
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(apply(x, True)))
-        parameters = norm.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        # What the rest of the step reads is restored already.
-        seen.assign(tf.reduce_sum([tf.reduce_sum(tf.cast(v, tf.float32)) for v in norm.variables]))
-
-    def state():
-        return [v.numpy() for v in norm.variables]
-
-    step = compile_on(count, step_fn)
-    with chosen.scope():
-        spoiled.assign(float("nan"))
-    start = state()
-    step()
-    for before, after in zip(start, state(), strict=True):
-        np.testing.assert_array_equal(before, after)
-    assert np.isfinite(seen.numpy())
-    with chosen.scope():
-        spoiled.assign(0.0)
-    step()
-    assert int(optimizer.num_skipped) == 1
-    moved = [not np.array_equal(a, b) for a, b in zip(start, state(), strict=True)]
-    assert all(moved) and np.isfinite(np.concatenate([v.ravel() for v in state()])).all()

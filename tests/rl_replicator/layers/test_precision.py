@@ -17,3 +17,43 @@ def test_names_stay_what_they_are():
     for name in ("float16", "float32", "float64", "bfloat16"):
         assert precision.resolve(name) == name
         assert precision.choose(name) == tf.as_dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ({"TPU": [None]}, "bfloat16"),
+        ({"TPU": [None], "GPU": [(7, 0)]}, "bfloat16"),
+        ({"GPU": [(8, 0), (9, 0)]}, "bfloat16"),  # Ampere is the first.
+        ({"GPU": [(7, 5)]}, "float32"),
+        ({"GPU": [(9, 0), (7, 0)]}, "float32"),  # As fast as the slowest.
+        ({"GPU": [None]}, "float32"),  # Not NVIDIA's.
+    ],
+)
+def test_accelerators(monkeypatch, devices, expected):
+    """Those of this machine are exchanged: none of the others is at hand."""
+    details = [{} if x is None else {"compute_capability": x} for x in devices.get("GPU", [])]
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: range(len(devices.get(kind, [])))
+    )
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
+    assert precision.resolve("auto") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags : fpu amx_bf16 avx", "bfloat16"),
+        ("flags : avx512_bf16", "bfloat16"),
+        ("flags : fpu avx512f", "float32"),
+        ("flags : no_amx_bf16s", "float32"),
+        (None, "float32"),  # Not Linux.
+    ],
+)
+def test_processors(monkeypatch, tmp_path, text, expected):
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr(precision, "Path", {"/proc/cpuinfo": path}.__getitem__)
+    assert precision.resolve("auto") == expected

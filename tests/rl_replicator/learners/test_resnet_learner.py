@@ -4,18 +4,22 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.exports import formats
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.exports.standalone import Model
+from rl_replicator.learners.resnet import learner as resnet_learner
 from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.optimizers.momentum import LARS, Momentum
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.step.inputs import InputContext
 from tests.rl_replicator.learners import image_files
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
@@ -49,6 +53,151 @@ def make(folder, replicas="single_device", **settings):
         "evaluate_epochs": 100.0,
     }
     return replicator, ResNetLearner(replicator, ResNetConfig(**(defaults | settings)))
+
+
+def recipe(**settings):
+    """A resolved config of 128 images a batch."""
+    return ResNetConfig(**({"learning_rate": 0.2, "warm_up_epochs": 0.0} | settings)).resolved()
+
+
+def rates(config, steps_per_epoch, num_steps, *steps):
+    schedule = resnet_learner.make_schedule(config, steps_per_epoch, num_steps)
+    return [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+
+def test_the_learning_rate_rises_and_falls():
+    # Half of the rate for 256 images; two epochs of 2.5 steps.
+    config = recipe(warm_up_epochs=2.0)
+    np.testing.assert_allclose(
+        rates(config, 2.5, 105, 0, 2, 5, 55, 105), [0.0, 0.04, 0.1, 0.05, 0.0], atol=1e-7
+    )
+    # A run that ends before its warm-up does has its peak at its end.
+    np.testing.assert_allclose(rates(config, 2.5, 4, 0, 1, 3), [0.0, 0.025, 0.075], atol=1e-7)
+    # Of 90 steps, it falls at 30, 60 and 80.
+    np.testing.assert_allclose(
+        rates(recipe(schedule="step"), 9.0, 90, 0, 29, 30, 59, 60, 79, 80, 89),
+        [0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3, 1e-4, 1e-4],
+        rtol=1e-6,
+    )
+
+
+def test_the_optimizer_has_the_momentum_and_decay_of_its_config():
+    for kind in ("momentum", "lars"):
+        settings = {"momentum": 0.5, "weight_decay": 0.1}
+        optimizer = resnet_learner.make_optimizer(
+            recipe(optimizer=kind, **settings), lambda step: tf.constant(0.1)
+        )
+        own = {"momentum": Momentum, "lars": LARS}[kind]
+        expected = own(lambda step: tf.constant(0.1), networks.decayed, **settings)
+        assert type(optimizer) is own
+        moved = []
+        for one in (optimizer, expected):
+            w, b = tf.Variable([[2.0]]), tf.Variable([2.0])
+            for _ in range(2):
+                one.apply([tf.constant([[1.0]]), tf.constant([1.0])], [w, b])
+            moved.append([*w.numpy()[0], *b.numpy()])
+        np.testing.assert_array_equal(*moved)
+
+
+def test_figures_are_means_over_the_examples():
+    sums = {"top_1": np.float32(3), "loss": np.float32(10), "examples": np.float32(4)}
+    assert resnet_learner._figures(sums) == {"top_1": 0.75, "loss": 2.5, "examples": 4.0}
+
+
+def test_epochs_become_steps(folder):
+    # 50 images in batches of 16: 3.125 steps.
+    _, learner = make(folder, epochs=4.0, evaluate_epochs=2.0)
+    assert (learner.num_steps, learner.evaluation().every) == (12, 6)
+    # After one epoch, or 3 steps, the rate falls for 9: here for 3 of them.
+    assert float(learner._rate(6)) == pytest.approx(0.75 * 0.1 * 16 / 256)
+    assert learner.evaluation().best == "top_1"
+    assert learner.global_batch_size == learner.evaluation().global_batch_size == 16
+    _, learner = make(folder, epochs=0.01, evaluate_epochs=0.01)
+    assert (learner.num_steps, learner.evaluation().every) == (1, 1)
+
+
+def test_a_seed_chooses_the_weights(folder):
+    def first(seed):
+        return values(make(folder, seed=seed)[1])
+
+    one, other = first(1), first(2)
+    for name, weights in first(1).items():
+        np.testing.assert_array_equal(weights, one[name])
+    assert any((weights != other[name]).any() for name, weights in one.items())
+
+
+def test_a_checkpoint_finds_all_velocities(folder):
+    """They are there before the first step."""
+    _, learner = make(folder)
+    parts = learner.trackables()
+    shapes = [v.shape for v in parts["optimizer"].velocities]
+    assert shapes == [v.shape for v in parts["network"].trainable_variables] != []
+
+
+def test_the_input_begins_with_the_first_batch(folder):
+    _, learner = make(folder)
+    context = InputContext(1)
+    firsts = [
+        next(iter(data))[1].numpy().tolist()
+        for data in (
+            learner.input_fn(context),
+            learner.input_fn_from(context, 0),
+            learner.input_fn_from(context, 1),
+        )
+    ]
+    assert firsts[0] == firsts[1] != firsts[2] and len(firsts[0]) == 16
+
+
+def log_softmax(logits):
+    return logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
+
+
+IMAGES = np.random.default_rng(0).integers(256, size=(16, 8, 8, 1)).astype(np.uint8)
+LABELS = np.random.default_rng(1).integers(10, size=16).astype(np.int32)
+
+
+def test_a_step_descends_the_smoothed_cross_entropy(folder):
+    settings = {"label_smoothing": 0.3, "warm_up_epochs": 0.0, "schedule": "step"}
+    _, learner = make(folder, weight_decay=0.0, momentum=0.0, learning_rate=1.6, **settings)
+    weights = learner.trackables()["network"].trainable_variables
+    # At the start, the classifier gives all classes the same logit.
+    for variable in weights:
+        variable.assign_add(np.random.default_rng(2).normal(size=variable.shape) * 0.1)
+    # Labels of the best, the second and the third of the logits.
+    order = np.argsort(-learner._classifier(IMAGES, is_training=True).numpy(), axis=1)
+    labels = order[np.arange(16), np.arange(16) % 3].astype(np.int32)
+    with tf.GradientTape() as tape:
+        logits = learner._classifier(IMAGES, is_training=True)
+        targets = 0.7 * np.eye(10)[labels] + 0.3 / 10
+        loss = -tf.reduce_mean(tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=1))
+    gradients = tape.gradient(loss, weights)
+    before = [variable.numpy() for variable in weights]
+    metrics = learner.step_fn((tf.constant(IMAGES), tf.constant(labels)))
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    assert float(metrics["accuracy"]) == 6 / 16
+    assert float(metrics["learning_rate"]) == pytest.approx(0.1)
+    for variable, old, gradient in zip(weights, before, gradients, strict=True):
+        np.testing.assert_allclose(variable, old - 0.1 * gradient, 1e-4, 1e-5)
+
+
+def test_an_evaluation_sums_over_all_but_the_padding(folder):
+    _, learner = make(folder, label_smoothing=0.3)
+    for variable in learner.trackables()["network"].variables:
+        variable.assign_add(np.random.default_rng(2).uniform(0, 0.1, size=variable.shape))
+    logits = learner._classifier(IMAGES, is_training=False).numpy()
+    ranks = np.argsort(np.argsort(-logits, axis=1), axis=1)[np.arange(16), LABELS]
+    mask = (np.arange(16) < 13).astype(np.float32)
+    sums = learner._sums((tf.constant(IMAGES), tf.constant(LABELS)), tf.constant(mask))
+    log_p = log_softmax(logits)[np.arange(16), LABELS]
+    expected = {
+        "top_1": np.sum(ranks[:13] < 1),
+        "top_5": np.sum(ranks[:13] < 5),
+        "loss": -np.sum(log_p[:13]),  # Without smoothing.
+        "examples": 13,
+    }
+    assert sums.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(sums[name], value, 1e-5, err_msg=name)
 
 
 def start(folder, path, replicas="single_device", num_steps=STEPS, **settings):
@@ -145,6 +294,8 @@ def test_replicas_do_not_meet_between_micro_batches():
 def test_a_batch_that_cannot_be_shared(folder):
     with pytest.raises(rr.ConfigError, match="multiple of 2 replicas x 3 micro-batches, got 16"):
         make(folder, "multi_device:2", micro_batches=3)
+    with pytest.raises(rr.ConfigError, match="multiple of 1 replicas x 4 micro-batches, got 18"):
+        make(folder, global_batch_size=18, micro_batches=4)
 
 
 def test_it_serves_the_classifier(folder, tmp_path):

@@ -46,15 +46,17 @@ def test_first_step_by_hand():
 
 
 def test_fused_adam_with_sparse_rows():
-    def sparse(kind):
-        table = tf.Variable(tf.ones([4, 2]))
+    def trained(kind):
+        """A table beside a vector, whose gradient is dense."""
+        table, vector = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([2]))
         optimizer = kind(0.1)
         for i in range(5):
             rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([i % 4, i % 4]), [4, 2])
-            optimizer.apply([rows], [table])
-        return table.numpy()
+            optimizer.apply([rows, tf.constant([1.0, -i])], [table, vector])
+        return table.numpy(), vector.numpy()
 
-    np.testing.assert_array_equal(sparse(rr.optimizers.Adam), sparse(snt.optimizers.Adam))
+    for got, want in zip(trained(rr.optimizers.Adam), trained(snt.optimizers.Adam), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_fused_adam_refuses_what_sonnet_refuses():

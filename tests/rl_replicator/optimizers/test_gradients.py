@@ -64,6 +64,35 @@ class Learner:
         return self.weights.numpy().astype(np.float32)
 
 
+NO_OPTIONS = {
+    "reduction": "mean",
+    "max_global_norm": None,
+    "loss_scale": None,
+    "skip_nonfinite": False,
+}
+
+
+def test_options_have_one_line_for_what_they_refuse():
+    for option, bad, message in (
+        ("reduction", "median", "reduction out of mean, sum, none, got 'median'"),
+        ("max_global_norm", 0, "max_global_norm above 0, got 0"),
+        ("max_global_norm", float("nan"), "max_global_norm above 0, got nan"),
+        ("loss_scale", 0, "loss_scale above 0"),
+        ("loss_scale", float("inf"), "loss_scale above 0"),
+        ("loss_scale", "static", "loss_scale above 0"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            gradients.Options(**(NO_OPTIONS | {option: bad}))
+
+
+def test_options_that_skip():
+    assert not gradients.Options(**NO_OPTIONS).skips
+    for changed in ({"skip_nonfinite": True}, {"loss_scale": "dynamic"}):
+        assert gradients.Options(**(NO_OPTIONS | changed)).skips
+    for changed in ({"loss_scale": 0.5}, {"max_global_norm": 0.5}, {"reduction": "none"}):
+        assert not gradients.Options(**(NO_OPTIONS | changed)).skips
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("scale", [65536.0, "dynamic"])
 def test_half_gradients_equal_float32(count, scale, monkeypatch):
@@ -84,6 +113,14 @@ def test_half_gradients_equal_float32(count, scale, monkeypatch):
         learner.step(x)
     np.testing.assert_allclose(learner.value, -RATE * 1e-7 * ROWS.sum(0), rtol=2e-3)
     assert int(learner.optimizer.num_skipped) == 0
+
+
+def test_half_gradients_that_the_step_reduces_are_unscaled_in_float32():
+    options = {"reduction": "none", "loss_scale": 65536.0}
+    learner = Learner(1, tf.float32, tf.float16, factor=1e-7, **options)
+    learner.weights.assign(tf.zeros([4]))
+    learner.step(ROWS[0])
+    np.testing.assert_allclose(learner.value, -RATE * 1e-7 * ROWS[0], rtol=2e-3)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -119,6 +156,30 @@ def test_the_scale_stays_finite(monkeypatch):
     learner = Learner(1, tf.float32, tf.float32, factor=1e-38, loss_scale="dynamic")
     learner.step(ROWS[0])
     assert float(learner.optimizer.loss_scale) == 2.0**127
+
+
+def test_the_scale_stays_at_least_one(monkeypatch):
+    """Below it, gradients would become smaller than without a scale."""
+    monkeypatch.setattr(gradients, "INITIAL_SCALE", 2.0)
+    learner = Learner(1, tf.float32, tf.float32, loss_scale="dynamic")
+    scales = []
+    for _ in range(3):
+        learner.step([np.nan] * 4)
+        scales.append(float(learner.optimizer.loss_scale))
+    assert scales == [1.0, 1.0, 1.0]
+
+
+def test_a_guard_has_nothing_to_train():
+    """It is part of its optimizer, where a step may look for what to train."""
+    guard = gradients.LossScaleGuard(is_dynamic=True)
+    assert len(guard.variables) == 3 and not guard.trainable_variables
+
+
+def test_any_positive_scale_may_be_chosen():
+    learner = Learner(1, tf.float32, tf.float32, loss_scale=0.5)
+    learner.step(ROWS[0])
+    assert float(learner.optimizer.loss_scale) == 0.5
+    np.testing.assert_allclose(learner.value, START - RATE * ROWS[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
@@ -168,6 +229,18 @@ def test_unscale_equals_numpy():
     assert none is None
     np.testing.assert_array_equal(sparse.values, values / 8)
     assert sparse.indices.numpy().tolist() == [1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_found_among_all(bad):
+    good, spoiled = tf.constant([1.0, 2.0]), tf.constant([1.0, bad])
+
+    def rows(values):
+        return tf.IndexedSlices(values, tf.constant([3, 0]), tf.constant([5]))
+
+    assert gradients.all_finite([good, None, rows(good)])
+    assert not gradients.all_finite([good, None, rows(spoiled)])
+    assert not gradients.all_finite([spoiled, None, rows(good)])
 
 
 def test_a_half_loss_is_refused():

@@ -15,6 +15,105 @@ X = RNG.normal(size=(BATCH, 4)).astype(np.float32)
 WORDS = RNG.integers(0, 5, size=BATCH)
 
 
+def test_halves_add_up_in_float32():
+    # 1 + 8 * 2**-8 in bfloat16 would stay 1.
+    x = tf.constant([1.0] + [2**-8] * 8, tf.bfloat16)
+    mean = micro_batches.accumulate(tf.reduce_sum, x, 9)
+    assert mean.dtype == tf.bfloat16
+    np.testing.assert_allclose(tf.cast(mean, tf.float32), (1 + 8 * 2**-8) / 9, 4e-3)
+
+
+def test_rows_may_differ_in_number():
+    """Those of positive entries; the mean of three parts counts each a third."""
+
+    def positive(x):
+        def function(part):
+            where = tf.where(part > 0)[:, 0]
+            return tf.IndexedSlices(tf.gather(part, where), where, tf.constant([2], tf.int64))
+
+        return micro_batches.accumulate(function, x, 3)
+
+    for find in (positive, tf.function(positive)):
+        rows = find(tf.constant([3.0, 6.0, -1.0, -1.0, -1.0, 9.0]))
+        np.testing.assert_array_equal(rows.values, [1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(rows.indices, [0, 1, 1])
+        np.testing.assert_array_equal(rows.dense_shape, [2])
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_bools_and_python_numbers_have_means(count):
+    means = micro_batches.accumulate(
+        lambda x: [x[0] > 1.5, 3, 0.5], tf.constant([1.0, 2.0, 3.0, 4.0]), count
+    )
+    assert [mean.dtype for mean in means] == [tf.float32] * 3
+    np.testing.assert_allclose(means, [0.0 if count == 1 else 0.75, 3.0, 0.5])
+
+
+def test_a_nest_that_changes_is_refused():
+    nests = iter([[1.0], [1.0, 2.0]])
+    with pytest.raises(rr.ConfigError, match="same nest .* got 1 tensors and then 2"):
+        micro_batches.accumulate(lambda x: next(nests), tf.ones([2]), 2)
+
+
+def test_state_goes_on_from_part_to_part():
+    seen = tf.Variable(0.0)
+    tf.function(lambda x: micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 3))(
+        tf.constant([1.0, 2.0, 3.0])
+    )
+    assert seen.numpy() == 6.0
+
+
+def test_collectives_in_the_loop_are_refused():
+    replicator = rr.make("multi_device:2")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.ones([4]))
+
+    @tf.autograph.experimental.do_not_convert
+    def step_fn(x):
+        return micro_batches.accumulate(lambda y: collectives.all_sum(y), x, 2)
+
+    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
+        replicator.replicate(step_fn, inputs)
+
+
+def test_one_micro_batch_needs_no_loop():
+    """So it may call collectives, as the rest of the step may."""
+    replicator = rr.make("multi_device:2")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.ones([4]))
+
+    @tf.autograph.experimental.do_not_convert
+    def step_fn(x):
+        return micro_batches.accumulate(lambda y: collectives.all_sum(y), x, 1)
+
+    step = replicator.replicate(step_fn, inputs)
+    np.testing.assert_array_equal(replicator.gather(step()), np.full([2, 4], 2.0))
+
+
+def test_a_batch_that_does_not_divide():
+    x = tf.ones([10])
+    for batch, count, message in (
+        (x, 4, "multiple of 4 micro-batches, got 10 examples"),
+        (x, 0, "at least 1 micro-batch, got 0"),
+        ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
+        ([x, 1.0], 5, "got a scalar"),
+        ([], 5, "or no tensor"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            micro_batches.accumulate(tf.nest.flatten, batch, count)
+
+
+def test_a_batch_that_does_not_divide_changes_nothing():
+    """If its size is not known before."""
+    seen = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 4)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4 micro-batches"):
+        step(tf.ones([10]))
+    assert seen.numpy() == 0.0
+
+
 def make_model():
     model = snt.nets.MLP([8, 1], activation=tf.tanh)
     model(tf.zeros([1, 4]))
@@ -46,6 +145,7 @@ def test_equals_the_whole_batch(count, length):
     @tf.function(input_signature=[specs])
     def accumulated(batch):
         def function(part):
+            assert part["x"].shape == [length and length // count, 4]
             return gradients_of(model, variables, part)
 
         return micro_batches.accumulate(function, batch, count)
@@ -90,49 +190,3 @@ def test_in_a_step(name):
     for start, end, update in zip(before, after, whole["updates"], strict=True):
         expected = start - 0.5 * tf.convert_to_tensor(update).numpy()
         np.testing.assert_allclose(end, expected, 1e-6, 1e-6)
-
-
-def test_halves_add_up_in_float32():
-    # 1 + 8 * 2**-8 in bfloat16 would stay 1.
-    x = tf.constant([1.0] + [2**-8] * 8, tf.bfloat16)
-    mean = micro_batches.accumulate(tf.reduce_sum, x, 9)
-    assert mean.dtype == tf.bfloat16
-    np.testing.assert_allclose(tf.cast(mean, tf.float32), (1 + 8 * 2**-8) / 9, 4e-3)
-
-
-def test_state_goes_on_from_part_to_part():
-    seen = tf.Variable(0.0)
-    tf.function(lambda x: micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 3))(
-        tf.constant([1.0, 2.0, 3.0])
-    )
-    assert seen.numpy() == 6.0
-
-
-def test_collectives_in_the_loop_are_refused():
-    replicator = rr.make("multi_device:2")
-    inputs = replicator.make_inputs(lambda context: lambda: tf.ones([4]))
-
-    @tf.autograph.experimental.do_not_convert
-    def step_fn(x):
-        return micro_batches.accumulate(lambda y: collectives.all_sum(y), x, 2)
-
-    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
-        replicator.replicate(step_fn, inputs)
-
-
-def test_a_batch_that_does_not_divide():
-    x = tf.ones([10])
-    for batch, count, message in (
-        (x, 4, "multiple of 4 micro-batches, got 10 examples"),
-        (x, 0, "at least 1 micro-batch, got 0"),
-        ([x, tf.ones([5])], 5, r"one length in the batch, got \[5, 10\]"),
-        ([x, 1.0], 5, "got a scalar"),
-    ):
-        with pytest.raises(rr.ConfigError, match=message):
-            micro_batches.accumulate(tf.nest.flatten, batch, count)
-    unknown = tf.function(
-        lambda x: micro_batches.accumulate(tf.reduce_sum, x, 4),
-        input_signature=[tf.TensorSpec([None])],
-    )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4 micro-batches"):
-        unknown(x)

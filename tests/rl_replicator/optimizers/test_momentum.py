@@ -43,6 +43,41 @@ def test_trust_ratio_of_nothing(weight, gradient):
     assert float(ratio) == 1.0
 
 
+def test_trust_ratio_of_small_norms():
+    ratio = momentum.trust_ratio(tf.constant(0.5), tf.constant(0.25), 0.5, 0.01)
+    assert float(ratio) == pytest.approx(0.01 * 0.5 / (0.25 + 0.25))
+
+
+def test_defaults_are_a_momentum_of_nine_tenths_and_no_decay():
+    plain, lars = (kind(rate, networks.decayed) for kind in (momentum.Momentum, momentum.LARS))
+    for optimizer in (plain, lars):
+        w = tf.Variable([[0.0, 2.0]])
+        for _ in range(2):
+            optimizer.apply([tf.constant([[1.0, 0.0]])], [w])
+    np.testing.assert_allclose(plain.velocities[0], [[0.9 + 1.0, 0.0]], rtol=1e-6)
+    # The ratios are 0.001 * 2, for |w| is 2 in both steps.
+    np.testing.assert_allclose(lars.velocities[0], [[0.9 * 2e-4 + 0.05 * 2e-3, 0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [momentum.Momentum, momentum.LARS])
+def test_sparse_rows_and_plain_numbers_are_gradients_too(kind):
+    rows = tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([2, 0, 2]), [3, 1])
+    numbers = [[2.0], [0.0], [5.0]]
+    moved = []
+    for g in (tf.constant(numbers), rows, numbers):
+        w, optimizer = tf.Variable(tf.ones([3, 1])), kind(rate, networks.decayed, weight_decay=0.1)
+        for _ in range(2):  # All rows move in the second step, by their velocity and decay.
+            optimizer.apply([g], [w])
+        moved.append(w.numpy())
+    np.testing.assert_allclose(moved[1:], [moved[0]] * 2, rtol=1e-6)
+
+
+def test_an_optimizer_has_nothing_to_train():
+    optimizer = momentum.Momentum(rate, networks.decayed)
+    optimizer.apply([tf.constant([[1.0]])], [tf.Variable([[1.0]])])
+    assert [variable.trainable for variable in optimizer.variables] == [False, False]
+
+
 def test_missing_gradients_are_skipped():
     a, b = tf.Variable([[1.0]]), tf.Variable([[1.0]])
     optimizer = momentum.LARS(rate, networks.decayed)

@@ -24,14 +24,21 @@ def test_cosine():
     )
 
 
+def test_cosine_in_no_steps_ends_after_its_first():
+    np.testing.assert_allclose(
+        at(schedules.cosine(0.4, first_step=5, last_step=5), 0, 5, 6), [0.4, 0.4, 0.0], atol=1e-7
+    )
+
+
 def test_stairs():
     schedule = schedules.stairs(2.0, [3, 6])
     np.testing.assert_allclose(at(schedule, 0, 2, 3, 5, 6, 100), [2, 2, 0.2, 0.2, 0.02, 0.02])
 
 
 def test_warm_up():
-    schedule = schedules.warm_up(0.8, 4, schedules.stairs(0.8, [6]))
-    np.testing.assert_allclose(at(schedule, 0, 1, 3, 4, 5, 6), [0, 0.2, 0.6, 0.8, 0.8, 0.08])
+    # At the end of the rise, the rate is already the other schedule's.
+    schedule = schedules.warm_up(0.8, 4, schedules.stairs(0.5, [6]))
+    np.testing.assert_allclose(at(schedule, 0, 1, 3, 4, 5, 6), [0, 0.2, 0.6, 0.5, 0.5, 0.05])
 
 
 def test_no_warm_up():

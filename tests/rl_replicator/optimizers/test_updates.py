@@ -16,6 +16,10 @@ def test_rows_with_one_index_are_summed():
     assert updates.merge_rows(None) is None
 
 
+def test_some_parameters_may_have_no_update():
+    updates.check([None, tf.constant(1.0)], [tf.Variable(1.0), tf.Variable(2.0)])
+
+
 def test_what_does_not_belong_together_is_refused():
     variable = tf.Variable(1.0, name="weight")
     with pytest.raises(ValueError, match="same length, got 0 and 1"):

@@ -11,7 +11,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import checkpoints, collectives
 from rl_replicator.checkpoints import parts
-from rl_replicator.optimizers import gradients, wrapping
+from rl_replicator.optimizers import gradients, slots, wrapping
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 GLOBAL_BATCH = 8
@@ -79,191 +79,81 @@ def make_step(variables, optimizer, share=1.0, spoiled=lambda: False):
     return step_fn
 
 
-def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
-    variables, optimizer = learner(count, make_optimizer, built, **options)
-    step_fn = make_step(variables, optimizer, share)
-    chosen = replicator(count)
-    chosen.replicate(step_fn, chosen.make_inputs(batches), steps)()
-    for variable in variables:
-        for copy in getattr(variable, "values", ())[1:]:
-            np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy())
-    return [variable.numpy() for variable in variables]
+def test_misuse_has_one_line():
+    chosen = replicator(1)
+    sgd = OPTIMIZERS["sonnet sgd"]
+    for optimizer, options, message in (
+        ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
+        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
+        (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
+        (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
+        (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            chosen.wrap_optimizer(optimizer, **options)
 
 
-@functools.cache
-def reference(name):
-    """One device without any wrapper."""
-    optimizer = OPTIMIZERS[name]()
-    start = np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
-    variables = [tf.Variable(start), tf.Variable([0.5, -0.5, 1.0])]
-    for i in range(4):
-        rows = slice(i * GLOBAL_BATCH, (i + 1) * GLOBAL_BATCH)
-        with tf.GradientTape() as tape:
-            loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
-        gradients = tape.gradient(loss, variables)
-        if isinstance(optimizer, snt.Optimizer):
-            optimizer.apply(gradients, variables)
-        else:
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return [variable.numpy() for variable in variables]
+def test_sonnet_accepts_a_strategy_and_those_that_inherit_from_it(monkeypatch):
+    class Mine(tf.distribute.Strategy):
+        pass
+
+    class Heir(Mine):
+        pass
+
+    known = wrapping.snt_utils._SUPPORTED_STRATEGIES
+    monkeypatch.setattr(wrapping.snt_utils, "_SUPPORTED_STRATEGIES", known)
+    for kind in (Mine, Mine, Heir, tf.distribute.OneDeviceStrategy):  # Sonnet knows the last.
+        wrapping.support(kind)
+        found = wrapping.snt_utils._SUPPORTED_STRATEGIES
+        assert found == (*known, Mine)
 
 
-def close(got, expected, tolerance=1e-5):
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, tolerance, tolerance)
+def test_the_object_stays_what_it_was():
+    adam = keras.Adam(0.01, jit_compile=True)
+    assert replicator(1).wrap_optimizer(adam) is adam
+    assert not adam.jit_compile  # Its updates are compiled with the step, if at all.
+    assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
+    assert float(adam.learning_rate) == np.float32(0.01)
+    assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+    sgd = replicator(1).wrap_optimizer(OPTIMIZERS["sonnet sgd"]())
+    assert not hasattr(sgd, "apply_gradients")  # That is Keras's method.
 
 
-# One replica: an optimizer of each kind; what the others add is the same for any number.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        *((name, 2) for name in OPTIMIZERS),
-        *((name, 1) for name in ("sonnet adam", "fused adam", "keras ema", "legacy adam")),
-    ],
-)
-def test_any_optimizer_equals_one_device(name, count):
-    weights = train(count, OPTIMIZERS[name])
-    close(weights[:2], reference(name))
-    assert weights[2] == 1.0
+def test_a_parameter_whose_slots_fail_is_forgotten():
+    """Otherwise the next variable of its shape would get its layout on a mesh."""
+
+    class Failing:
+        def _initialize(self, parameters):
+            for _ in parameters:
+                raise RuntimeError("no slots")
+
+    with pytest.raises(RuntimeError, match="no slots"):
+        wrapping.build(Failing(), [tf.Variable(1.0)])
+    assert slots.owner(None) is None
 
 
-@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
-def test_slots_may_appear_in_the_first_step(name):
-    close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
+class OnlyUp(snt.Optimizer):
+    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
+
+    def apply(self, updates, parameters):
+        for update, parameter in zip(updates, parameters, strict=True):
+            if update > 0.0:
+                parameter.assign_add(update)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_sum(count):
-    # Each replica's loss is its share of the whole.
-    weights = train(count, OPTIMIZERS["sonnet sgd"], share=1 / count, reduction="sum")
-    close(weights[:2], reference("sonnet sgd"))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_clipping_counts_sparse_rows_as_dense(count):
-    def one_step(limit):
-        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
-
-    start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
-    free, clipped = one_step(None), one_step(0.25)
-    flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
-    moves = [flat[1] - flat[0], flat[2] - flat[0]]
-    assert np.linalg.norm(moves[0]) > 0.25
-    np.testing.assert_allclose(np.linalg.norm(moves[1]), 0.25, 1e-5)
-    np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
-
-
-# Not of Adam, which does the same with gradients of any scale.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "scale"),
-    [("sonnet sgd", 1024.0), ("keras sgd", "dynamic"), ("legacy sgd", "dynamic")],
-)
-def test_loss_scale_changes_nothing(name, scale):
-    close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
-
-
-def state(variables, optimizer):
-    """All variables of both, by name in a checkpoint, except what counts the skipped."""
-    found = parts.TrackablePart(variables=variables, optimizer=optimizer)._variables()
-    return {
-        name: [copy.numpy() for copy in getattr(variable, "values", (variable,))]
-        for name, variable in found.items()
-        if "guard" not in name
-    }
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["sonnet adam", "fused adam", "keras ema", "legacy adam"])
-def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
-    chosen = replicator(count)
-    variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
+def test_a_users_optimizer_may_branch_on_tensors():
+    chosen = replicator(1)
     with chosen.scope():
-        bad = tf.Variable(-1, trainable=False)  # The replica that has a NaN.
-    step_fn = make_step(variables, optimizer, spoiled=lambda: bad == collectives.replica_id())
-    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
-    step()
-    before = state(variables, optimizer)
-    with chosen.scope():
-        bad.assign(count - 1)
-    assert chosen.gather(step()).tolist() == [1] * count
-    after = state(variables, optimizer)
-    assert before.keys() == after.keys() and len(before) > 4
-    for key, copies in before.items():
-        np.testing.assert_array_equal(copies, after[key], key)
-    with chosen.scope():
-        bad.assign(-1)
-    step()
-    assert not np.array_equal(before["variables/0"], state(variables, optimizer)["variables/0"])
-    with caplog.at_level(logging.WARNING):
-        assert (optimizer.report_skipped(), optimizer.report_skipped()) == (1, 0)
-    ours = [r.getMessage() for r in caplog.records if r.name == wrapping.__name__]
-    assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
+        variable = tf.Variable(0.0)
+        optimizer = chosen.wrap_optimizer(OnlyUp())
 
+    def step_fn(update):
+        optimizer.apply([update], [variable])
+        return variable.read_value()
 
-def test_dynamic_loss_scale(monkeypatch):
-    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 2)
-    chosen = replicator(2)
-    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"], loss_scale="dynamic")
-    with chosen.scope():
-        bad = tf.Variable(True, trainable=False)
-    step_fn = make_step(variables, optimizer, spoiled=bad.read_value)
-    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
-    scales = []
-    for is_bad in (True, True, False, False, False, True, False, False):
-        with chosen.scope():
-            bad.assign(is_bad)
-        step()
-        scales.append(float(optimizer.loss_scale) / gradients.INITIAL_SCALE)
-    assert scales == [0.5, 0.25, 0.25, 0.5, 0.5, 0.25, 0.25, 0.5]
-    assert int(optimizer.num_skipped) == 3
-
-
-@pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
-def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
-    learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
-    (variables, optimizer), (others, other) = learners
-    chosen = replicator(2)
-    chosen.replicate(make_step(variables, optimizer), chosen.make_inputs(batches))()
-    here = parts.TrackablePart(variables=variables, optimizer=optimizer)
-    there = parts.TrackablePart(variables=others, optimizer=other)
-    checkpoints.Checkpointer(tmp_path).save(1, {"learner": here})
-    checkpoints.Checkpointer(tmp_path).restore({"learner": there})
-    saved, restored = state(variables, optimizer), state(others, other)
-    assert saved.keys() == restored.keys()
-    assert any("slot" in key or "/m/" in key or "_variables" in key for key in saved)
-    for key, copies in saved.items():
-        np.testing.assert_array_equal(copies[0], restored[key][0], key)
-
-
-def test_nones_must_agree():
-    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
-
-    def step_fn(replica):
-        some = 0 if tf.get_static_value(replica) else 1
-        gradients = [None] * 3
-        gradients[some] = tf.zeros_like(variables[some])
-        optimizer.apply(gradients, variables)
-
-    chosen = replicator(2)
-    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
-    with pytest.raises(rr.ConfigError, match=r"\[None, float32\(3,\), None\]"):
-        chosen.replicate(step_fn, inputs)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_apply_that_not_all_may_reach_is_refused(count):
-    variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
-
-    def step_fn(replica):
-        tf.cond(replica < 1, lambda: optimizer.apply([v * 0 for v in variables], variables), int)
-
-    chosen = replicator(count)
-    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
-    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
-    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
-        chosen.replicate(step_fn, inputs)
+    data = tf.data.Dataset.from_tensor_slices([1.0, -2.0, 4.0])
+    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data))
+    assert [float(chosen.reduce("sum", step())) for _ in range(3)] == [1.0, 1.0, 5.0]
 
 
 def test_a_forgotten_scale_is_refused():
@@ -298,50 +188,197 @@ def test_one_replica_pays_nothing():
     assert operations(optimizers[0]) == operations(optimizers[1])
 
 
-def test_the_object_stays_what_it_was():
-    adam = keras.Adam(0.01)
-    assert replicator(1).wrap_optimizer(adam) is adam
-    assert isinstance(adam, keras.Adam) and type(adam).__name__ == "Adam"
-    assert float(adam.learning_rate) == np.float32(0.01)
-    assert int(adam.num_skipped) == 0 and float(adam.loss_scale) == 1.0
+def test_nones_must_agree():
+    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"])
+
+    def step_fn(replica):
+        some = 0 if tf.get_static_value(replica) else 1
+        gradients = [None] * 3
+        gradients[some] = tf.zeros_like(variables[some])
+        optimizer.apply(gradients, variables)
+
+    chosen = replicator(2)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    with pytest.raises(rr.ConfigError, match=r"\[None, float32\(3,\), None\]"):
+        chosen.replicate(step_fn, inputs)
 
 
-class OnlyUp(snt.Optimizer):
-    """An optimizer of a user's own, in Python that AutoGraph has to convert."""
+@pytest.mark.parametrize("count", [1, 2])
+def test_apply_that_not_all_may_reach_is_refused(count):
+    variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
 
-    def apply(self, updates, parameters):
-        for update, parameter in zip(updates, parameters, strict=True):
-            if update > 0.0:
-                parameter.assign_add(update)
+    def step_fn(replica):
+        tf.cond(replica < 1, lambda: optimizer.apply([v * 0 for v in variables], variables), int)
+
+    chosen = replicator(count)
+    inputs = chosen.make_inputs(lambda context: collectives.replica_id)
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    with pytest.raises(rr.ConfigError, match="at the top level of step_fn"):
+        chosen.replicate(step_fn, inputs)
 
 
-def test_a_users_optimizer_may_branch_on_tensors():
-    chosen = replicator(1)
+def state(variables, optimizer):
+    """All variables of both, by name in a checkpoint, except what counts the skipped."""
+    found = parts.TrackablePart(variables=variables, optimizer=optimizer)._variables()
+    return {
+        name: [copy.numpy() for copy in getattr(variable, "values", (variable,))]
+        for name, variable in found.items()
+        if "guard" not in name
+    }
+
+
+def test_dynamic_loss_scale(monkeypatch, caplog):
+    monkeypatch.setattr(gradients, "GROWTH_INTERVAL", 2)
+    chosen = replicator(2)
+    variables, optimizer = learner(2, OPTIMIZERS["sonnet sgd"], loss_scale="dynamic")
     with chosen.scope():
-        variable = tf.Variable(0.0)
-        optimizer = chosen.wrap_optimizer(OnlyUp())
+        bad = tf.Variable(True, trainable=False)
+    step_fn = make_step(variables, optimizer, spoiled=bad.read_value)
+    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
+    scales = []
+    for is_bad in (True, True, False, False, False, True, False, False):
+        with chosen.scope():
+            bad.assign(is_bad)
+        step()
+        scales.append(float(optimizer.loss_scale) / gradients.INITIAL_SCALE)
+        if len(scales) == 4:
+            assert optimizer.report_skipped() == 2
+    assert scales == [0.5, 0.25, 0.25, 0.5, 0.5, 0.25, 0.25, 0.5]
+    assert int(optimizer.num_skipped) == 3
+    with caplog.at_level(logging.WARNING):
+        assert optimizer.report_skipped() == 1
+    assert caplog.records[-1].getMessage().endswith("not finite (3 in all)")
 
-    def step_fn(update):
-        optimizer.apply([update], [variable])
-        return variable.read_value()
 
-    data = tf.data.Dataset.from_tensor_slices([1.0, -2.0, 4.0])
-    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data))
-    assert [float(chosen.reduce("sum", step())) for _ in range(3)] == [1.0, 1.0, 5.0]
+@pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
+def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
+    learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
+    (variables, optimizer), (others, other) = learners
+    chosen = replicator(2)
+    chosen.replicate(make_step(variables, optimizer), chosen.make_inputs(batches))()
+    with chosen.scope():
+        optimizer.guard.scale.assign(8.0)
+        optimizer.guard.num_skipped.assign(5)
+    here = parts.TrackablePart(variables=variables, optimizer=optimizer)
+    there = parts.TrackablePart(variables=others, optimizer=other)
+    checkpoints.Checkpointer(tmp_path).save(1, {"learner": here})
+    checkpoints.Checkpointer(tmp_path).restore({"learner": there})
+    assert (float(other.loss_scale), int(other.num_skipped)) == (8.0, 5)
+    saved, restored = state(variables, optimizer), state(others, other)
+    assert saved.keys() == restored.keys()
+    assert any("slot" in key or "/m/" in key or "_variables" in key for key in saved)
+    for key, copies in saved.items():
+        np.testing.assert_array_equal(copies[0], restored[key][0], key)
 
 
-def test_misuse_has_one_line():
-    chosen = replicator(1)
-    sgd = OPTIMIZERS["sonnet sgd"]
-    for optimizer, options, message in (
-        ("adam", {}, "expected a Sonnet or Keras optimizer, got str"),
-        (sgd(), {"reduction": "median"}, "reduction out of mean, sum, none, got 'median'"),
-        (sgd(), {"max_global_norm": 0}, "max_global_norm above 0, got 0"),
-        (sgd(), {"loss_scale": -1}, "loss_scale above 0"),
-        (sgd(), {"loss_scale": "static"}, "loss_scale above 0"),
-        (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
-        (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
-        (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
-    ):
-        with pytest.raises(rr.ConfigError, match=message):
-            chosen.wrap_optimizer(optimizer, **options)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["sonnet adam", "fused adam", "keras ema", "legacy adam"])
+def test_a_step_that_is_not_finite_is_skipped_by_all(name, count, caplog):
+    chosen = replicator(count)
+    variables, optimizer = learner(count, OPTIMIZERS[name], skip_nonfinite=True)
+    with chosen.scope():
+        bad = tf.Variable(-1, trainable=False)  # The replica that has a NaN.
+    step_fn = make_step(variables, optimizer, spoiled=lambda: bad == collectives.replica_id())
+    step = chosen.replicate(step_fn, chosen.make_inputs(batches))
+    step()
+    before = state(variables, optimizer)
+    with chosen.scope():
+        bad.assign(count - 1)
+    assert chosen.gather(step()).tolist() == [1] * count
+    after = state(variables, optimizer)
+    assert before.keys() == after.keys() and len(before) > 4
+    for key, copies in before.items():
+        np.testing.assert_array_equal(copies, after[key], key)
+    with chosen.scope():
+        bad.assign(-1)
+    step()
+    assert not np.array_equal(before["variables/0"], state(variables, optimizer)["variables/0"])
+    with caplog.at_level(logging.WARNING):
+        assert (optimizer.report_skipped(), optimizer.report_skipped()) == (1, 0)
+    ours = [r.getMessage() for r in caplog.records if r.name == wrapping.__name__]
+    assert ours == ["skipped 1 steps whose gradients were not finite (1 in all)"]
+
+
+def train(count, make_optimizer, steps=4, share=1.0, built=True, **options):
+    variables, optimizer = learner(count, make_optimizer, built, **options)
+    step_fn = make_step(variables, optimizer, share)
+    chosen = replicator(count)
+    chosen.replicate(step_fn, chosen.make_inputs(batches), steps)()
+    for variable in variables:
+        for copy in getattr(variable, "values", ())[1:]:
+            np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy())
+    return [variable.numpy() for variable in variables]
+
+
+@functools.cache
+def reference(name):
+    """One device without any wrapper."""
+    optimizer = OPTIMIZERS[name]()
+    start = np.linspace(-1, 1, ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
+    variables = [tf.Variable(start), tf.Variable([0.5, -0.5, 1.0])]
+    for i in range(4):
+        rows = slice(i * GLOBAL_BATCH, (i + 1) * GLOBAL_BATCH)
+        with tf.GradientTape() as tape:
+            loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
+        gradients = tape.gradient(loss, variables)
+        if isinstance(optimizer, snt.Optimizer):
+            optimizer.apply(gradients, variables)
+        else:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [variable.numpy() for variable in variables]
+
+
+def close(got, expected, tolerance=1e-5):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sum(count):
+    # Each replica's loss is its share of the whole.
+    weights = train(count, OPTIMIZERS["sonnet sgd"], share=1 / count, reduction="sum")
+    close(weights[:2], reference("sonnet sgd"))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_clipping_counts_sparse_rows_as_dense(count):
+    def one_step(limit):
+        return train(count, lambda: snt.optimizers.SGD(1.0), 1, max_global_norm=limit)
+
+    start = [variable.numpy() for variable in learner(1, lambda: snt.optimizers.SGD(1.0))[0]]
+    free, clipped = one_step(None), one_step(0.25)
+    flat = [np.concatenate([w.ravel() for w in weights]) for weights in (start, free, clipped)]
+    moves = [flat[1] - flat[0], flat[2] - flat[0]]
+    assert np.linalg.norm(moves[0]) > 0.25
+    np.testing.assert_allclose(np.linalg.norm(moves[1]), 0.25, 1e-5)
+    np.testing.assert_allclose(moves[1], moves[0] * 0.25 / np.linalg.norm(moves[0]), 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
+def test_slots_may_appear_in_the_first_step(name):
+    close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
+
+
+# Not of Adam, which does the same with gradients of any scale.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("sonnet sgd", 1024.0), ("keras sgd", "dynamic"), ("legacy sgd", "dynamic")],
+)
+def test_loss_scale_changes_nothing(name, scale):
+    close(train(2, OPTIMIZERS[name], loss_scale=scale)[:2], reference(name))
+
+
+# One replica: an optimizer of each kind; what the others add is the same for any number.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, 2) for name in OPTIMIZERS),
+        *((name, 1) for name in ("sonnet adam", "fused adam", "keras ema", "legacy adam")),
+    ],
+)
+def test_any_optimizer_equals_one_device(name, count):
+    weights = train(count, OPTIMIZERS[name])
+    close(weights[:2], reference(name))
+    assert weights[2] == 1.0

@@ -1,0 +1,47 @@
+"""Which parameter a new slot belongs to, and the layout of updates on a mesh."""
+
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+import rl_replicator as rr
+from rl_replicator.optimizers import slots
+
+MATRIX, VECTOR = tf.TensorShape([2, 3]), tf.TensorShape([3])
+
+
+def test_a_slot_belongs_to_the_current_parameter_of_a_loop():
+    parameters = [tf.Variable(tf.zeros(MATRIX)), tf.Variable(tf.zeros(VECTOR))]
+    watched = slots.Parameters(parameters)
+    assert slots.owner(MATRIX) is None and slots.owner(None) is None
+    assert len(watched) == 2 and watched[1] is parameters[1]
+    for parameter, own, other in zip(watched, (MATRIX, VECTOR), (VECTOR, MATRIX), strict=True):
+        assert slots.owner(own) is parameter
+        assert slots.owner(None) is parameter  # As good as any guess.
+        assert slots.owner(other) is None  # A factor of Adafactor, or a counter.
+    assert slots.owner(VECTOR) is None
+
+
+def test_a_loop_that_ends_early_is_forgotten():
+    watched = slots.Parameters([tf.Variable(tf.zeros(VECTOR))])
+    with pytest.raises(RuntimeError):
+        for _ in watched:
+            raise RuntimeError
+    watched.stop()
+    assert slots.owner(VECTOR) is None
+
+
+def test_an_update_gets_the_layout_of_its_parameter():
+    replicator = rr.MeshReplicator({"data": 1, "model": 2}, layouts={"w": ("model", "none")})
+    with replicator.scope():
+        w = tf.Variable(tf.zeros([2, 3]), name="w")
+    replicated = dtensor.Layout.replicated(w.layout.mesh, 2)
+    value = tf.reshape(tf.range(6.0), [2, 3])
+    update = slots.in_layout_of(w, dtensor.copy_to_mesh(value, replicated))
+    assert dtensor.fetch_layout(update) == w.layout != replicated
+    assert [part.numpy().tolist() for part in dtensor.unpack(update)] == [[[0, 1, 2]], [[3, 4, 5]]]
+
+
+def test_without_a_mesh_an_update_stays_what_it_is():
+    update = tf.ones([2])
+    assert slots.in_layout_of(tf.Variable(update), update) is update
