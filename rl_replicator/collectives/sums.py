@@ -109,7 +109,7 @@ def agree_on_shapes(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
         summarize=-1,
     )
     checked = list(xs)
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check]):
         for i in places:
             checked[i] = tf.identity(xs[i])
     return checked
