@@ -333,39 +333,6 @@ def test_a_mistake_in_a_part_is_not_called_a_full_disk(saved, tmp_path, mistake)
     assert names(tmp_path) == ["000001_step_10", "000002_step_20"]
 
 
-KILLED = """
-import pathlib, sys, time
-from rl_replicator import checkpoints
-class Slow:
-    def save(self, folder):
-        (folder / "half").write_bytes(b"x" * 1000)
-        pathlib.Path(sys.argv[2]).touch()
-        time.sleep(60)
-checkpoints.Checkpointer(sys.argv[1]).save(30, {"slow": Slow()})
-"""
-
-
-def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
-    flag = tmp_path_factory.mktemp("flag") / "saving"
-    command = [*forked.python(), "-c", KILLED, str(tmp_path), str(flag)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    try:
-        deadline = time.monotonic() + 120
-        while not flag.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(names(tmp_path)) == 3  # The unfinished one is there, under its temporary name.
-    assert saved.latest().step == 20
-    blob = Blob()
-    saved.restore({"blob": blob})
-    assert blob.content == b"content of step 20"
-    saved.save(40, {"blob": blob})
-    assert names(tmp_path) == ["000002_step_20", "000003_step_40"]
-
-
 def test_json_state(tmp_path):
     rng = np.random.default_rng(3)
     state = {"rng": rng.bit_generator.state, "noise": np.eye(2, dtype=np.float32), "n": 7}
@@ -382,57 +349,6 @@ def test_json_state(tmp_path):
     assert other.normal() == rng.normal()
     with pytest.raises(TypeError, match="expected JSON types or NumPy arrays, got set"):
         parts.JsonPart(lambda: {"seen": {1}}, print).save(tmp_path)
-
-
-FEATURES = 4
-DATA = np.random.default_rng(0).normal(size=(48, FEATURES)).astype(np.float32)
-
-
-def make_training(name, width=8):
-    """A replicator's learner: its parts, its step, its model and its optimizer."""
-    replicator = rr.make(name)
-    with replicator.scope():
-        model = snt.Sequential([snt.Linear(width), snt.LayerNorm(-1, True, True), snt.Linear(1)])
-        model(tf.zeros([1, FEATURES]))
-        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-2))
-    replicator.build_optimizer(optimizer, model.trainable_variables)
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - x[:, 0]))
-        parameters = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(8)
-        return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
-
-    inputs = replicator.make_inputs(input_fn)
-    step = replicator.replicate(step_fn, inputs, 10)
-    learner = {
-        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
-        "input": parts.InputPart(inputs),
-    }
-    return learner, step, model, optimizer
-
-
-def test_save_under_one_replica_count_and_go_on_under_another(tmp_path):
-    learner, step, model, _ = make_training("multi_device:2")
-    step()
-    checkpointer = checkpoints.Checkpointer(tmp_path, keep=3)
-    checkpointer.save(10, learner)
-    step()
-    undisturbed = [v.numpy() for v in model.trainable_variables]
-    for name in ("single_device", "multi_device:2", "multi_device:4"):
-        learner, step, model, optimizer = make_training(name)
-        checkpointer.restore(learner)
-        assert int(optimizer.step.numpy()) == 10
-        step()
-        for got, want in zip(model.trainable_variables, undisturbed, strict=True):
-            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
-    with pytest.raises(rr.ConfigError, match="before the first step"):
-        checkpointer.restore(learner)
 
 
 def test_state_that_is_not_a_variable_is_refused(tmp_path):
@@ -503,32 +419,6 @@ class Gated(Blob):
         super().save(folder)
 
 
-def test_a_save_in_the_background_holds_the_state_at_its_beginning(tmp_path):
-    learner, step, model, optimizer = make_training("single_device")
-    state, gated = {"batches": 10}, Gated(b"gated")
-    held = {**learner, "state": parts.JsonPart(lambda: state, state.update), "gated": gated}
-    checkpointer = checkpoints.Checkpointer(tmp_path)
-    step()
-    want = [v.numpy() for v in model.trainable_variables]
-    checkpointer.begin_save(10, held)
-    step()
-    after = [v.numpy() for v in model.trainable_variables]
-    state["batches"] = 20
-    assert checkpointer.is_saving
-    assert checkpointer.latest() is None
-    gated.gate.set()
-    assert checkpointer.wait() == checkpointer.latest()
-    assert not checkpointer.is_saving and checkpointer.wait() is None
-    learner, step, model, optimizer = make_training("single_device")
-    checkpointer.restore({**learner, "state": parts.JsonPart(dict, state.update)})
-    assert (state["batches"], int(optimizer.step.numpy())) == (10, 10)
-    for got, value in zip(model.trainable_variables, want, strict=True):
-        np.testing.assert_array_equal(got.numpy(), value)
-    step()  # Ends with other weights if the input was not restored to its position.
-    for got, value in zip(model.trainable_variables, after, strict=True):
-        np.testing.assert_array_equal(got.numpy(), value)
-
-
 def test_one_save_at_a_time_and_the_next_one_raises_the_error(saved, tmp_path):
     before = names(tmp_path)
     saved.begin_save(30, {"full": CapturedFullDisk()})
@@ -592,3 +482,113 @@ def test_a_part_that_cannot_be_captured_is_saved_at_once(saved, tmp_path):
     saved.begin_save(30, {"blob": Blob(b"at once"), "gated": parts.JsonPart(dict, print)})
     assert not saved.is_saving
     assert saved.latest().step == 30
+
+
+FEATURES = 4
+DATA = np.random.default_rng(0).normal(size=(48, FEATURES)).astype(np.float32)
+
+
+def make_training(name, width=8):
+    """A replicator's learner: its parts, its step, its model and its optimizer."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        model = snt.Sequential([snt.Linear(width), snt.LayerNorm(-1, True, True), snt.Linear(1)])
+        model(tf.zeros([1, FEATURES]))
+        optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-2))
+    replicator.build_optimizer(optimizer, model.trainable_variables)
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - x[:, 0]))
+        parameters = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return loss
+
+    def input_fn(context):
+        size = context.per_replica_batch_size(8)
+        return tf.data.Dataset.from_tensor_slices(DATA).batch(size).repeat()
+
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(step_fn, inputs, 10)
+    learner = {
+        "learner": parts.TrackablePart(model=model, optimizer=optimizer),
+        "input": parts.InputPart(inputs),
+    }
+    return learner, step, model, optimizer
+
+
+def test_save_under_one_replica_count_and_go_on_under_another(tmp_path):
+    learner, step, model, _ = make_training("multi_device:2")
+    step()
+    checkpointer = checkpoints.Checkpointer(tmp_path, keep=3)
+    checkpointer.save(10, learner)
+    step()
+    undisturbed = [v.numpy() for v in model.trainable_variables]
+    for name in ("single_device", "multi_device:2", "multi_device:4"):
+        learner, step, model, optimizer = make_training(name)
+        checkpointer.restore(learner)
+        assert int(optimizer.step.numpy()) == 10
+        step()
+        for got, want in zip(model.trainable_variables, undisturbed, strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(rr.ConfigError, match="before the first step"):
+        checkpointer.restore(learner)
+
+
+def test_a_save_in_the_background_holds_the_state_at_its_beginning(tmp_path):
+    learner, step, model, optimizer = make_training("single_device")
+    state, gated = {"batches": 10}, Gated(b"gated")
+    held = {**learner, "state": parts.JsonPart(lambda: state, state.update), "gated": gated}
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    step()
+    want = [v.numpy() for v in model.trainable_variables]
+    checkpointer.begin_save(10, held)
+    step()
+    after = [v.numpy() for v in model.trainable_variables]
+    state["batches"] = 20
+    assert checkpointer.is_saving
+    assert checkpointer.latest() is None
+    gated.gate.set()
+    assert checkpointer.wait() == checkpointer.latest()
+    assert not checkpointer.is_saving and checkpointer.wait() is None
+    learner, step, model, optimizer = make_training("single_device")
+    checkpointer.restore({**learner, "state": parts.JsonPart(dict, state.update)})
+    assert (state["batches"], int(optimizer.step.numpy())) == (10, 10)
+    for got, value in zip(model.trainable_variables, want, strict=True):
+        np.testing.assert_array_equal(got.numpy(), value)
+    step()  # Ends with other weights if the input was not restored to its position.
+    for got, value in zip(model.trainable_variables, after, strict=True):
+        np.testing.assert_array_equal(got.numpy(), value)
+
+
+KILLED = """
+import pathlib, sys, time
+from rl_replicator import checkpoints
+class Slow:
+    def save(self, folder):
+        (folder / "half").write_bytes(b"x" * 1000)
+        pathlib.Path(sys.argv[2]).touch()
+        time.sleep(60)
+checkpoints.Checkpointer(sys.argv[1]).save(30, {"slow": Slow()})
+"""
+
+
+def test_kill_in_the_middle_of_a_save(saved, tmp_path, tmp_path_factory):
+    flag = tmp_path_factory.mktemp("flag") / "saving"
+    command = [*forked.python(), "-c", KILLED, str(tmp_path), str(flag)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    try:
+        deadline = time.monotonic() + 120
+        while not flag.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(names(tmp_path)) == 3  # The unfinished one is there, under its temporary name.
+    assert saved.latest().step == 20
+    blob = Blob()
+    saved.restore({"blob": blob})
+    assert blob.content == b"content of step 20"
+    saved.save(40, {"blob": blob})
+    assert names(tmp_path) == ["000002_step_20", "000003_step_40"]
