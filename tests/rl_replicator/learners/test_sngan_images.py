@@ -55,14 +55,14 @@ def test_pixels_are_scaled_in_full_precision(fresh):
 
 def test_the_grid_shows_the_served_generator(fresh):
     for variable in fresh._average.trainable_variables:
-        variable.assign_add(0.1 * tf.ones_like(variable))
+        variable.assign_add(0.01 * tf.ones_like(variable))
     served = fresh.served().function
 
     def generate(noise, labels):
         return tf.cast(served(noise=noise, labels=labels)["images"], tf.uint8)
 
     want = samples.grid(generate, noise_size=8, num_classes=10, seed=1)
-    assert len(np.unique(want)) > 10
+    assert len(np.unique(want)) > 3  # Not only the border and a single grey.
     np.testing.assert_array_equal(fresh.images(0)["samples"], want)
     np.testing.assert_array_equal(
         samples.grid(generate, 8, 10, 1), want
