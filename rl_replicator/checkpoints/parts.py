@@ -196,8 +196,8 @@ class VariableValues:
         """Returns the name of the first variable that holds NaN or infinity; None if none does."""
         for name, value in self._values.items():
             # NumPy does not know that bfloat16 is a floating type.
-            is_float = value.dtype.kind == "f" or value.dtype.name == "bfloat16"
-            if is_float and not np.isfinite(value.astype(np.float32, copy=False)).all():
+            is_float = value.dtype.kind in "fc" or value.dtype.name == "bfloat16"
+            if is_float and not np.isfinite(value).all():
                 return name
         return None
 

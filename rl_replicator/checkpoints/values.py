@@ -30,6 +30,8 @@ def read(name: str, variable: Any) -> np.ndarray:
         whole = dtensor.Layout.replicated(copies[0].layout.mesh, copies[0].shape.rank)
         return dtensor.relayout(copies[0].read_value(), whole).numpy()
     value = copies[0].numpy()
+    if isinstance(value, bytes):  # A single text. Of other kinds, NumPy's scalars are arrays, too.
+        return np.array(value, object)
     if len(copies) > 1 and variable.aggregation == tf.VariableAggregation.MEAN:
         others = [copy.numpy() for copy in copies[1:]]
         if any((other != value).any() for other in others):

@@ -109,7 +109,7 @@ def agree_on_shapes(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
         summarize=-1,
     )
     checked = list(xs)
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check]):
         for i in places:
             checked[i] = tf.identity(xs[i])
     return checked
@@ -203,9 +203,7 @@ def _in_own_row(x: tf.Tensor) -> tf.Tensor:
 
 def _pad_rows(x: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
     rest = tf.zeros([x.shape.rank - 1, 2], tf.int64)
-    padded = tf.pad(x, tf.concat([[[before, after]], rest], axis=0))
-    padded.set_shape([None, *x.shape[1:]])
-    return padded
+    return tf.pad(x, tf.concat([[[before, after]], rest], axis=0))
 
 
 def _load(x: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,5 @@
 """TpuReplicator without a TPU: what a step is traced to, and the same step through XLA on a CPU."""
 
-import collections
 import socket
 import time
 
@@ -8,32 +7,13 @@ import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_system_metadata
 
 import rl_replicator as rr
-from rl_replicator.collectives import sums
+from tests.conformance.tpu_of_paper import CORES, TpuOfPaper, operations
 
-CORES = 4
 BATCH = 8
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(64, FEATURES)).astype(np.float32)
-
-
-class TpuOfPaper(tf.distribute.cluster_resolver.TPUClusterResolver):
-    """Describes TPU cores that are not there: enough to trace for, not to run on."""
-
-    def __init__(self):
-        super().__init__("local")
-
-    def get_tpu_system_metadata(self):
-        names = [f"/job:localhost/replica:0/task:0/device:TPU:{i}" for i in range(CORES)]
-        return tpu_system_metadata.TPUSystemMetadata(
-            num_cores=CORES,
-            num_hosts=1,
-            num_of_cores_per_host=CORES,
-            topology=None,
-            devices=[tf.config.LogicalDevice(name, "TPU") for name in names],
-        )
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +60,6 @@ def make_learner(replicator, optimizer_class=snt.optimizers.Adam):
     return model, step_fn
 
 
-def operations(step):
-    """How many operations of each type a step consists of, loops and all."""
-    definition = step._compiled.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return collections.Counter(node.op for node in nodes)
-
-
 @pytest.mark.parametrize("steps_per_call", [None, 3])
 def test_one_trace_serves_all_cores(replicator, steps_per_call):
     traces = []
@@ -104,27 +77,6 @@ def test_one_trace_serves_all_cores(replicator, steps_per_call):
     assert found["CrossReplicaSum"] >= 4  # Batch statistics, their gradients, and the weights'.
     assert found["MatMul"] == 5  # As on one device: two forward, three backward.
     assert found["While"] == (0 if steps_per_call is None else 1)
-
-
-def test_every_collective_becomes_a_sum_across_cores(replicator):
-    collectives = rr.collectives
-
-    def step_fn(x):
-        kinds = {
-            "all_reduce": [collectives.all_reduce(x, op) for op in ("sum", "mean", "min", "max")],
-            "all_gather": collectives.all_gather((x, tf.constant(1))),
-            "broadcast": collectives.broadcast(x, 1),
-            "map_gather": collectives.map_gather(tf.sin, [x, x + 1, x + 2, x + 3, x + 4]),
-            "replica": collectives.replica_id(),
-        }
-        assert collectives.num_replicas() == CORES
-        assert tf.get_static_value(kinds["replica"]) is None
-        assert kinds["all_gather"][0].shape == (CORES, BATCH, FEATURES)
-        return kinds
-
-    found = operations(replicator.replicate(step_fn, replicator.make_inputs(batches)))
-    assert found["CrossReplicaSum"] >= 8
-    assert not [name for name in found if name.startswith("Collective")]
 
 
 def test_callable_inputs(replicator):
@@ -180,13 +132,3 @@ def test_an_address_without_a_tpu_ends_at_the_deadline(listens):
         with pytest.raises(rr.ConfigError, match=r"no answer in 2 s"):
             rr.TpuReplicator(address, deadline=2.0)
     assert time.monotonic() - start < 60
-
-
-def test_64_bit_integers_are_summed_in_parts(monkeypatch):
-    # The sum across cores cannot run here: a sum of equal replicas stands in.
-    monkeypatch.setattr(sums, "_all_sum", lambda xs: [x * CORES for x in xs])
-    bounds = np.iinfo(np.int64)
-    numbers = np.random.default_rng(0).integers(bounds.min, bounds.max, (2, 9), np.int64)
-    totals = sums._sum_in_parts([tf.constant(x) for x in numbers])
-    for got, x in zip(totals, numbers, strict=True):
-        np.testing.assert_array_equal(got.numpy(), x * CORES)

@@ -99,7 +99,7 @@ class SNGANLearner(Learner):
         noise, fake_labels = self._draw(labels.shape[0], optimizer, samples.DISCRIMINATOR)
         fakes = self._generator(noise, self._one_hot(fake_labels), is_training=True)
         # In one pass, so that there is one power iteration per update.
-        both = tf.concat([self._scaled(images), tf.stop_gradient(fakes)], axis=0)
+        both = tf.concat([self._scaled(images), fakes], axis=0)
         classes = self._one_hot(tf.concat([labels, fake_labels], axis=0))
         variables = self._discriminator.trainable_variables
         with tf.GradientTape() as tape:

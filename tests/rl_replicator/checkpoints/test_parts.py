@@ -52,6 +52,57 @@ def test_tensorflow_restores_an_export(name, tmp_path):
         np.testing.assert_array_equal(got[key], value, key)
 
 
+def test_variables_have_the_names_that_tensorflow_gives_them(tmp_path):
+    """The shortest paths, with dots and slashes escaped; so other programs find them, too."""
+    v = [tf.Variable(float(i)) for i in range(5)]
+    box = tf.train.Checkpoint
+    inner = box(x=v[0], y=v[1])
+    tree = {"a": box(x=v[0]), "deep": box(inner=inner, up=box(z=v[2]))}
+    tree["keys"] = box(of={"a/b": v[3], "c.d": v[4]})
+    part = parts.TrackablePart(**tree)
+    part.save(tmp_path)
+    saved = dict(tf.train.list_variables(str(tmp_path / "variables")))
+    assert "a/x/.ATTRIBUTES/VARIABLE_VALUE" in saved and len(saved) == 5
+    exported = dict(tf.train.list_variables(part.export_tf(tmp_path / "exported")))
+    del exported["_CHECKPOINTABLE_OBJECT_GRAPH"]
+    assert saved == exported
+
+
+def test_of_several_that_do_not_fit_the_first_is_named(tmp_path):
+    rows = {f"x{i}": tf.Variable(0.0) for i in range(9)}
+    parts.TrackablePart(**rows).save(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="'x1': expected no such variable, found float32"):
+        parts.TrackablePart(x0=rows["x0"]).restore(tmp_path)
+
+
+def test_captured_values_stay_as_they_are(tmp_path):
+    x = tf.Variable(1.0)
+    part = parts.TrackablePart(x=x)
+    captured = part.capture()
+    x.assign(2.0)
+    captured.capture().save(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="expected a TrackablePart to restore"):
+        captured.restore(tmp_path)
+    part.restore(tmp_path)
+    assert x.numpy() == 1.0
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64])
+def test_the_first_variable_with_nan_or_infinity_is_named(dtype):
+    fine = tf.Variable(tf.cast([1.0, 2.0], dtype))
+    others = {"a": tf.Variable("text"), "b": tf.Variable([1]), "c": fine}
+    assert parts.TrackablePart(**others).capture().first_not_finite() is None
+    for bad in (np.nan, np.inf):
+        wrong = tf.Variable(tf.cast([1.0, bad], dtype))
+        captured = parts.TrackablePart(**others, d=wrong, e=wrong).capture()
+        assert captured.first_not_finite() == "d"
+
+
+def test_numbers_beyond_float32_are_finite():
+    captured = parts.TrackablePart(x=tf.Variable(1e300, dtype=tf.float64)).capture()
+    assert captured.first_not_finite() is None
+
+
 def test_a_subset_is_restored_alone(tmp_path):
     model, optimizer = filled("multi_device:2")
     checkpointer = checkpoints.Checkpointer(tmp_path)

@@ -8,7 +8,7 @@ from rl_replicator import collectives
 FLOATS = ("float32", "float64", "float16", "bfloat16", "complex64")
 DTYPES = (*FLOATS, "int32", "int64", "int8", "uint8", "uint32", "uint64", "bool")
 # Every dtype; scalars, matrices and nothing at all. The first goes through all collectives.
-FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((), "complex64")]
+FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((2, 2), "complex64")]
 FIXED += [((2, 3) if i % 2 else (), d) for i, d in enumerate(DTYPES)]
 
 
@@ -147,13 +147,21 @@ def slices_step(count):
             with tf.GradientTape() as tape:
                 tape.watch(values)
                 slices = tf.IndexedSlices(values, indices, tf.constant([count + 2, 2]))
-                reduced = collectives.all_reduce({"rows": slices, "none": None, "x": 1.0}, name)
+                both = [tf.concat([x, x], axis=0) for x in (values, indices)]
+                twice = tf.IndexedSlices(*both, slices.dense_shape)  # With more rows.
+                nest = {"rows": slices, "none": None, "twice": twice, "x": 1.0}
+                reduced = collectives.all_reduce(nest, name)
+                assert reduced["rows"].values.shape[1:] == [2]  # Still known.
                 dense = tf.convert_to_tensor(reduced["rows"])  # [count + 2, 2]
                 scale = tf.range(tf.cast(count, tf.float32) + 2.0)[:, tf.newaxis]
                 loss = tf.reduce_sum(dense * scale) * tf.cast(replica + 1, tf.float32)
             got = tape.gradient(loss, values)
             padded = tf.pad(got, [[0, count + 1 - number], [0, 0]])
-            results[name] = {"dense": dense, "gradient": tf.ensure_shape(padded, [count + 1, 2])}
+            results[name] = {
+                "dense": dense,
+                "twice": tf.convert_to_tensor(reduced["twice"]),
+                "gradient": tf.ensure_shape(padded, [count + 1, 2]),
+            }
         return results
 
     return step_fn
@@ -170,4 +178,5 @@ def check_slices(results, count):
     for name, factor in (("sum", 1), ("mean", 1 / count)):
         got = results[name]
         np.testing.assert_allclose(got["dense"], np.stack([dense * factor] * count), 1e-6)
+        np.testing.assert_allclose(got["twice"], np.stack([2 * dense * factor] * count), 1e-6)
         np.testing.assert_allclose(got["gradient"], gradients * factor, 1e-6)

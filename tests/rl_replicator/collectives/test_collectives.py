@@ -60,63 +60,6 @@ def on_replicas(count, function):
     return replicator(count).gather(build(count, function)())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-@quick
-@hypothesis.given(specs, st.integers(0, 99))
-def test_values_and_gradients(count, drawn, seed):
-    xs = cases.draw(seed, count, [cases.FIXED[0], *drawn])
-    cases.check(on_replicas(count, cases.make_step(xs, count, seed)), xs, count, seed)
-
-
-@pytest.mark.slow
-def test_four_replicas():
-    xs = cases.draw(0, 4, [cases.FIXED[0], ((3, 1), "float16"), ((), "int64")])
-    cases.check(on_replicas(4, cases.make_step(xs, 4, 0)), xs, 4, 0)
-
-
-@pytest.mark.slow
-def test_every_dtype():
-    xs = cases.draw(0, 2, cases.FIXED)
-    cases.check(on_replicas(2, cases.make_step(xs, 2, 0)), xs, 2, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-@quick
-@hypothesis.given(st.lists(st.integers(1, 4), min_size=2, max_size=2), st.integers(0, 99))
-def test_maps(count, lengths, seed):
-    rng = np.random.default_rng(seed)
-    lists = [rng.integers(-8, 8, size=(length, 3)).astype(np.float32) for length in lengths]
-
-    def step_fn(replica):
-        def function(x):
-            return {"square": x * x, "first": tf.cast(x[0], tf.int32), "none": None}
-
-        return [
-            {
-                "gather": collectives.map_gather(function, list(xs)),
-                **{
-                    op: collectives.map_reduce(function, list(xs), op)
-                    for op in ("sum", "mean", "min", "max")
-                },
-            }
-            for xs in lists
-        ]
-
-    for xs, results in zip(lists, on_replicas(count, step_fn), strict=True):
-        for replica in range(count):
-            got = [item["square"][replica] for item in results["gather"]]
-            np.testing.assert_array_equal(got, xs**2)
-            for op in ("sum", "mean", "min", "max"):
-                result = {k: v if v is None else v[replica] for k, v in results[op].items()}
-                assert result["none"] is None
-                expected = getattr(np, op)(xs**2, axis=0)
-                np.testing.assert_allclose(result["square"], expected, 1e-6)
-                expected = getattr(np, op)(xs[:, 0], axis=0)
-                np.testing.assert_allclose(result["first"], expected, 1e-6)
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_sparse_rows(count):
     cases.check_slices(on_replicas(count, cases.slices_step(count)), count)
@@ -195,6 +138,11 @@ def disagreements():
             lambda: [collectives.all_sum(zeros(2)), collectives.all_sum(zeros(2))],
             lambda: collectives.all_sum(zeros(2)),
             r"call 2 replica 0 has all_sum of .*replica 1 has nothing",
+        ),
+        "number of the first": (
+            lambda: collectives.all_sum(zeros(2)),
+            lambda: [collectives.all_sum(zeros(2)), collectives.all_sum(zeros(2))],
+            r"call 2 replica 0 has nothing, replica 1 has all_sum of ",
         ),
     }
 
@@ -294,9 +242,15 @@ def test_what_is_not_hidden_passes(count):
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_numbers_of_replicas(count):
-    got = on_replicas(count, lambda i: (collectives.replica_id(), collectives.num_replicas()))
-    assert got[0].tolist() == list(range(count))
-    assert got[1].tolist() == [count] * count
+    def step_fn(replica):
+        seed = collectives.replica_seed(tf.constant([3, 4], tf.int64))
+        return collectives.replica_id(), collectives.num_replicas(), seed
+
+    ids, numbers, seeds = on_replicas(count, step_fn)
+    assert ids.tolist() == list(range(count))
+    assert numbers.tolist() == [count] * count
+    fold = tf.random.experimental.stateless_fold_in
+    assert [*map(tuple, seeds)] == [tuple(fold(np.int64([3, 4]), i).numpy()) for i in range(count)]
 
 
 def test_misuse_has_one_line():
@@ -304,6 +258,8 @@ def test_misuse_has_one_line():
         collectives.all_reduce(tf.constant(1.0), "median")
     with pytest.raises(rr.ConfigError, match=r"source_replica in \[0, 1\), got 1"):
         collectives.broadcast(tf.constant(1.0), 1)
+    with pytest.raises(rr.ConfigError, match="expected one of sum, mean"):
+        collectives.map_reduce(tf.square, [1.0], "median")
     with pytest.raises(rr.ConfigError, match="at least one item"):
         collectives.map_reduce(tf.square, [])
     with replicator(2).scope(), pytest.raises(rr.ConfigError, match="inside a replicated step"):
@@ -325,8 +281,93 @@ def test_what_cannot_be_reduced_has_one_line(count):
         ):
             with pytest.raises(rr.ConfigError, match=message):
                 function(value)
+        with pytest.raises(rr.ConfigError, match="numbers in a sum, got bools"):
+            collectives.map_reduce(lambda x: x, [True, False])
 
     build(count, step_fn)
+
+
+def test_values_of_unknown_rank_are_refused():
+    def step_fn(replica):
+        unknown = tf.compat.v1.placeholder_with_default(tf.ones([2]), None)
+        with pytest.raises(rr.ConfigError, match="expected tensors of known rank in all_sum of"):
+            collectives.all_sum(unknown)
+
+    build(2, step_fn)
+
+
+def test_each_replica_computes_its_own_items():
+    computed = [[], []]
+
+    def step_fn(replica):
+        own = computed[tf.get_static_value(replica)]
+        own.clear()  # A step may be traced again.
+
+        def function(x):
+            own.append(x)
+            return tf.constant(x)
+
+        return collectives.map_gather(function, [10, 11, 12])
+
+    assert [x.tolist() for x in on_replicas(2, step_fn)] == [[10, 10], [11, 11], [12, 12]]
+    assert computed == [[10, 12], [11, 12]]  # The second has nothing to do in the last row.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@quick
+@hypothesis.given(specs, st.integers(0, 99))
+def test_values_and_gradients(count, drawn, seed):
+    xs = cases.draw(seed, count, [cases.FIXED[0], *drawn])
+    cases.check(on_replicas(count, cases.make_step(xs, count, seed)), xs, count, seed)
+
+
+@pytest.mark.slow
+def test_four_replicas():
+    xs = cases.draw(0, 4, [cases.FIXED[0], ((3, 1), "float16"), ((), "int64")])
+    cases.check(on_replicas(4, cases.make_step(xs, 4, 0)), xs, 4, 0)
+
+
+@pytest.mark.slow
+def test_every_dtype():
+    xs = cases.draw(0, 2, cases.FIXED)
+    cases.check(on_replicas(2, cases.make_step(xs, 2, 0)), xs, 2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@quick
+@hypothesis.given(st.lists(st.integers(1, 4), min_size=2, max_size=2), st.integers(0, 99))
+def test_maps(count, lengths, seed):
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(-8, 8, size=(length, 3)).astype(np.float32) for length in lengths]
+
+    def step_fn(replica):
+        def function(x):
+            return {"square": x * x, "first": tf.cast(x[0], tf.int32), "none": None}
+
+        return [
+            {
+                "gather": collectives.map_gather(function, list(xs)),
+                **{
+                    op: collectives.map_reduce(function, list(xs), op)
+                    for op in ("sum", "mean", "min", "max")
+                },
+            }
+            for xs in lists
+        ]
+
+    for xs, results in zip(lists, on_replicas(count, step_fn), strict=True):
+        for replica in range(count):
+            got = [item["square"][replica] for item in results["gather"]]
+            np.testing.assert_array_equal(got, xs**2)
+            for op in ("sum", "mean", "min", "max"):
+                result = {k: v if v is None else v[replica] for k, v in results[op].items()}
+                assert result["none"] is None
+                expected = getattr(np, op)(xs**2, axis=0)
+                np.testing.assert_allclose(result["square"], expected, 1e-6)
+                expected = getattr(np, op)(xs[:, 0], axis=0)
+                np.testing.assert_allclose(result["first"], expected, 1e-6)
 
 
 @pytest.mark.processes

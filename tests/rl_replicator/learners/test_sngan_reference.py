@@ -34,6 +34,7 @@ def learner(tmp_path_factory):
         discriminator_steps=UPDATES,
         generator_learning_rate=RATES["generator"],
         discriminator_learning_rate=RATES["discriminator"],
+        decay_steps=1,  # Both rates fall from the first step on: after the last of its updates.
         noise_size=NOISE,
         seed=SEED,
     )
@@ -72,7 +73,7 @@ def test_one_step(learner, tmp_path):
     assert training.run() is None
 
     names = [path(variable) for variable in learner._discriminator.trainable_variables]
-    adam, losses = Adam(RATES["discriminator"]), []
+    adam, losses, means = Adam(RATES["discriminator"]), [], []
     for update, (images, labels) in enumerate(batches):
         noise, fake_labels = draw(DISCRIMINATOR_STREAM, update)
         fakes = generate(generator, noise, one_in_k(fake_labels))
@@ -80,12 +81,15 @@ def test_one_step(learner, tmp_path):
         classes = one_in_k(np.concatenate([labels, fake_labels]))
         vectors = power_iteration(discriminator)
 
-        def loss(weights, both=both, classes=classes, vectors=vectors):
-            scores = judge(weights, vectors, both, classes)
-            real, fake = scores[:BATCH], scores[BATCH:]
+        def scores(weights, both=both, classes=classes, vectors=vectors):
+            return np.split(judge(weights, vectors, both, classes), 2)
+
+        def loss(weights, scores=scores):
+            real, fake = scores(weights)
             return np.mean(np.maximum(0, 1 - real)) + np.mean(np.maximum(0, 1 + fake))
 
         losses.append(loss(discriminator))
+        means.append([np.mean(x) for x in scores(discriminator)])
         gradients = differences(loss, discriminator, names)
         adam.apply(gradients, discriminator)
         for layer, (_, u) in vectors.items():
@@ -101,6 +105,8 @@ def test_one_step(learner, tmp_path):
 
     rows = read_metrics(tmp_path, "train")
     np.testing.assert_allclose(rows["discriminator_loss"], [np.mean(losses)], rtol=1e-5)
+    got = [*rows["discriminator_real_score"], *rows["discriminator_fake_score"]]
+    np.testing.assert_allclose(got, np.mean(means, axis=0), rtol=1e-5)
     np.testing.assert_allclose(rows["generator_loss"], [loss(generator)], rtol=1e-5)
     names = [path(variable) for variable in learner._generator.trainable_variables]
     gradients = differences(loss, generator, names)

@@ -31,6 +31,7 @@ def normalized(w, v, u):
 def make():
     norm = SpectralNorm()
     norm(tf.constant(W), is_training=False)
+    assert not norm.u.trainable
     norm.u.assign(unit(U))
     return norm
 
