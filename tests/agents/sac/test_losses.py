@@ -70,11 +70,13 @@ def test_the_policy_ascends_the_smaller_critic_and_its_entropy():
 
 def test_the_temperature_grows_while_the_entropy_is_below_its_target():
     def gradient(entropy):
-        log_alpha = tf.constant(math.log(0.5))
+        log_alpha, log_prob = tf.constant(math.log(0.5)), tf.constant([1 - entropy, -1 - entropy])
         with tf.GradientTape() as tape:
-            tape.watch(log_alpha)
-            loss = losses.temperature_loss(log_alpha, tf.constant([-entropy]), target_entropy=-2.0)
-        return tape.gradient(loss, log_alpha)
+            tape.watch([log_alpha, log_prob])
+            loss = losses.temperature_loss(log_alpha, log_prob, target_entropy=-2.0)
+        of_alpha, of_log_prob = tape.gradient(loss, [log_alpha, log_prob])
+        assert of_log_prob is None
+        return of_alpha
 
     # -0.5 * (3 - 2) = -0.5: descending raises log(alpha). At the target it rests.
     np.testing.assert_allclose(gradient(entropy=-3.0), -0.5, rtol=1e-6)
