@@ -203,7 +203,10 @@ def _in_own_row(x: tf.Tensor) -> tf.Tensor:
 
 def _pad_rows(x: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
     rest = tf.zeros([x.shape.rank - 1, 2], tf.int64)
-    return tf.pad(x, tf.concat([[[before, after]], rest], axis=0))
+    padded = tf.pad(x, tf.concat([[[before, after]], rest], axis=0))
+    # TensorFlow knows no size of a padded tensor whose padding it does not know.
+    padded.set_shape([None, *x.shape[1:]])
+    return padded
 
 
 def _load(x: tf.Tensor) -> tf.Tensor:

@@ -74,6 +74,22 @@ def test_halves_add_up_in_float32():
     np.testing.assert_array_equal(got.astype(np.float32), [1 + 2**-7] * 4)
 
 
+def test_the_shape_of_a_row_stays_known():
+    """Layers that follow need it, though nobody knows how many rows there are."""
+    shapes = []
+
+    def step_fn(replica):
+        rows = ones(replica + 1)
+        slices = tf.IndexedSlices(rows, tf.range(tf.shape(rows)[0]), tf.constant([3, 2]))
+        reduced = collectives.all_sum(slices)
+        shapes.append(reduced.values.shape.as_list())
+        return tf.convert_to_tensor(reduced)
+
+    for dense in on_replicas(2, step_fn):
+        np.testing.assert_array_equal(dense, [[2, 2], [1, 1], [0, 0]])
+    assert shapes and all(shape == [None, 2] for shape in shapes)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_shapes_known_only_when_it_runs(count):
     def step_fn(replica):
