@@ -16,6 +16,7 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
 from agents.environment_loop import explore
 from agents.replay.config import ReplayConfig
+from agents.replay.local import LocalReplay
 from agents.replay.table import TABLE
 from environments.engines.batch import EnvironmentsInTurn
 from rl_replicator.errors import ConfigError
@@ -231,6 +232,29 @@ def test_a_uniform_table_gets_no_priorities_and_an_average_is_optional(
     assert ("average_policy" in learner.network_names) == (average > 1)
     policy = agent.make_evaluation_policy(learner)
     assert ("average_policy" in policy.networks) == (average > 1)
+
+
+def test_a_replay_in_the_same_process_feeds_the_learner_and_gets_its_priorities(tmp_path):
+    """That of `--deterministic`."""
+    agent = D4PG(CONFIG, make_spec())
+    (table,) = agent.make_tables(num_replicas=1)
+    replay = LocalReplay(table.info, seed=1)
+    for row in np.random.default_rng(0).normal(size=(10, agent.layout.width)).astype(np.float32):
+        replay.insert(row, priority=1e9)
+    learner = agent.make_local_learner(rr.make("single_device"), replay, 100)
+    replay.feed()
+    learner.step()
+    assert learner.num_steps == 1
+    replay.save(tmp_path)
+    weights = np.load(tmp_path / "weights.npy")
+    assert 1 <= np.sum(weights < 1e5) <= CONFIG.global_batch_size < len(weights)
+    learner.close()
+
+    class WithExtras(D4PG):
+        extras_spec = specs.Array((), np.float32, "log_prob")
+
+    with pytest.raises(ConfigError, match="--deterministic: expected an agent without extras"):
+        WithExtras(CONFIG, make_spec()).make_local_learner(learner, replay, 100)
 
 
 def test_a_table_too_small_for_the_learner_is_refused_with_the_users_numbers():
