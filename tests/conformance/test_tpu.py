@@ -9,7 +9,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from tests.conformance.tpu_of_paper import CORES, TpuOfPaper, operations
+from tests.conformance.fake_tpu import CORES, FakeTPU, operations
 
 BATCH = 8
 FEATURES = 5
@@ -18,7 +18,7 @@ DATA = np.random.default_rng(0).normal(size=(64, FEATURES)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def replicator():
-    return rr.TpuReplicator(resolver=TpuOfPaper())
+    return rr.TpuReplicator(resolver=FakeTPU())
 
 
 def test_strategy_for_keras(replicator):

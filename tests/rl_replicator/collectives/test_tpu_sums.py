@@ -6,13 +6,13 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import collectives
 from rl_replicator.collectives import sums
-from tests.conformance.tpu_of_paper import CORES, TpuOfPaper, operations
+from tests.conformance.fake_tpu import CORES, FakeTPU, operations
 
 BATCH, FEATURES = 8, 5
 
 
 def test_every_collective_becomes_a_sum_across_cores():
-    replicator = rr.TpuReplicator(resolver=TpuOfPaper())
+    replicator = rr.TpuReplicator(resolver=FakeTPU())
     dtypes = set()
 
     def step_fn(x):

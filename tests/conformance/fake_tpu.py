@@ -8,7 +8,7 @@ from tensorflow.python.tpu import tpu_system_metadata
 CORES = 4
 
 
-class TpuOfPaper(tf.distribute.cluster_resolver.TPUClusterResolver):
+class FakeTPU(tf.distribute.cluster_resolver.TPUClusterResolver):
     """Describes TPU cores that are not there: enough to trace for, not to run on."""
 
     def __init__(self):
