@@ -39,6 +39,13 @@ def test_the_average_starts_at_the_generator_and_statistics_at_nothing(fresh):
         assert (x.numpy() == ("variance" in x.name)).all()
 
 
+def test_slots_are_there_before_the_first_step(fresh):
+    """Or no checkpoint could be restored into them."""
+    for name in ("generator", "discriminator"):
+        network, optimizer = getattr(fresh, f"_{name}"), getattr(fresh, f"_{name}_optimizer")
+        assert len(optimizer.m) == len(network.trainable_variables) > 5
+
+
 def test_the_input_begins_with_the_first_batch(fresh):
     context = rr.InputContext(num_replicas=1)
     inputs = (fresh.input_fn(context), fresh.input_fn_from(context, 0))
