@@ -242,9 +242,10 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
     client, held_back = full.localhost_client(), []
 
     def on_wait(seconds):
-        assert 0.4 < seconds < 10
+        assert 0.4 < seconds < 60
         held_back.append(step)
-        list(client.sample(TABLE, num_samples=8, emit_timesteps=False))
+        # No more than there are: a slow server may have confirmed nothing yet.
+        list(client.sample(TABLE, client.server_info()[TABLE].current_size, emit_timesteps=False))
 
     adder = make_adder(full, layout, max_in_flight_items=2, on_wait=on_wait)
     assert adder.seconds_waited == 0.0
@@ -252,7 +253,7 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
     for step in range(1, 40):
         adder.add(np.zeros(1, np.float32), dm_env.transition(1.0, observation(step)))
     assert set(held_back) == {18, 34}  # Step t completes row t - 2.
-    assert 0.4 * len(held_back) < adder.seconds_waited < 10
+    assert 0.4 * len(held_back) < adder.seconds_waited < 120
     adder.close()
 
 
