@@ -3,11 +3,14 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.
-WAITING_THRESHOLD = 0.05
+_WAITING_THRESHOLD = 0.05
+# One side holds the other up if it waits for less than this part of what the other one waits.
+_MUCH_LESS = 0.5
 _KINDS = ("actor", "learner")
 _PART_NAMES = {
     "environment": "environment",
@@ -78,15 +81,31 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
       shares: of time, such as `actor_wait`.
       options: of the run.
     """
-    actors_wait = shares.get("actor_wait", 0.0) > WAITING_THRESHOLD
-    learner_waits = shares.get("learner_wait", 0.0) > WAITING_THRESHOLD
-    if actors_wait and not learner_waits:
+    slowest = find(shares.get("actor_wait", 0.0), shares.get("learner_wait", 0.0))
+    if slowest == "learner":
         return f"bottleneck: the learner; {_for_learner(shares, options)}"
-    if learner_waits and not actors_wait:
+    if slowest == "actors":
         return f"bottleneck: the actors; {_for_actors(shares, options)}"
-    if actors_wait:
+    if slowest == "replay":
         return "bottleneck: the replay, for which both wait; try a smaller --agent.steps-per-call"
     return "bottleneck: none, actors and learner are both busy"
+
+
+def find(actors: float, learner: float) -> Literal["actors", "learner", "replay"] | None:
+    """Finds the slowest part of a program: one that waits much less than the other.
+
+    Args:
+      actors: share of time that the actors wait.
+      learner: share of time that the learner waits.
+
+    Returns:
+      "replay" if both wait, and None if neither does.
+    """
+    if max(actors, learner) <= _WAITING_THRESHOLD:
+        return None
+    if min(actors, learner) > max(_WAITING_THRESHOLD, _MUCH_LESS * max(actors, learner)):
+        return "replay"
+    return "learner" if actors > learner else "actors"
 
 
 def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> str:

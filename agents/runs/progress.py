@@ -4,7 +4,7 @@ import time
 from typing import TextIO
 
 from agents.nodes.counter import Progress
-from agents.runs.bottleneck import WAITING_THRESHOLD
+from agents.runs import bottleneck
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, progress_text
 
 
@@ -53,7 +53,7 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
 
 
 def verdict(progress: Progress, is_moving: bool = True) -> str:
-    """Names the bottleneck: the side for which the other one waits; the replay if both wait.
+    """Names the bottleneck: the side for which the other one waits; the replay if both do.
 
     Args:
       progress: the newest progress.
@@ -68,11 +68,7 @@ def verdict(progress: Progress, is_moving: bool = True) -> str:
     if progress.learner_steps == 0:
         return "filling the replay"
     actors, learner = progress.actor_waiting, progress.learner_waiting
-    actors_wait, learner_waits = actors > WAITING_THRESHOLD, learner > WAITING_THRESHOLD
-    if actors_wait and learner_waits:
-        return f"bottleneck: replay (actors wait {actors:.0%}, the learner {learner:.0%})"
-    if actors_wait:
-        return f"bottleneck: learner (actors wait {actors:.0%} of the time)"
-    if learner_waits:
-        return f"bottleneck: actors (the learner waits {learner:.0%} of the time)"
-    return "bottleneck: none, both are busy"
+    slowest = bottleneck.find(actors, learner)
+    if slowest is None:
+        return "bottleneck: none, both are busy"
+    return f"bottleneck: {slowest} (actors wait {actors:.0%}, the learner {learner:.0%})"

@@ -71,7 +71,7 @@ def test_the_line_says_how_far_how_good_how_fast():
     # A run that goes on has steps, but none of its nodes has taken or reported anything yet.
     assert describe(make_progress(), 0.0, 0.0).endswith("| starting")
     stalled = make_progress(learner_waiting=1.0)
-    assert describe(stalled, 0.0, 0.0).endswith("actors (the learner waits 100% of the time)")
+    assert describe(stalled, 0.0, 0.0).endswith("actors (actors wait 0%, the learner 100%)")
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_the_line_says_how_far_how_good_how_fast():
     [
         ({"environment_steps": 0}, "starting"),
         ({"learner_steps": 0}, "filling the replay"),
-        ({"actor_waiting": 0.4}, "bottleneck: learner (actors wait 40% of the time)"),
-        ({"learner_waiting": 0.2}, "bottleneck: actors (the learner waits 20% of the time)"),
+        ({"actor_waiting": 0.4}, "bottleneck: learner (actors wait 40%, the learner 0%)"),
+        ({"learner_waiting": 0.2}, "bottleneck: actors (actors wait 0%, the learner 20%)"),
         (
-            {"actor_waiting": 0.4, "learner_waiting": 0.2},
-            "bottleneck: replay (actors wait 40%, the learner 20%)",
+            {"actor_waiting": 0.4, "learner_waiting": 0.3},
+            "bottleneck: replay (actors wait 40%, the learner 30%)",
         ),
         ({"environment_steps": 100_000}, "last evaluation"),
     ],

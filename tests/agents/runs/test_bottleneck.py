@@ -40,6 +40,23 @@ def test_verdicts(shares, options, words):
     assert line.startswith("bottleneck: ") and words in line
 
 
+@pytest.mark.parametrize(
+    ("actors", "learner", "slowest"),
+    [
+        (0.04, 0.05, None),
+        (0.9, 0.0, "learner"),
+        (0.0, 0.06, "actors"),
+        (0.88, 0.4, "learner"),
+        (0.4, 0.88, "actors"),
+        (0.9, 0.5, "replay"),
+        (0.06, 0.05, "learner"),
+        (0.07, 0.06, "replay"),
+    ],
+)
+def test_the_slowest_waits_much_less_than_the_other(actors, learner, slowest):
+    assert bottleneck.find(actors, learner) == slowest
+
+
 def test_the_last_row_counts(tmp_path):
     writer = MetricWriter(tmp_path, "environment_steps")
     writer.write("time", 100, {"actor_policy": 0.9})
