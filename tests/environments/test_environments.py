@@ -1,10 +1,12 @@
 """Scaling, seeding, random state, factories, errors, and what gets imported."""
 
+import gc
 import json
 import os
 import pickle
 import subprocess
 import sys
+import weakref
 
 import dm_env
 import numpy as np
@@ -13,6 +15,7 @@ from dm_env import specs
 
 import environments
 from environments import fakes, flat, randomness
+from environments.pixels.config import PixelConfig
 from tests.environments import gymnasium_fake
 
 FAKE = "tests.environments.gymnasium_fake"
@@ -393,3 +396,23 @@ print([n for n in ("tensorflow", "OpenGL", "glfw", "gymnasium", "envpool") if n 
       os.environ.get("MUJOCO_GL"))
 """
     assert _fresh_process(code).splitlines()[-1] == "[] [] None"
+
+
+@pytest.mark.parametrize("pixels", [None, PixelConfig(height=16, width=16)])
+def test_an_environment_is_freed_as_soon_as_nobody_holds_it(pixels):
+    """It takes megabytes, which do not make Python collect cycles sooner."""
+    environment = environments.make("humanoid:walk", seed=0, pixels=pixels)
+    environment.reset()
+    environment.step(np.zeros(environment.action_spec().shape, np.float32))
+    inner = environment
+    while not hasattr(inner, "physics"):
+        inner = inner._environment
+    physics = weakref.ref(inner.physics)
+    gc.collect()  # What building has left.
+    gc.disable()
+    try:
+        environment.close()
+        del environment, inner
+        assert physics() is None
+    finally:
+        gc.enable()
