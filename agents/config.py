@@ -32,6 +32,7 @@ _BEFORE = {
     "exploration_random_steps": 0,
     "preactivation_penalty": 0.0,
 }
+_BEFORE_IN_REPLAY = {"transitions_per_item": 1}
 _BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 
 
@@ -176,6 +177,18 @@ class PixelSettings(Settings):
         self.check_at_least(0, "max_shift")
 
 
+def one_by_one(config: Any) -> Any:
+    """Returns the config of an agent with a replay table whose items are single transitions.
+
+    Args:
+      config: of any agent.
+    """
+    replay = getattr(config, "replay", None)
+    if not isinstance(replay, ReplayConfig):
+        return config
+    return dataclasses.replace(config, replay=dataclasses.replace(replay, transitions_per_item=1))
+
+
 def restored(kind: type, plain: Mapping[str, Any]) -> Any:
     """Returns the config of a run that began earlier.
 
@@ -187,6 +200,8 @@ def restored(kind: type, plain: Mapping[str, Any]) -> Any:
       UsageError: if another version wrote a setting that `kind` lacks.
     """
     names = {field.name for field in dataclasses.fields(kind)}
+    if "replay" in plain:
+        plain = {**plain, "replay": {**_BEFORE_IN_REPLAY, **plain["replay"]}}
     all_before = _BEFORE_FROM_PIXELS if issubclass(kind, PixelSettings) else _BEFORE
     before = {name: value for name, value in all_before.items() if name in names}
     return from_plain(kind, {**before, **plain})

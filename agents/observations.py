@@ -16,6 +16,7 @@ from agents.config import OffPolicyConfig, PixelSettings
 from agents.learning.normalization import RunningNormalization
 from agents.networks.augmentation import random_shift
 from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
+from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, estimate
 from agents.replay.transitions import Layout, TransitionLayout
@@ -75,14 +76,19 @@ class StateObservations:
     feature_size = None
 
     def __init__(
-        self, environment_spec: specs.EnvironmentSpec, make_encoder: Callable[[str], snt.Module]
+        self,
+        replay: ReplayConfig,
+        environment_spec: specs.EnvironmentSpec,
+        make_encoder: Callable[[str], snt.Module],
     ):
-        """Stores the specs.
+        """Stores the settings and the specs.
 
         Args:
+          replay: settings of the table.
           environment_spec: of an environment with flat observations.
           make_encoder: name -> unbuilt module from [B, N] to [B, N] float32.
         """
+        self._replay = replay
         self._environment_spec = environment_spec
         self._make_encoder = make_encoder
 
@@ -92,7 +98,7 @@ class StateObservations:
 
     def make_layout(self, extras_spec: Any) -> TransitionLayout:
         """Returns a layout with one row for each transition."""
-        return TransitionLayout(self._environment_spec, extras_spec)
+        return TransitionLayout(self._environment_spec, extras_spec, self._replay.item_length)
 
     def estimate_memory(self, environment: dm_env.Environment) -> None:
         """Returns None: a million rows are small beside the memory of most machines."""
@@ -188,4 +194,4 @@ def make_observations(
     if isinstance(config, PixelSettings):
         return PixelObservations(config, config.n_step, environment_spec)
     make_encoder = RunningNormalization if config.normalize_observations else IdentityEncoder
-    return StateObservations(environment_spec, make_encoder)
+    return StateObservations(config.replay, environment_spec, make_encoder)

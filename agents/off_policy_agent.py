@@ -231,7 +231,8 @@ class OffPolicyAgent(abc.ABC):
     def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""
         config, demand = self.config.replay, self._demand(num_replicas)
-        error_buffer(config, demand)  # Raises with the numbers that users have set.
+        # Raises with the numbers that users have set.
+        error_buffer(config, demand, self.layout.transitions_per_item)
         return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self.layout)]
 
     def make_adder(
@@ -244,7 +245,7 @@ class OffPolicyAgent(abc.ABC):
             n_step=self.config.n_step,
             discount=self.config.discount,
             initial_priority=self.initial_priority,
-            max_in_flight_items=self.config.replay.max_in_flight_items,
+            max_in_flight=self.config.replay.max_in_flight_items,
             on_wait=on_wait,
         )
 

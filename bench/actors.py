@@ -26,7 +26,7 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore, interact
 from agents.learning.variables import copy_variables
-from agents.replay.transitions import TABLE, TransitionLayout
+from agents.replay.transitions import TABLE
 from bench import harness, peers
 from environments.engines.batch import EnvironmentsInTurn
 
@@ -133,7 +133,7 @@ def our_actor(num_envs: int, has_insertion: bool) -> Callable[[int], None]:
     adders: list[Any] = [NoAdder() for _ in tasks]
     server = None
     if has_insertion:
-        server = make_server(TransitionLayout(spec).signature, TABLE)
+        server = make_server(agent.layout.signature, TABLE)
         client = reverb.Client(f"localhost:{server.port}")
         adders = [agent.make_adder(client, lambda seconds: None) for _ in tasks]
     contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(num_envs)]

@@ -24,7 +24,7 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore
 from agents.nodes.wait_log import StoppedError
-from agents.replay.transitions import TABLE, TransitionLayout
+from agents.replay.transitions import TABLE
 from agents.runs.launching import share_processors
 from agents.task import Task
 from bench import harness
@@ -47,7 +47,7 @@ def make_batch(engine: str, task: str) -> BatchEnvironment:
 def make_actor(engine: str, task: str) -> Callable[[int], None]:
     """Makes an actor; returns a function that takes a number of steps."""
     agent = D4PG(D4PGConfig(policy_layers=(256, 256)), Task(task).spec())
-    server = make_server(TransitionLayout(agent.environment_spec).signature, TABLE)
+    server = make_server(agent.layout.signature, TABLE)
     client = reverb.Client(f"localhost:{server.port}")
     adders = [agent.make_adder(client, lambda seconds: None) for _ in range(SIZE)]
     contexts = [ExplorationContext(np.random.default_rng(i)) for i in range(SIZE)]

@@ -6,6 +6,7 @@ All sides run in one process, with the defaults of `rl-replicator train d4pg`. "
 stored batch again and again; "step, sampling" takes batches from a table whose limiter never
 blocks; "learner" publishes weights too; "program" does all of that while an actor explores and
 inserts, held by the limiter. A limiter also holds that actor while the others are measured.
+"1 transition an item" is with `--agent.replay.transitions-per-item 1`.
 """
 
 import sys
@@ -21,6 +22,7 @@ from acme import specs
 import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
+from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.environment_loop import explore
@@ -28,7 +30,7 @@ from agents.learning.replay_learner import ReplayLearner
 from agents.nodes.wait_log import StoppedError
 from agents.replay.input import make_input_fn
 from agents.replay.table import LearnerDemand
-from agents.replay.transitions import TABLE, TransitionLayout
+from agents.replay.transitions import TABLE
 from agents.runs.launching import share_processors
 from bench import harness
 from environments.engines.batch import EnvironmentsInTurn
@@ -46,13 +48,16 @@ class Bench:
         self.spec = specs.make_environment_spec(environments.make(TASK, seed=0))
         self.config = D4PGConfig()
         self.agent = D4PG(self.config, self.spec)
+        self.single = D4PG(one_by_one(self.config), self.spec)
         self.replicator = rr.make("single_device")
         self.over = threading.Event()
         self.servers: list[reverb.Server] = []
+        self.learners: list[ReplayLearner] = []
+        self.threads: list[threading.Thread] = []
 
-    def serve(self, is_limited: bool) -> str:
+    def serve(self, agent: D4PG, is_limited: bool) -> str:
         """Starts a replay server; returns its address."""
-        (table,) = self.agent.make_tables(num_replicas=1)
+        (table,) = agent.make_tables(num_replicas=1)
         if not is_limited:
             table = reverb.Table(
                 TABLE,
@@ -60,23 +65,23 @@ class Bench:
                 reverb.selectors.Fifo(),
                 max_size=self.config.replay.max_size,
                 rate_limiter=reverb.rate_limiters.MinSize(1),
-                signature=TransitionLayout(self.spec).signature,
+                signature=agent.layout.signature,
             )
         server = reverb.Server([table])
         self.servers.append(server)
         return f"localhost:{server.port}"
 
-    def act(self, address: str, source: Any, steps: int | None) -> None:
+    def act(self, agent: D4PG, address: str, source: Any, steps: int | None) -> None:
         """Explores; `steps` None: until the benchmark is over."""
 
         def on_wait(seconds: float) -> None:
             if self.over.is_set():
                 raise StoppedError
 
-        adder = self.agent.make_adder(reverb.Client(address), on_wait)
+        adder = agent.make_adder(reverb.Client(address), on_wait)
         environment = environments.make(TASK, seed=1)
         context = ExplorationContext(np.random.default_rng(0), lambda: sys.maxsize)
-        actor = self.agent.make_actor(source, [adder], [context])
+        actor = agent.make_actor(source, [adder], [context])
         try:
             for taken, _ in enumerate(explore(EnvironmentsInTurn([environment]), actor)):
                 if taken == steps or self.over.is_set():
@@ -94,31 +99,38 @@ class Bench:
 
     def sides(self) -> dict[str, Callable[[], None]]:
         """Returns one call of the learner on each side, by name."""
-        free, limited = self.serve(False), self.serve(True)
-        full = self.agent.make_learner(self.replicator, [free], TOTAL_STEPS)
-        self.act(free, full, FILL_STEPS)
         demand = LearnerDemand(self.config.global_batch_size, self.config.steps_per_call, 1)
-        input_fn = make_input_fn([free], TransitionLayout(self.spec), demand)
-        batch = next(iter(input_fn(None)))
-        bare = self.learner(lambda context: tf.data.Dataset.from_tensors(batch).repeat())
-        sampling = self.learner(input_fn)
-        program = self.agent.make_learner(self.replicator, [limited], TOTAL_STEPS)
-        self.thread = threading.Thread(target=self.act, args=(limited, program, None))
-        self.thread.start()
-        self.learners = [full, bare, sampling, program]
-        return {
-            BARE: bare._step,
-            "step, sampling": sampling._step,
-            "learner": full.step,
-            "program": program.step,
-        }
+        sides: dict[str, Callable[[], None]] = {}
+        for agent, how in ((self.agent, ""), (self.single, ", 1 transition an item")):
+            free, limited = self.serve(agent, False), self.serve(agent, True)
+            full = agent.make_learner(self.replicator, [free], TOTAL_STEPS)
+            self.act(agent, free, full, FILL_STEPS)
+            input_fn = make_input_fn([free], agent.layout, demand)
+            if not sides:
+                batches = tf.data.Dataset.from_tensors(next(iter(input_fn(None)))).repeat()
+                self.learners.append(self.learner(lambda _, batches=batches: batches))
+                sides[BARE] = self.learners[-1]._step
+            sampling = self.learner(input_fn)
+            program = agent.make_learner(self.replicator, [limited], TOTAL_STEPS)
+            self.threads.append(
+                threading.Thread(target=self.act, args=(agent, limited, program, None))
+            )
+            self.threads[-1].start()
+            self.learners += [full, sampling, program]
+            sides |= {
+                f"step, sampling{how}": sampling._step,
+                f"learner{how}": full.step,
+                f"program{how}": program.step,
+            }
+        return sides
 
     def close(self) -> None:
         """Ends all threads."""
         self.over.set()
         for learner in self.learners:
             learner.close()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join()
 
 
 def main() -> None:

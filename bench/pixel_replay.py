@@ -76,7 +76,7 @@ class Once:
             n_step=N_STEP,
             discount=DISCOUNT,
             initial_priority=1.0,
-            max_in_flight_items=32,
+            max_in_flight=32,
             on_wait=lambda seconds: None,
         )
         self.to_transition = layout.unpack

@@ -1,16 +1,16 @@
-"""Rows of an n-step table in Reverb: chunks of several lengths, one column or five, priorities.
+"""Rows of an n-step table in Reverb: items and chunks of several lengths, columns, priorities.
 
     python -m bench.replay_rows
 
 One server a form, all in this process, so that processor time includes the servers'. Rows are those
-of cheetah:run (17 numbers, 6 actions). The agents' form is one column in chunks of 8; "1 row a
-chunk" stores and sends each row alone, "five columns" names each part of a transition. Memory is
-the growth of this process while rows are inserted. "rows of one number" is what an item takes
-whatever it holds. Priorities: those of 16 batches of 256, as a call of the learner writes them,
-through the agents' writer and through Reverb's Python client.
+of cheetah:run (17 numbers, 6 actions). The agents' form is one column in items of 8 rows, and
+sampled by priority, items of one row in chunks of 8. "1 row a chunk" stores and sends each row
+alone, "five columns" names each part of a transition. A draw of items of n rows serves n batches.
+Memory is the growth of this process while rows are inserted. "rows of one number" is what an item
+takes whatever it holds. Priorities: those of 16 batches of 256, as a call of the learner writes
+them, through the agents' writer and through Reverb's Python client.
 """
 
-import functools
 import os
 from collections.abc import Mapping
 
@@ -44,14 +44,17 @@ def make_rows(width: int) -> np.ndarray:
 class Form:
     """A server with a table, and a writer."""
 
-    def __init__(self, chunk_length: int, widths: tuple[int, ...] = (WIDTH,)):
+    def __init__(self, chunk_length: int, widths: tuple[int, ...] = (WIDTH,), item_length: int = 1):
         """Starts the server.
 
         Args:
           chunk_length: rows of a chunk.
           widths: numbers in each column of a row.
+          item_length: rows of an item.
         """
-        specs = [tf.TensorSpec([width], tf.float32) for width in widths]
+        self.item_length = item_length
+        outer = [item_length] if item_length > 1 else []
+        specs = [tf.TensorSpec([*outer, width], tf.float32) for width in widths]
         self.signature = specs[0] if len(specs) == 1 else tuple(specs)
         self.server = reverb.Server(
             [
@@ -79,11 +82,15 @@ class Form:
         """Inserts all rows, in the agents' manner."""
         for i, row in enumerate(self.rows):
             self.writer.append(row)
-            item = tf.nest.map_structure(lambda column: column[-1], self.writer.history)
-            self.writer.create_item(TABLE, 1.0, item)
+            if (i + 1) % self.item_length == 0:
+                self.writer.create_item(TABLE, 1.0, self._newest())
             if i % 16 == 15:
-                self.writer.flush(block_until_num_items=32)
+                self.writer.flush(block_until_num_items=32 // self.item_length)
         self.writer.flush()
+
+    def _newest(self):
+        where = -1 if self.item_length == 1 else slice(-self.item_length, None)
+        return tf.nest.map_structure(lambda column: column[where], self.writer.history)
 
     def insert_and_weigh(self) -> Mapping[harness.Unit, float]:
         """Inserts all rows, as a side that also measures memory."""
@@ -92,7 +99,7 @@ class Form:
         return {**figures, BYTES: max(1.0, (resident_bytes() - before) / ROWS)}
 
     def sample(self, count: int = BATCHES):
-        """Samples batches; returns the last one's keys."""
+        """Samples batches, more for longer items; returns the last one's keys."""
         if self.batches is None:
             dataset = reverb.TrajectoryDataset(
                 self.address,
@@ -145,12 +152,13 @@ def main() -> None:
     forms = {f"{n} row{'s' * (n > 1)} a chunk": Form(n) for n in (1, 4, 8, 16, 32)}
     forms["five columns, 8 rows a chunk"] = Form(8, (OBSERVATION, ACTION, 1, 1, OBSERVATION))
     forms["rows of one number, 16 a chunk"] = Form(16, (1,))
+    forms |= {f"items of {n} rows": Form(n, item_length=n) for n in (4, 8, 16)}
     for what, sides in (
         ("insert", {name: form.insert_and_weigh for name, form in forms.items()}),
         (
             "sample",
             {
-                name: harness.clocked(functools.partial(form.sample), BATCHES, "batches")
+                name: harness.clocked(form.sample, form.item_length * BATCHES, "batches")
                 for name, form in forms.items()
             },
         ),

@@ -23,8 +23,9 @@ from agents.capacity.parts import Parts
 from agents.capacity.server import ReplayProcess, Usage
 from agents.environment_loop import explore
 from agents.learning.policy_average import without_averages
-from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES
-from agents.replay.transitions import TABLE
+from agents.replay.input import draw
+from agents.replay.table import PREFETCHED_BATCHES, TABLE
+from agents.replay.transitions import transitions_per_item
 from agents.task import Task
 from environments.engines.batch import EnvironmentsInTurn
 from launchpad.rpc import courier
@@ -186,19 +187,16 @@ class _Bench:
 
     def sampling(self, batch: int) -> dict[str, float]:
         """Measures samples that nobody uses."""
-        dataset = reverb.TrajectoryDataset.from_table_signature(
-            self._server.address,
-            TABLE,
-            max_in_flight_samples_per_worker=IN_FLIGHT_BATCHES * batch,
-            num_workers_per_iterator=1,
-        ).batch(batch, drop_remainder=True)
-        batches = iter(dataset.prefetch(PREFETCHED_BATCHES))
+        signature = reverb.Client(self._server.address).server_info()[TABLE].signature
+        length = transitions_per_item(signature)
+        dataset = draw(self._server.address, signature, batch, length)
+        draws = iter(dataset.prefetch(PREFETCHED_BATCHES))
 
         def sample(count: int) -> None:
-            for _ in range(-(-count // batch)):
-                next(batches)
+            for _ in range(-(-count // (length * batch))):
+                next(draws)
 
-        cost = self._timed(sample, "sample", unit=batch)
+        cost = self._timed(sample, "sample", unit=length * batch)
         return {
             "sample_learner": cost.process,
             "sample_thread": cost.busiest,

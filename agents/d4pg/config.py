@@ -109,6 +109,7 @@ PAPER = D4PGConfig(
         priority_exponent=0.6,
         importance_exponent_start=1.0,
         importance_exponent_end=1.0,
+        transitions_per_item=1,
     ),
 )
 

@@ -19,7 +19,7 @@ from agents.datasets.reading import EpisodeDataset
 from agents.datasets.recording import RecordedEpisode
 from agents.replay import stored_tables
 from agents.replay.checkpoint import prefilled
-from agents.replay.transitions import TABLE
+from agents.replay.transitions import TABLE, transitions_per_item
 from rl_replicator.errors import UsageError
 
 _SECONDS_TO_CONFIRM = 300.0
@@ -76,8 +76,10 @@ def _fill_server(
     # Nothing is sampled yet, so the limiter would soon hold back the inserts.
     stored_tables.change(empty, stored_tables.lift_limit)
     with stored_tables.served(make_tables(), scratch / f"{folder.name}-filled", empty) as client:
-        _insert(agent, client, episodes)
-        held = client.server_info()[TABLE].current_size
+        inserted = _insert(agent, client, episodes)
+        table = client.server_info()[TABLE]
+        # The last item may repeat some.
+        held = min(inserted, transitions_per_item(table.signature) * table.current_size)
         filled = Path(client.checkpoint())
     stored_tables.change(filled, lambda table: _limit(table, limits[table.table_name]))
     folder.parent.mkdir(exist_ok=True)
@@ -85,8 +87,8 @@ def _fill_server(
     return held
 
 
-def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpisode]) -> None:
-    """Inserts all steps; returns once the server has confirmed them."""
+def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpisode]) -> int:
+    """Inserts all steps; returns their number once the server has confirmed them."""
     adder: Any = agent.make_adder(client, lambda seconds: None)
     expected = 0
     try:
@@ -100,9 +102,9 @@ def _insert(agent: Agent, client: reverb.Client, episodes: Iterable[RecordedEpis
             f"--prefill: expected an agent that learns from recorded steps alone: {error}"
         ) from error
     if not adder.finish(_SECONDS_TO_CONFIRM):
-        completed = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
-        raise RuntimeError(f"the replay confirmed {completed} of {expected} transitions")
+        raise RuntimeError(f"the replay did not confirm all of {expected} transitions")
     adder.close()
+    return expected
 
 
 def _limit(table: Any, limiter: Any) -> None:

@@ -26,6 +26,7 @@ from agents.nodes.stopwatch import TOTAL, Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 from agents.replay.table import TABLE
+from agents.replay.transitions import transitions_per_item
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
@@ -166,12 +167,12 @@ class LearnerNode:
         if not tables:
             return "a replay that answers; it is starting"
         info = min(tables, key=lambda table: table.rate_limiter_info.insert_stats.completed)
-        limiter = info.rate_limiter_info
+        limiter, length = info.rate_limiter_info, transitions_per_item(info.signature)
         return (
-            f"rows: the table holds {info.current_size}, sampling starts at "
-            f"{limiter.min_size_to_sample}; {limiter.sample_stats.completed} sampled of "
-            f"{limiter.insert_stats.completed} inserted (allowed: {limiter.samples_per_insert:g} "
-            "samples per insert); the actors are behind"
+            f"rows: the table holds {length * info.current_size}, sampling starts at "
+            f"{length * limiter.min_size_to_sample}; {length * limiter.sample_stats.completed} "
+            f"sampled of {length * limiter.insert_stats.completed} inserted (allowed: "
+            f"{limiter.samples_per_insert:g} samples per insert); the actors are behind"
         )
 
     def _report(self) -> None:

@@ -13,8 +13,8 @@ from acme.adders import base
 
 from agents.replay.transitions import Layout
 
-# How many items are written between two flushes: a flush costs about as much as an insert.
-_ITEMS_PER_FLUSH = 16
+# Transitions that are written between two flushes: a flush costs about as much as an insert.
+_WRITTEN_PER_FLUSH = 16
 # How long one flush may block before `on_wait` is called, in milliseconds.
 _FLUSH_TIMEOUT_MS = 500
 
@@ -52,11 +52,11 @@ def n_step_return(
 
 
 class NStepTransitionAdder(base.Adder):
-    """Writes each n-step transition of an episode as one item of the table.
+    """Writes all n-step transitions of the episodes to the table.
 
-    An item is written once n steps are known; the last n - 1 steps of an episode bootstrap from its
-    last observation over fewer steps. An episode that is cut off (`reset` before its end) leaves no
-    partial windows.
+    A transition is written once n steps are known; the last n - 1 steps of an episode bootstrap
+    from its last observation over fewer steps. An episode that is cut off (`reset` before its end)
+    leaves no partial windows.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class NStepTransitionAdder(base.Adder):
         n_step: int,
         discount: float,
         initial_priority: float,
-        max_in_flight_items: int,
+        max_in_flight: int,
         on_wait: Callable[[float], None],
     ):
         """Opens a writer on the table.
@@ -77,21 +77,21 @@ class NStepTransitionAdder(base.Adder):
           layout: of the items.
           n_step: steps in a full window.
           discount: gamma.
-          initial_priority: of an item that the learner has not seen.
-          max_in_flight_items: items sent but not yet confirmed by the table.
+          initial_priority: of a transition that the learner has not seen.
+          max_in_flight: transitions sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
-            accept an item; may raise to give up.
+            accept what was written; may raise to give up.
         """
         self._writer = layout.open(client)
         self._layout = layout
         self._n_step = n_step
         self._discount = discount
         self._initial_priority = initial_priority
-        self._max_in_flight_items = max_in_flight_items
+        self._max_in_flight = max_in_flight
         self._on_wait = on_wait
         self._window: collections.deque[_Step] = collections.deque()
         self._observation: np.ndarray | None = None
-        self._items_since_flush = 0
+        self._written_since_flush = 0
         self.seconds_waited = 0.0
         """Seconds spent waiting for the table since the start."""
 
@@ -119,7 +119,7 @@ class NStepTransitionAdder(base.Adder):
         next_timestep: dm_env.TimeStep,
         extras: types.NestedArray = (),
     ) -> None:
-        """Adds an action and the step it led to; writes the item that this completes.
+        """Adds an action and the step it led to; writes the transitions that this completes.
 
         Args:
           action: [A] float32.
@@ -177,22 +177,22 @@ class NStepTransitionAdder(base.Adder):
             priority=self._initial_priority,
         )
         self._window.popleft()
-        self._items_since_flush += 1
-        if self._items_since_flush >= _ITEMS_PER_FLUSH:
+        self._written_since_flush += 1
+        if self._written_since_flush >= _WRITTEN_PER_FLUSH:
             self.flush()
 
     def flush(self) -> None:
-        """Blocks while more than `max_in_flight_items` are unconfirmed.
+        """Blocks while more than `max_in_flight` transitions are unconfirmed.
 
-        The newest items may wait for others to be sent with them. Reverb's own calls never block on
-        the rate limiter: without this bound, an actor that the limiter holds back would fill the
-        machine's memory.
+        The newest transitions may wait for others to be sent with them. Reverb's own calls never
+        block on the rate limiter: without this bound, an actor that the limiter holds back would
+        fill the machine's memory.
         """
-        self._items_since_flush = 0
+        self._written_since_flush = 0
         started = time.perf_counter()
         while True:
             try:
-                self._writer.flush(self._max_in_flight_items, _FLUSH_TIMEOUT_MS)
+                self._writer.flush(self._max_in_flight, _FLUSH_TIMEOUT_MS)
                 break
             except reverb.errors.DeadlineExceededError:
                 self._on_wait(time.perf_counter() - started)
@@ -202,11 +202,12 @@ class NStepTransitionAdder(base.Adder):
         """Sends everything, and waits until the table holds it.
 
         Args:
-          timeout: seconds to wait. The table accepts the last items at the pace of the learner.
+          timeout: seconds to wait. The table accepts the last ones at the pace of the learner.
 
         Returns:
-          Whether the table has confirmed all items.
+          Whether the table has confirmed all transitions.
         """
+        self._writer.complete()
         started = time.perf_counter()
         while True:
             try:
@@ -219,5 +220,5 @@ class NStepTransitionAdder(base.Adder):
                 self._on_wait(waited)
 
     def close(self) -> None:
-        """Closes the writer; unconfirmed items may be lost."""
+        """Closes the writer; unconfirmed transitions may be lost."""
         self._writer.close()

@@ -7,6 +7,8 @@ from rl_replicator.errors import check_option
 
 # 3,900 learner steps for each environment step, at a batch of 256.
 _MAX_SAMPLES_PER_INSERT = 1_000_000
+# Beyond that an item gains nothing, and the input holds many batches.
+_MAX_TRANSITIONS_PER_ITEM = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +28,19 @@ class ReplayConfig:
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all."""
     importance_exponent_end: float = 1.0
     """beta at the end of training. It grows linearly in between."""
+    transitions_per_item: int = 8
+    """Consecutive transitions that are stored and sampled together, as one item of the table: this
+    takes less time and memory (docs/speed.md). A batch has one transition of each of as many items,
+    and the items serve as many batches as they have transitions. So the transitions of a batch are
+    independent of each other; with 1, successive batches are, too. If a table is sampled by
+    priority, each transition is an item."""
     max_in_flight_items: int = 32
-    """Items that an actor may have sent and the table has not yet confirmed."""
+    """Transitions that an actor may have sent and the table has not yet confirmed."""
+
+    @property
+    def item_length(self) -> int:
+        """Transitions in an item of the table."""
+        return 1 if self.priority_exponent > 0 else self.transitions_per_item
 
     def of_shard(self, num_shards: int) -> Self:
         """Returns the settings of one of several tables that share the transitions evenly.
@@ -53,6 +66,11 @@ class ReplayConfig:
             "samples_per_insert",
             f"a positive number up to {_MAX_SAMPLES_PER_INSERT:,}",
         )
+        check(
+            1 <= self.transitions_per_item <= _MAX_TRANSITIONS_PER_ITEM,
+            "transitions_per_item",
+            f"a number from 1 to {_MAX_TRANSITIONS_PER_ITEM}",
+        )
         check(self.max_in_flight_items >= 1, "max_in_flight_items", "at least 1")
         for name in ("priority_exponent", "importance_exponent_start", "importance_exponent_end"):
             check(0 <= getattr(self, name) <= 1, name, "a number in [0, 1]")
@@ -66,12 +84,20 @@ class FrameReplayConfig(ReplayConfig):
     """Transitions kept; the oldest leave first. Each holds one frame."""
     samples_per_insert: float = 128.0
     """Transitions sampled for each one inserted, on average over the run."""
+    transitions_per_item: int = 1
+    """From pixels each transition is an item: transitions share their frames, not their items."""
     chunk_length: int = 4
     """Frames that are compressed together. More of them take less memory and more time to sample,
     since whole chunks are decompressed (`bench/pixel_replay.py`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_option(
+            self.transitions_per_item == 1,
+            "agent.replay.transitions_per_item",
+            "1 from pixels",
+            self.transitions_per_item,
+        )
         check_option(
             self.chunk_length >= 1, "agent.replay.chunk_length", "at least 1", self.chunk_length
         )

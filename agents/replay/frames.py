@@ -31,6 +31,8 @@ class FrameLayout:
     float32}`, a row being `[action | extras | n-step return | n-step discount | k]`.
     """
 
+    transitions_per_item = 1
+
     def __init__(
         self,
         spec: specs.EnvironmentSpec,

@@ -1,12 +1,16 @@
 """The reading end of the replay: batches for each replica."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import reverb
 import tensorflow as tf
 
-from agents.replay.table import IN_FLIGHT_BATCHES, PREFETCHED_BATCHES, TABLE, LearnerDemand
+from agents.replay.table import PREFETCHED_BATCHES, TABLE, LearnerDemand, draws_ahead
 from agents.replay.transitions import Layout, Sample
+
+# AutoGraph takes a second to find nothing to convert.
+_as_written = tf.autograph.experimental.do_not_convert
 
 
 def make_input_fn(
@@ -18,6 +22,10 @@ def make_input_fn(
     order of their addresses. Each shard draws by its own priorities; the probabilities and the
     table sizes of the samples are those among the items of all shards.
 
+    If items have n transitions, n batches are made of as many items as a batch has transitions.
+    Each of the batches has one transition of every item, from a random place in it. So a batch is
+    distributed as if its transitions were drawn independently of each other.
+
     Args:
       server_addresses: "host:port" of each replay server.
       layout: of the items.
@@ -26,41 +34,81 @@ def make_input_fn(
     Returns:
       A function from an `InputContext` to a dataset of `Sample`s.
     """
+    length, num_shards = layout.transitions_per_item, len(server_addresses)
+    batch_size = demand.of_shard(num_shards).per_replica_batch_size
 
-    batch_size = demand.of_shard(len(server_addresses)).per_replica_batch_size
-
-    @tf.autograph.experimental.do_not_convert  # It takes a second to find nothing to convert.
-    def unpack(*shards: reverb.ReplaySample) -> Sample:
+    @_as_written
+    def joined(*shards: reverb.ReplaySample) -> Sample:
         sample, size = shards[0], shards[0].info.table_size
-        if len(shards) > 1:
+        if num_shards > 1:
             sample = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *shards)
             total = tf.add_n([shard.info.table_size[-1] for shard in shards])
-            size = tf.fill([len(shards) * batch_size], total)
-        return Sample(
+            size = tf.fill([num_shards * batch_size], total)
+        items = Sample(
             keys=sample.info.key,
-            probabilities=sample.info.probability / len(shards),
-            table_size=size,
-            transition=layout.unpack(sample.data),
+            probabilities=sample.info.probability / (num_shards * length),
+            table_size=size * length,
+            transition=sample.data,
         )
+        return items if length == 1 else _batches(items, length)
 
-    def from_server(address: str) -> tf.data.Dataset:
-        dataset = reverb.TrajectoryDataset(
-            address,
-            TABLE,
-            dtypes=tf.nest.map_structure(lambda s: s.dtype, layout.signature),
-            shapes=tf.nest.map_structure(lambda s: s.shape, layout.signature),
-            max_in_flight_samples_per_worker=IN_FLIGHT_BATCHES * batch_size,
-            num_workers_per_iterator=1,
-        )
-        return dataset.batch(batch_size, drop_remainder=True)
+    @_as_written
+    def unpack(sample: Sample) -> Sample:
+        return sample._replace(transition=layout.unpack(sample.transition))
 
-    def input_fn(context) -> tf.data.Dataset:
+    def input_fn(context: object) -> tf.data.Dataset:
         del context  # Every replica draws from all items.
-        return (
-            tf.data.Dataset.zip(tuple(from_server(address) for address in server_addresses))
-            .prefetch(PREFETCHED_BATCHES)
-            .map(unpack)  # In the thread that asks for the batch, while the next one is built.
-            .apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        shards = [draw(a, layout.signature, batch_size, length) for a in server_addresses]
+        draws = tf.data.Dataset.zip(tuple(shards))
+        if length == 1:
+            draws = draws.prefetch(PREFETCHED_BATCHES)
+        # The functions run in the thread that asks for a batch.
+        samples = draws.map(joined)
+        if length > 1:
+            samples = samples.unbatch()
+        return samples.map(unpack).apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
 
     return input_fn
+
+
+def draw(
+    server_address: str, signature: Any, count: int, transitions_per_item: int
+) -> tf.data.Dataset:
+    """Draws items of a table, by the table's own selector.
+
+    Args:
+      server_address: "host:port" of the replay server.
+      signature: nest of `tf.TensorSpec`, of the table's items.
+      count: items in a draw.
+      transitions_per_item: of the table.
+
+    Returns:
+      An endless dataset of `reverb.ReplaySample`s of [count, ...] tensors.
+    """
+    dataset = reverb.TrajectoryDataset(
+        server_address,
+        TABLE,
+        dtypes=tf.nest.map_structure(lambda spec: spec.dtype, signature),
+        shapes=tf.nest.map_structure(lambda spec: spec.shape, signature),
+        max_in_flight_samples_per_worker=draws_ahead(transitions_per_item) * count,
+        num_workers_per_iterator=1,
+    )
+    return dataset.batch(count, drop_remainder=True)
+
+
+def _batches(items: Sample, length: int) -> Sample:
+    """Makes batches of items: [B, n, ...] data -> [n, B, ...], each item in an order of its own."""
+    count = items.keys.shape[0]
+    start = tf.random.uniform([count], maxval=length, dtype=tf.int32)
+    place = (tf.range(length)[:, None] + start) % length  # [n, B]
+    index = place + length * tf.range(count)
+
+    def shuffled(data: tf.Tensor) -> tf.Tensor:
+        return tf.gather(tf.reshape(data, [count * length, *data.shape[2:]]), index)
+
+    about = tf.nest.map_structure(
+        lambda each: tf.repeat(each[None], length, 0), items._replace(transition=())
+    )
+    return about._replace(transition=tf.nest.map_structure(shuffled, items.transition))

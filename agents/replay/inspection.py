@@ -23,8 +23,8 @@ class StoredReplay:
     """The transitions of one replay server, and its counts.
 
     Attributes:
-      priorities: [n] float64.
-      times_sampled: [n] int64.
+      priorities: [n] float64; of their items.
+      times_sampled: [n] int64; of their items, each time with all of their transitions.
       rewards: [n] float32 n-step returns, as the learner gets them.
       discounts: [n] float32 n-step discounts; 0 where nothing is bootstrapped.
       max_size: transitions that the table can hold.
@@ -67,14 +67,14 @@ def read(agent: Any, folder: Path) -> StoredReplay:
         priorities, times_sampled = stored_tables.reset_times_sampled(copy)
         with stored_tables.served(agent.make_tables(1), Path(scratch) / "served", copy) as client:
             rewards, discounts = _rewards(client, agent.layout, len(priorities))
-    limiter = table.rate_limiter
+    limiter, length = table.rate_limiter, agent.layout.transitions_per_item
     return StoredReplay(
-        priorities,
-        times_sampled,
+        np.repeat(priorities, length),
+        np.repeat(times_sampled, length),
         rewards,
         discounts,
-        max_size=table.max_size,
-        num_inserted=limiter.insert_count,
+        max_size=length * table.max_size,
+        num_inserted=length * limiter.insert_count,
         samples_per_insert=limiter.samples_per_insert,
         priority_exponent=table.sampler.prioritized.priority_exponent,
     )
@@ -90,7 +90,7 @@ def _read_once(table: Any) -> None:
 
 
 def _rewards(client: reverb.Client, layout: Layout, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reads the rewards and the discounts of all items."""
+    """Reads the rewards and the discounts of all transitions in `count` items."""
     dataset = reverb.TrajectoryDataset(
         client.server_address,
         TABLE,
@@ -101,11 +101,15 @@ def _rewards(client: reverb.Client, layout: Layout, count: int) -> tuple[np.ndar
         rate_limiter_timeout_ms=_TIMEOUT_MS,
     )
     rewards, discounts = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    for sample in dataset.take(count).batch(_BATCH):
-        transition = layout.unpack(sample.data)
+    transitions = dataset.take(count).map(lambda sample: sample.data)
+    if layout.transitions_per_item > 1:
+        transitions = transitions.unbatch()
+    for data in transitions.batch(_BATCH):
+        transition = layout.unpack(data)
         rewards.append(transition.reward.numpy())
         discounts.append(transition.discount.numpy())
     found = sum(map(len, rewards))
-    if found != count:
-        raise RuntimeError(f"expected {count} transitions of the replay, read {found}")
+    expected = layout.transitions_per_item * count
+    if found != expected:
+        raise RuntimeError(f"expected {expected} transitions of the replay, read {found}")
     return np.concatenate(rewards), np.concatenate(discounts)

@@ -98,7 +98,12 @@ class LocalReplay:
 
         Returns:
           A function from an `InputContext` to a dataset of `Sample`s, called once per replica.
+
+        Raises:
+          ValueError: if an item has several transitions.
         """
+        if layout.transitions_per_item != 1:
+            raise ValueError(f"expected items of one transition, got {layout.transitions_per_item}")
         self._demand = demand
         size = demand.per_replica_batch_size
         spec = (

@@ -8,10 +8,20 @@ from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import ConfigError, check_option
 
-# Batches that the input pipeline prefetches.
+# Batches that a sampler may request ahead.
+_BATCHES_AHEAD = 2
+# Batches that the input pipeline holds ready, unless it has several of one draw.
 PREFETCHED_BATCHES = 2
-# Batches that a sampler may request ahead of those.
-IN_FLIGHT_BATCHES = 2
+# Two queued for the step, and one on its way there.
+_BATCHES_BEHIND = 3
+
+
+def draws_ahead(transitions_per_item: int) -> int:
+    """Returns how many draws a sampler may request ahead.
+
+    A draw is as many items as a batch has transitions; it serves `transitions_per_item` batches.
+    """
+    return -(-_BATCHES_AHEAD // transitions_per_item)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +75,20 @@ class LearnerDemand:
         """Transitions that one compiled call consumes."""
         return self.global_batch_size * self.steps_per_call
 
-    @property
-    def transitions_in_flight(self) -> int:
-        """Most transitions that the input pipelines can hold beyond those that a call consumed."""
-        # In the sampler, being built, ready; two queued for the step, and one on its way there.
-        held = IN_FLIGHT_BATCHES + 1 + PREFETCHED_BATCHES + 3
+    def transitions_in_flight(self, transitions_per_item: int) -> int:
+        """Most transitions that the input pipelines can hold beyond those that a call consumed.
+
+        Args:
+          transitions_per_item: of the table.
+        """
+        draws = draws_ahead(transitions_per_item) + 1  # One is being built or given out.
+        ready = PREFETCHED_BATCHES if transitions_per_item == 1 else 0
+        held = draws * transitions_per_item + ready + _BATCHES_BEHIND
         return held * self.global_batch_size
 
 
-def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
-    """Computes the tolerance of the rate limiter, in samples, in either direction.
+def error_buffer(config: ReplayConfig, demand: LearnerDemand, transitions_per_item: int) -> float:
+    """Computes the tolerance of the rate limiter, in sampled transitions, in either direction.
 
     It must cover a whole call of the learner plus everything its pipelines keep in flight, twice:
     otherwise actors and learner could only run in turns, or (below the samples of one insert) block
@@ -83,25 +97,29 @@ def error_buffer(config: ReplayConfig, demand: LearnerDemand) -> float:
     Args:
       config: of the table.
       demand: of the learner.
+      transitions_per_item: of the table.
 
     Returns:
-      The buffer in samples.
+      The buffer in sampled transitions.
 
     Raises:
       ConfigError: if the table starts with too few rows for that buffer.
     """
+    in_flight = demand.transitions_in_flight(transitions_per_item)
     buffer = max(
         0.1 * config.min_size * config.samples_per_insert,
-        2.0 * (demand.transitions_per_call + demand.transitions_in_flight),
-        2.0 * config.samples_per_insert,
+        2.0 * (demand.transitions_per_call + in_flight),
+        2.0 * config.samples_per_insert * transitions_per_item,
     )
     if buffer > config.min_size * config.samples_per_insert:
         needed = int(-(-buffer // config.samples_per_insert))
+        is_free = transitions_per_item > 1
+        others = " or --agent.replay.transitions-per-item" if is_free else ""
         raise ConfigError(
             f"--agent.replay.min-size: expected at least {needed} (a call of the learner takes "
             f"{demand.transitions_per_call} transitions and its input holds "
-            f"{demand.transitions_in_flight} more, at {config.samples_per_insert:g} samples per "
-            f"insert), got {config.min_size}; raise it, or lower --agent.steps-per-call"
+            f"{in_flight} more, at {config.samples_per_insert:g} samples per insert), got "
+            f"{config.min_size}; raise it, or lower --agent.steps-per-call{others}"
         )
     return buffer
 
@@ -120,6 +138,7 @@ def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> r
     Raises:
       ConfigError: if config and demand would block each other.
     """
+    length = layout.transitions_per_item
     sampler: reverb.selectors.Selector
     if config.priority_exponent > 0:
         sampler = reverb.selectors.Prioritized(config.priority_exponent)
@@ -129,11 +148,11 @@ def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> r
         name=TABLE,
         sampler=sampler,
         remover=reverb.selectors.Fifo(),
-        max_size=config.max_size,
+        max_size=-(-config.max_size // length),
         rate_limiter=reverb.rate_limiters.SampleToInsertRatio(
             samples_per_insert=config.samples_per_insert,
-            min_size_to_sample=config.min_size,
-            error_buffer=error_buffer(config, demand),
+            min_size_to_sample=-(-config.min_size // length),
+            error_buffer=error_buffer(config, demand, length) / length,
         ),
         signature=layout.signature,
     )

@@ -11,9 +11,9 @@ from acme import specs, types
 
 TABLE = "replay"
 
-# Rows that are sent together, compressed as one chunk. A message to the server costs several times
-# what its row does, and a chunk of its own takes 840 bytes; but a sampled row is decompressed with
-# its whole chunk (`bench/replay_rows.py`).
+# Rows that are sent together, compressed as one chunk, if each is an item. A message to the server
+# costs several times what its row does, and a chunk of its own takes 840 bytes; but a sampled row
+# is decompressed with its whole chunk (`bench/replay_rows.py`).
 _ROWS_PER_CHUNK = 8
 
 
@@ -41,11 +41,15 @@ class EpisodeWriter(Protocol):
         """
         ...
 
-    def flush(self, max_in_flight_items: int, timeout_ms: int) -> None:
-        """Sends what was written; waits until few enough items are unconfirmed.
+    def complete(self) -> None:
+        """Completes an item that lacks transitions, so that a flush sends all that was written."""
+        ...
+
+    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
+        """Sends complete items; waits until few enough transitions are unconfirmed.
 
         Args:
-          max_in_flight_items: items that may remain unconfirmed.
+          max_in_flight: transitions that may remain unconfirmed.
           timeout_ms: how long to wait.
 
         Raises:
@@ -54,7 +58,7 @@ class EpisodeWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes the writer; unconfirmed items may be lost."""
+        """Closes the writer; unconfirmed transitions may be lost."""
         ...
 
 
@@ -63,7 +67,12 @@ class Layout(Protocol):
 
     @property
     def signature(self) -> Any:
-        """Nest of `tf.TensorSpec`: an item of the table."""
+        """Nest of `tf.TensorSpec`: an item of the table; of n transitions, [n, ...]."""
+        ...
+
+    @property
+    def transitions_per_item(self) -> int:
+        """Transitions in an item of the table."""
         ...
 
     def open(self, client: reverb.Client) -> EpisodeWriter:
@@ -79,10 +88,10 @@ class Layout(Protocol):
         ...
 
     def unpack(self, data: Any) -> types.Transition:
-        """Unpacks a batch of items.
+        """Unpacks a batch of transitions.
 
         Args:
-          data: nest of [B, ...] tensors with the structure of `signature`.
+          data: nest of [B, ...] tensors with the structure of `signature`, one transition each.
 
         Returns:
           A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
@@ -102,9 +111,12 @@ class TableWriter:
         """
         self._columns = columns
 
-    def flush(self, max_in_flight_items: int, timeout_ms: int) -> None:
+    def complete(self) -> None:
+        """Does nothing: each transition is an item."""
+
+    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
         """See `EpisodeWriter`."""
-        self._columns.flush(block_until_num_items=max_in_flight_items, timeout_ms=timeout_ms)
+        self._columns.flush(block_until_num_items=max_in_flight, timeout_ms=timeout_ms)
 
     def close(self) -> None:
         """See `EpisodeWriter`."""
@@ -112,7 +124,10 @@ class TableWriter:
 
 
 class RowWriter(TableWriter):
-    """An `EpisodeWriter` whose items are single rows."""
+    """An `EpisodeWriter` whose items are one row or several consecutive ones.
+
+    An item does not end with its episode: a row holds all of its transition.
+    """
 
     def __init__(self, layout: "TransitionLayout", client: reverb.Client):
         """Opens the writer.
@@ -121,11 +136,14 @@ class RowWriter(TableWriter):
           layout: of the rows.
           client: of the replay server.
         """
-        super().__init__(client.trajectory_writer(num_keep_alive_refs=_ROWS_PER_CHUNK))
-        self._columns.configure(
-            (), num_keep_alive_refs=_ROWS_PER_CHUNK, max_chunk_length=_ROWS_PER_CHUNK
-        )
         self._layout = layout
+        # An item of several rows is one chunk, of which nothing is decompressed in vain.
+        length = layout.transitions_per_item
+        rows = length if length > 1 else _ROWS_PER_CHUNK
+        super().__init__(client.trajectory_writer(num_keep_alive_refs=rows))
+        self._columns.configure((), num_keep_alive_refs=rows, max_chunk_length=rows)
+        self._pending: list[np.ndarray] = []  # The rows of an item that is not complete.
+        self._priority = 0.0
 
     def begin(self, observation: np.ndarray) -> None:
         """Does nothing: a row holds both of its observations."""
@@ -136,8 +154,28 @@ class RowWriter(TableWriter):
     def write(self, transition: types.Transition, steps: int, priority: float) -> None:
         """See `EpisodeWriter`."""
         del steps
-        self._columns.append(self._layout.pack(transition))
-        self._columns.create_item(TABLE, priority, self._columns.history[-1])
+        self._priority = priority
+        self._append(self._layout.pack(transition))
+
+    def complete(self) -> None:
+        """Repeats rows in an incomplete item: none is lost, and a few are sampled more often."""
+        rows = self._pending.copy()
+        while self._pending:
+            self._append(rows[len(self._pending) % len(rows)])
+
+    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
+        """See `EpisodeWriter`."""
+        super().flush(max_in_flight // self._layout.transitions_per_item, timeout_ms)
+
+    def _append(self, row: np.ndarray) -> None:
+        length = self._layout.transitions_per_item
+        self._columns.append(row)
+        self._pending.append(row)
+        if len(self._pending) == length:
+            history = self._columns.history
+            item = history[-1] if length == 1 else history[-length:]
+            self._columns.create_item(TABLE, self._priority, item)
+            self._pending.clear()
 
 
 class Extras:
@@ -193,19 +231,22 @@ class Extras:
 
 
 class TransitionLayout:
-    """Packs a transition into one float32 vector, and unpacks a batch of them.
+    """Packs each transition into one float32 vector, and unpacks a batch of them.
 
     A row is `[observation | action | n-step return | n-step discount | next observation | extras]`.
     At these sizes Reverb's cost to insert and to sample grows with the number of columns, not of
     bytes: one column makes both two to three times cheaper than five (`bench/replay_rows.py`).
     """
 
-    def __init__(self, spec: specs.EnvironmentSpec, extras_spec: Any = ()):
+    def __init__(
+        self, spec: specs.EnvironmentSpec, extras_spec: Any = (), transitions_per_item: int = 1
+    ):
         """Lays out transitions of an environment.
 
         Args:
           spec: of an environment with flat float32 observations [N] and actions [A].
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          transitions_per_item: rows in an item of the table.
 
         Raises:
           ValueError: if an observation or action is not a float32 vector.
@@ -221,7 +262,9 @@ class TransitionLayout:
         self._extras = Extras(extras_spec)
         self._extras_start = 2 * self.observation_size + self.action_size + 2
         self.width = self._extras_start + self._extras.size
-        self.signature = tf.TensorSpec([self.width], tf.float32, "transition")
+        self.transitions_per_item = transitions_per_item
+        shape = [self.width] if transitions_per_item == 1 else [transitions_per_item, self.width]
+        self.signature = tf.TensorSpec(shape, tf.float32, "transition")
 
     def open(self, client: reverb.Client) -> RowWriter:
         """See `Layout`."""
@@ -271,13 +314,23 @@ def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type) -
         )
 
 
+def transitions_per_item(signature: Any) -> int:
+    """Returns how many transitions an item of a table holds: n, if it is a matrix of n rows.
+
+    Args:
+      signature: of the table, as `Layout.signature`.
+    """
+    is_matrix = isinstance(signature, tf.TensorSpec) and signature.shape.rank == 2
+    return signature.shape[0] if is_matrix else 1
+
+
 class Sample(NamedTuple):
     """A batch drawn from the table.
 
     Attributes:
       keys: [B] uint64 keys of the items, for writing priorities back.
-      probabilities: [B] float64 P(i) at the moment of sampling.
-      table_size: [B] int64 items in the table at that moment.
+      probabilities: [B] float64 P(i) of the transitions at the moment of sampling.
+      table_size: [B] int64 transitions in the table at that moment.
       transition: `acme.types.Transition` of [B, ...] tensors, float32 except for frames.
     """
 

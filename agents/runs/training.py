@@ -13,6 +13,7 @@ from acme import specs
 
 import launchpad as lp
 from agents.agent import Agent
+from agents.config import one_by_one
 from agents.nodes.counter import Counter
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
@@ -130,6 +131,8 @@ def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOp
 
     These are settings that are "auto", and the number of actors that `scale` has asked for.
     """
+    if options.deterministic:  # A local replay has single rows, which nobody waits for.
+        options = dataclasses.replace(options, agent=one_by_one(options.agent))
     base = f"{options.env.replace(':', '-')}-seed{options.seed}"
     run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
     if not run.exists:

@@ -37,3 +37,9 @@ def test_runs_without_an_option_for_it_are_evaluated_with_the_newest_weights():
 def test_the_gradient_of_runs_without_an_option_for_it(kind, kept):
     assert restored(kind, {}).squash_gradient == kept
     assert restored(kind, {"squash_gradient": "tanh"}).squash_gradient == "tanh"
+
+
+def test_a_run_of_before_keeps_the_items_of_its_table():
+    assert restored(D4PGConfig, {"replay": {"min_size": 5}}).replay.transitions_per_item == 1
+    later = restored(D4PGConfig, {"replay": {"min_size": 5, "transitions_per_item": 4}})
+    assert (later.replay.transitions_per_item, later.replay.min_size) == (4, 5)

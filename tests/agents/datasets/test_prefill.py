@@ -32,7 +32,7 @@ CONFIG = td3.command.config(
     steps_per_call=4,
     n_step=3,
     discount=0.5,
-    replay=ReplayConfig(min_size=200, samples_per_insert=16.0),
+    replay=ReplayConfig(min_size=200, samples_per_insert=16.0, transitions_per_item=1),
 )
 
 
@@ -78,14 +78,13 @@ def options(run_dir, **changes):
 
 
 def fill(name, env, run_dir, config=CONFIG, num_shards=1):
-    """Fills the replay of a run of TD3; returns the agent."""
+    """Fills the replay of a run of TD3; returns the agent and the number of transitions."""
     chosen = options(run_dir, env=env, agent=config)
     agent = td3.command.make_agent(config, chosen.task.spec())
     with RunDirectory(run_dir).opened("td3", chosen.identity):
         RunDirectory(run_dir).describe("td3", chosen.identity, {})
     dataset = reading.open_dataset(name, chosen.task)
-    prefill.fill(agent, dataset, 1, num_shards, run_dir)
-    return agent
+    return agent, prefill.fill(agent, dataset, 1, num_shards, run_dir)
 
 
 def rows(agent, run_dir, shard, count):
@@ -108,7 +107,8 @@ def rows(agent, run_dir, shard, count):
 
 def test_rows_are_those_of_actors(tmp_path):
     (episode,) = make_dataset("a-v0", CHAIN, 1)
-    agent = fill("a-v0", CHAIN, tmp_path / "run")
+    agent, held = fill("a-v0", CHAIN, tmp_path / "run")
+    assert held == 10
     found = rows(agent, tmp_path / "run", 0, 10)
     for step, (row, priority) in enumerate(found):
         last = min(step + 3, 10)
@@ -121,9 +121,20 @@ def test_rows_are_those_of_actors(tmp_path):
         assert priority == agent.initial_priority
 
 
+def test_the_last_item_repeats_some_transitions_that_do_not_count(tmp_path):
+    (episode,) = make_dataset("a-v0", CHAIN, 1)
+    replay = dataclasses.replace(CONFIG.replay, transitions_per_item=4)
+    config = dataclasses.replace(CONFIG, replay=replay)
+    agent, held = fill("a-v0", CHAIN, tmp_path / "run", config)
+    assert held == 10
+    found = [row.reshape(4, -1) for row, _ in rows(agent, tmp_path / "run", 0, 3)]
+    steps = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 9]
+    np.testing.assert_array_equal(np.concatenate(found)[:, :2], episode.observations[steps])
+
+
 def test_shards_take_turns(tmp_path):
     played = make_dataset("a-v0", CHAIN, 3)
-    agent = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
+    agent, _ = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
     for shard, numbers in ((0, (0, 2)), (1, (1,))):
         found = rows(agent, tmp_path / "run", shard, 10 * len(numbers))
         expected = np.concatenate([played[number].actions for number in numbers])
@@ -133,7 +144,7 @@ def test_shards_take_turns(tmp_path):
 @pytest.mark.parametrize(("episodes", "sampled"), [(15, 16 * (300 - 200)), (5, 0)])
 def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_path):
     make_dataset("a-v0", TARGET, episodes)
-    agent = fill("a-v0", TARGET, tmp_path / "run")
+    agent, _ = fill("a-v0", TARGET, tmp_path / "run")
     (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
     own = agent.make_tables(1)[0].info.rate_limiter_info
     limiter = table.rate_limiter
@@ -146,7 +157,7 @@ def test_only_the_steps_of_actors_make_learner_steps_due(episodes, sampled, tmp_
 def test_a_small_table_keeps_the_newest(tmp_path):
     played = make_dataset("a-v0", TARGET, 15)
     replay = dataclasses.replace(CONFIG.replay, max_size=250)
-    agent = fill("a-v0", TARGET, tmp_path / "run", dataclasses.replace(CONFIG, replay=replay))
+    agent, _ = fill("a-v0", TARGET, tmp_path / "run", dataclasses.replace(CONFIG, replay=replay))
     (table,) = stored_tables.read(prefilled(tmp_path / "run") / "0")
     assert (table.rate_limiter.insert_count, table.rate_limiter.delete_count) == (300, 50)
     (row, _), *_ = rows(agent, tmp_path / "run", 0, 1)

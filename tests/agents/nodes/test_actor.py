@@ -10,6 +10,7 @@ from acme import specs
 
 import launchpad as lp
 from agents.agent import ExplorationContext
+from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.learning.variables import copy_variables
@@ -24,6 +25,8 @@ from agents.task import Task
 from tests.agents.replay.queue_table import make_table
 
 TASK = Task("environments.fakes:target")
+# The tests count single transitions.
+CONFIG = one_by_one(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1))
 
 
 class Weights:
@@ -38,7 +41,7 @@ class Weights:
 
 @pytest.fixture(scope="module")
 def agent():
-    return D4PG(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1), TASK.spec())
+    return D4PG(CONFIG, TASK.spec())
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
 @pytest.mark.timeout(120)
 def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
     task, size = Task("pendulum:swingup"), 2
-    pendulum = D4PG(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1), task.spec())
+    pendulum = D4PG(CONFIG, task.spec())
     stop = size * 1000 + 10  # Shortly after the ends of the first episodes.
 
     def observations(counter, engine):

@@ -29,7 +29,7 @@ SETTINGS = {
         "critic_layers": [16],
         "global_batch_size": 16,
         "steps_per_call": 4,
-        "replay": {"min_size": 100, "samples_per_insert": 4.0},
+        "replay": {"min_size": 200, "samples_per_insert": 4.0},
     },
 }
 

@@ -50,7 +50,7 @@ def server(layout):
 
 
 def make_adder(server, layout, n_step=3, discount=0.9, **options):
-    settings = {"max_in_flight_items": 0, "initial_priority": 2.5, "on_wait": lambda _: None}
+    settings = {"max_in_flight": 0, "initial_priority": 2.5, "on_wait": lambda _: None}
     return NStepTransitionAdder(
         reverb.Client(f"localhost:{server.port}"),
         layout,
@@ -138,7 +138,7 @@ def test_steps_outside_of_an_episode_are_refused_and_one_begun_anew_drops_the_ol
 
 def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     """Chunks of 8: a message to the server costs several times what its row does."""
-    adder = make_adder(server, layout, max_in_flight_items=32)
+    adder = make_adder(server, layout, max_in_flight=32)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     client = server.localhost_client()
     deadline = time.monotonic() + 60
@@ -155,7 +155,7 @@ def test_the_return_of_a_real_environment_is_the_one_on_paper():
     environment = environments.make("environments.fakes:chain", seed=0)
     layout = TransitionLayout(specs.make_environment_spec(environment))
     server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, n_step=10, discount=0.9, max_in_flight_items=0)
+    adder = make_adder(server, layout, n_step=10, discount=0.9, max_in_flight=0)
     timestep = environment.reset()
     adder.add_first(timestep)
     for action in np.linspace(-1, 1, 10, dtype=np.float32):
@@ -196,7 +196,7 @@ def full(layout):
 def test_the_last_rows_are_confirmed_however_late(full, layout):
     """The learner samples in the second after the last step, not within half a second."""
     waits = []
-    adder = make_adder(full, layout, max_in_flight_items=32, on_wait=waits.append)
+    adder = make_adder(full, layout, max_in_flight=32, on_wait=waits.append)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     assert not adder.finish(0.1)
     client = full.localhost_client()
@@ -213,7 +213,7 @@ def test_the_last_rows_are_confirmed_however_late(full, layout):
 
 
 def test_one_row_that_the_table_does_not_hold_is_not_finished(full, layout):
-    adder = make_adder(full, layout, max_in_flight_items=32)
+    adder = make_adder(full, layout, max_in_flight=32)
     play(adder, rewards=[1.0] * 9, last_discount=0.0)
     assert not adder.finish(0.1)
 
@@ -247,7 +247,7 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
         # No more than there are: a slow server may have confirmed nothing yet.
         list(client.sample(TABLE, client.server_info()[TABLE].current_size, emit_timesteps=False))
 
-    adder = make_adder(full, layout, max_in_flight_items=2, on_wait=on_wait)
+    adder = make_adder(full, layout, max_in_flight=2, on_wait=on_wait)
     assert adder.seconds_waited == 0.0
     adder.add_first(dm_env.restart(observation(0)))
     for step in range(1, 40):

@@ -68,7 +68,7 @@ def play(adder, episodes, dtype):
             )
         if cut:
             adder.reset()
-    adder.flush()
+    assert adder.finish(60.0)
 
 
 def expected_items(episodes, n_step):
@@ -90,7 +90,7 @@ def expected_items(episodes, n_step):
 
 
 def items_of(layout, dtype, n_step, episodes):
-    """What a table holds after the episodes: priorities, and a transition of all items in order."""
+    """What a table holds after the episodes: priorities of its items, all transitions in order."""
     table = reverb.Table(
         TABLE,
         sampler=reverb.selectors.Fifo(),
@@ -108,7 +108,7 @@ def items_of(layout, dtype, n_step, episodes):
         n_step=n_step,
         discount=GAMMA,
         initial_priority=PRIORITY,
-        max_in_flight_items=0,  # `flush` sends the last item too.
+        max_in_flight=32,
         on_wait=lambda _: None,
     )
     play(adder, episodes, dtype)
@@ -117,19 +117,26 @@ def items_of(layout, dtype, n_step, episodes):
     adder.close()
     server.stop()
     rows = [tree.unflatten_as(layout.signature, sample.data) for sample in samples]
+    inner = 1 if layout.transitions_per_item > 1 else 0
     data = tree.map_structure(
-        lambda spec, *arrays: np.stack(arrays).reshape(count, *spec.shape), layout.signature, *rows
+        lambda spec, *arrays: np.stack(arrays).reshape(-1, *spec.shape[inner:]),
+        layout.signature,
+        *rows,
     )
     return [np.ravel(sample.info.priority)[0] for sample in samples], layout.unpack(data)
 
 
-@pytest.mark.parametrize("n_step", [1, 2, 3, 4, 5])
-def test_rows_are_the_n_step_transitions_of_their_episodes(n_step):
+@pytest.mark.parametrize(
+    ("n_step", "length"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (1, 8), (3, 2), (5, 7)]
+)
+def test_rows_are_the_n_step_transitions_of_their_episodes(n_step, length):
     episodes = make_episodes(np.random.default_rng(n_step), VECTOR)
-    layout = TransitionLayout(make_spec(VECTOR, np.float32), EXTRAS)
+    layout = TransitionLayout(make_spec(VECTOR, np.float32), EXTRAS, length)
     priorities, got = items_of(layout, np.float32, n_step, episodes)
     expected = expected_items(episodes, n_step)
-    assert priorities == [PRIORITY] * len(expected)
+    count = -(-len(expected) // length)
+    assert priorities == [PRIORITY] * count
+    assert len(got.reward) == length * count  # The last item repeats some.
     for i, (number, t, end, total, discount) in enumerate(expected):
         observations, actions = episodes[number][:2]
         np.testing.assert_array_equal(got.observation[i], observations[t])

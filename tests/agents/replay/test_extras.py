@@ -48,7 +48,7 @@ def test_a_transition_has_the_extras_of_its_first_action(observations):
         n_step=2,
         discount=0.9,
         initial_priority=1.0,
-        max_in_flight_items=0,
+        max_in_flight=0,
         on_wait=lambda _: None,
     )
     blank = np.zeros(observations.shape, observations.dtype)

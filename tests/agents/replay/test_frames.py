@@ -65,7 +65,7 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
     episodes = make_episodes((7, 1, 2, 12, 3, 4, 40), np.random.default_rng(n_step))
     layout = FrameLayout(SPEC, stack, n_step, chunk_length)
     server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, max_in_flight_items=4)
+    adder = make_adder(server, layout, max_in_flight=4)
     history = FrameStack(stack)
     seen = []
     for first, steps in episodes:
@@ -95,14 +95,14 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
     server.stop()
 
 
-def make_adder(server, layout, max_in_flight_items):
+def make_adder(server, layout, max_in_flight):
     return NStepTransitionAdder(
         reverb.Client(f"localhost:{server.port}"),
         layout,
         n_step=layout.n_step,
         discount=GAMMA,
         initial_priority=1.0,
-        max_in_flight_items=max_in_flight_items,
+        max_in_flight=max_in_flight,
         on_wait=lambda _: None,
     )
 
@@ -129,7 +129,7 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
 def server_of():
     layout = FrameLayout(SPEC, 3, 3, 4)
     server = reverb.Server([make_table(layout)])
-    adder = make_adder(server, layout, max_in_flight_items=0)
+    adder = make_adder(server, layout, max_in_flight=0)
     yield layout, server, adder
     server.stop()
 

@@ -28,13 +28,13 @@ def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
     demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=2)
     assert demand.per_replica_batch_size == 128
     assert demand.transitions_per_call == 4096
-    assert demand.transitions_in_flight == 8 * 256
+    assert demand.transitions_in_flight(1) == 8 * 256
     config = ReplayConfig(min_size=1000, samples_per_insert=64.0)
-    assert error_buffer(config, demand) == 2 * (4096 + 8 * 256)
+    assert error_buffer(config, demand, 1) == 2 * (4096 + 8 * 256)
     # A tenth of the rows with which it starts, and two inserts, are the least.
-    assert error_buffer(dataclasses.replace(config, min_size=10_000), demand) == 1_000 * 64
+    assert error_buffer(dataclasses.replace(config, min_size=10_000), demand, 1) == 1_000 * 64
     small = dataclasses.replace(config, min_size=10)
-    assert error_buffer(small, LearnerDemand(1, 1, 1)) == 2 * 64
+    assert error_buffer(small, LearnerDemand(1, 1, 1), 1) == 2 * 64
 
 
 @pytest.mark.parametrize(("exponent", "prioritized"), [(0.0, False), (0.6, True)])
@@ -48,9 +48,10 @@ def test_a_table_without_an_exponent_samples_uniformly(layout, exponent, priorit
 def test_a_limiter_that_would_block_is_refused_with_the_number_that_would_not():
     demand = LearnerDemand(global_batch_size=256, steps_per_call=16, num_replicas=1)
     with pytest.raises(ConfigError, match="expected at least 192") as error:
-        error_buffer(ReplayConfig(min_size=10, samples_per_insert=64.0), demand)
+        error_buffer(ReplayConfig(min_size=10, samples_per_insert=64.0), demand, 1)
     assert "\n" not in str(error.value)
-    error_buffer(ReplayConfig(min_size=192, samples_per_insert=64.0), demand)
+    assert str(error.value).endswith("raise it, or lower --agent.steps-per-call")
+    error_buffer(ReplayConfig(min_size=192, samples_per_insert=64.0), demand, 1)
 
 
 def test_a_batch_that_replicas_do_not_divide_is_refused():

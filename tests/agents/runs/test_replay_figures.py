@@ -1,5 +1,6 @@
 """`rl-replicator replay`: figures of what Reverb has stored, which stays as it is."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,12 +12,14 @@ from agents import td3
 from agents.cli import replay
 from agents.replay import inspection
 from agents.replay.checkpoint import ReplayPart
+from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE
+from agents.runs import replay_figures
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import UsageError
-from tests.agents.datasets.untrained import make_run
+from tests.agents.datasets.untrained import CONFIG, make_run
 
 CHAIN = "environments.fakes:chain"
 
@@ -37,12 +40,21 @@ class Files:
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
 
 
+def make_agent(length):
+    replay = ReplayConfig(transitions_per_item=length)
+    config = dataclasses.replace(CONFIG, replay=replay)
+    return config, td3.command.make_agent(config, Task(CHAIN).spec())
+
+
 @pytest.fixture
 def run_dir(tmp_path):
     """A run whose newest checkpoint has a replay of 10 episodes of 10 steps, sampled 40 times."""
-    run = make_run(tmp_path / "run", CHAIN)
-    source, config = td3.command, td3.command.config(n_step=3, policy_layers=(8,))
-    agent = source.make_agent(config, Task(CHAIN).spec())
+    return make_stored(tmp_path, length=1)
+
+
+def make_stored(tmp_path, length):
+    config, agent = make_agent(length)
+    run = make_run(tmp_path / "run", CHAIN, config)
     table = reverb.Table(
         TABLE,
         reverb.selectors.Prioritized(0.5),
@@ -62,7 +74,7 @@ def run_dir(tmp_path):
             action = environment.action_spec().generate_value()
             timestep = environment.step(action)
             adder.add(action, timestep)
-    while client.server_info()[TABLE].current_size < 100:
+    while length * client.server_info()[TABLE].current_size < 100:
         adder.finish(60.0)
     adder.close()
     sampled = list(client.sample(TABLE, num_samples=40, emit_timesteps=False))
@@ -105,10 +117,22 @@ def test_figures(run_dir, capsys):
 
 
 def test_every_sample_is_counted(run_dir):
-    agent = td3.command.make_agent(td3.command.config(n_step=3), Task(CHAIN).spec())
     folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
     # Reverb's client asks for more samples than it returns.
-    assert inspection.read(agent, folder).times_sampled.sum() >= 40
+    assert inspection.read(make_agent(1)[1], folder).times_sampled.sum() >= 40
+
+
+def test_transitions_of_an_item_count_alone(tmp_path):
+    found = replay_figures.read(make_stored(tmp_path, length=4))
+    assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 4000, 100)
+    gamma = CONFIG.discount
+    full = 1 + gamma + gamma**2
+    assert found["reward"]["mean"] == pytest.approx((8 * full + 1 + gamma + 1) / 10)
+    assert found["priority"]["histogram"]["counts"][0] == 96
+    assert found["age"]["max"] == 99
+    folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
+    times = inspection.read(make_agent(4)[1], folder).times_sampled.reshape(-1, 4)
+    assert times.sum() >= 4 * 40 and (times == times[:, :1]).all()
 
 
 def test_the_table_for_people(run_dir, capsys):

@@ -1,0 +1,203 @@
+"""Items of several transitions: what is written, drawn, counted and limited."""
+
+import itertools
+
+import dm_env
+import numpy as np
+import pytest
+import reverb
+from acme import specs
+
+from agents.config import one_by_one
+from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
+from agents.replay.adder import NStepTransitionAdder
+from agents.replay.config import FrameReplayConfig, ReplayConfig
+from agents.replay.input import make_input_fn
+from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
+from agents.replay.transitions import TransitionLayout, transitions_per_item
+from rl_replicator.errors import ConfigError
+from tests.agents.replay import queue_table
+
+SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((1,), np.float32),
+    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
+    rewards=specs.Array((), np.float32),
+    discounts=specs.Array((), np.float32),
+)
+LENGTH, BATCH = 4, 6
+LAYOUT = TransitionLayout(SPEC, transitions_per_item=LENGTH)
+DEMAND = LearnerDemand(global_batch_size=BATCH, steps_per_call=1, num_replicas=1)
+CONFIG = ReplayConfig(min_size=2 * LENGTH, samples_per_insert=10_000.0, transitions_per_item=LENGTH)
+
+
+@pytest.fixture
+def start():
+    servers = []
+
+    def start(table):
+        servers.append(reverb.Server([table]))
+        return f"localhost:{servers[-1].port}"
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def write(address, count, first=0, in_flight=0):
+    """Writes transitions whose observations are first, first + 1, ...; returns their adder."""
+    adder = NStepTransitionAdder(
+        reverb.Client(address),
+        LAYOUT,
+        n_step=1,
+        discount=0.9,
+        initial_priority=1.0,
+        max_in_flight=in_flight,
+        on_wait=lambda _: None,
+    )
+    numbers = [np.array([number], np.float32) for number in range(first, first + count + 1)]
+    adder.add_first(dm_env.restart(numbers[0]))
+    for number in numbers[1:]:
+        adder.add(np.zeros(1, np.float32), dm_env.transition(0.0, number))
+    return adder
+
+
+def held(address):
+    return reverb.Client(address).server_info()[TABLE].current_size
+
+
+def test_an_item_is_written_once_it_is_full(start):
+    address = start(queue_table.make_table(LAYOUT))
+    adder = write(address, 2 * LENGTH - 1)
+    adder.flush()
+    assert held(address) == 1
+    adder.add(np.zeros(1, np.float32), dm_env.transition(0.0, np.array([8], np.float32)))
+    adder.flush()
+    assert held(address) == 2
+
+
+def test_the_last_item_repeats_its_rows(start):
+    address = start(queue_table.make_table(LAYOUT))
+    assert write(address, LENGTH + 2).finish(60.0)
+    samples = reverb.Client(address).sample(TABLE, num_samples=2, emit_timesteps=False)
+    rows = np.concatenate([np.reshape(one.data, [LENGTH, -1]) for one in samples])
+    np.testing.assert_array_equal(rows[:, 0], [0, 1, 2, 3, 4, 5, 4, 5])
+    assert write(address, LENGTH).finish(60.0)  # One that is full repeats none.
+    assert held(address) == 1
+
+
+def test_transitions_and_not_items_are_in_flight(start):
+    """The limiter lets one item in."""
+    limiter = reverb.rate_limiters.Queue(1)
+    address = start(queue_table.make_table(LAYOUT, rate_limiter=limiter))
+    adder = write(address, 3 * LENGTH, in_flight=2 * LENGTH)
+    adder.flush()  # Two of three items are not in the table.
+    adder = write(address, 2 * LENGTH, in_flight=2 * LENGTH - 1)
+
+    class GivenUpError(Exception):
+        pass
+
+    def give_up(seconds):
+        raise GivenUpError
+
+    adder._on_wait = give_up
+    with pytest.raises(GivenUpError):
+        adder.flush()
+
+
+def draws(addresses, count):
+    """`count` batches of observations, [count, B] int, and the last `Sample`."""
+    dataset = make_input_fn(addresses, LAYOUT, DEMAND)(None)
+    samples = list(itertools.islice(dataset, count))
+    observations = [sample.transition.observation[:, 0].numpy() for sample in samples]
+    return np.stack(observations).astype(int), samples[-1]
+
+
+def test_each_transition_of_an_item_serves_one_of_the_next_batches(start):
+    address = start(
+        reverb.Table(
+            TABLE,
+            reverb.selectors.Uniform(),
+            reverb.selectors.Fifo(),
+            max_size=100,
+            rate_limiter=reverb.rate_limiters.MinSize(5),
+            signature=LAYOUT.signature,
+        )
+    )
+    assert write(address, 5 * LENGTH).finish(60.0)
+    batches, sample = draws([address], 400 * LENGTH)
+    rounds = batches.reshape(-1, LENGTH, BATCH)  # Batches of one draw; a column is an item.
+    assert (rounds // LENGTH == rounds[:, :1] // LENGTH).all()
+    places = rounds % LENGTH
+    np.testing.assert_array_equal(np.sort(places, 1), np.arange(LENGTH)[:, None] + 0 * places)
+    # All transitions are drawn alike: 9,600 draws of 20.
+    counts = np.bincount(batches.ravel(), minlength=5 * LENGTH)
+    np.testing.assert_allclose(counts / counts.mean(), 1, atol=0.2)
+    # Items and places of a batch are independent of each other: chance makes a pair of them equal
+    # once in 5 and once in 4 times.
+    for values, choices in ((rounds // LENGTH, 5), (places, LENGTH)):
+        pairs = values[:, 0, :-1] == values[:, 0, 1:]
+        assert pairs.mean() == pytest.approx(1 / choices, abs=0.05)
+    # What is known of an item is known of its transitions.
+    np.testing.assert_array_equal(sample.table_size, np.full(BATCH, 5 * LENGTH))
+    np.testing.assert_allclose(sample.probabilities, np.full(BATCH, 1 / (5 * LENGTH)))
+    assert sample.keys.shape == (BATCH,) and sample.transition.reward.shape == (BATCH,)
+
+
+def test_shards_give_equal_parts(start):
+    addresses = []
+    for shard in range(2):
+        addresses.append(start(make_table(CONFIG, DEMAND.of_shard(2), LAYOUT)))
+        assert write(addresses[-1], 2 * LENGTH, first=100 * shard).finish(60.0)
+    batches, sample = draws(addresses, 50 * LENGTH)
+    assert (batches[:, :3] < 100).all() and (batches[:, 3:] >= 100).all()
+    assert len(np.unique(batches)) == 4 * LENGTH
+    np.testing.assert_array_equal(sample.table_size, np.full(BATCH, 4 * LENGTH))
+    np.testing.assert_allclose(sample.probabilities, np.full(BATCH, 1 / (4 * LENGTH)))
+
+
+def test_limits_are_transitions():
+    config = ReplayConfig(
+        max_size=1001, min_size=201, samples_per_insert=16.0, transitions_per_item=LENGTH
+    )
+    info = make_table(config, DEMAND, LAYOUT).info
+    assert info.max_size == 251 and info.rate_limiter_info.min_size_to_sample == 51
+    assert info.rate_limiter_info.samples_per_insert == 16.0
+    # In flight: one draw in the sampler, one that is given out, and three batches on their way to
+    # the step.
+    assert DEMAND.transitions_in_flight(LENGTH) == (2 * LENGTH + 3) * BATCH
+    large = LearnerDemand(256, 16, 1)
+    assert error_buffer(config, DEMAND, LENGTH) == pytest.approx(0.1 * 201 * 16)
+    config = ReplayConfig(min_size=1000, samples_per_insert=64.0)
+    buffer = error_buffer(config, large, 8)
+    assert buffer == 2 * (16 * 256 + 19 * 256)
+    limiter = make_table(config, large, TransitionLayout(SPEC, transitions_per_item=8)).info
+    limiter = limiter.rate_limiter_info
+    center = 1000 / 8 * 64
+    assert limiter.max_diff - center == pytest.approx(buffer / 8)
+    assert center - limiter.min_diff == pytest.approx(buffer / 8)
+    # Two inserts are two items.
+    small = ReplayConfig(min_size=50, samples_per_insert=1000.0)
+    assert error_buffer(small, LearnerDemand(1, 1, 1), 8) == 2 * 1000 * 8
+
+
+def test_too_small_a_table_is_refused_with_what_to_do():
+    config = ReplayConfig(min_size=100, samples_per_insert=64.0)
+    remedy = "raise it, or lower --agent.steps-per-call or --agent.replay.transitions-per-item"
+    with pytest.raises(ConfigError, match=f"at least 280 .* got 100; {remedy}"):
+        error_buffer(config, LearnerDemand(256, 16, 1), 8)
+
+
+def test_which_tables_have_items_of_several_transitions():
+    assert ReplayConfig().item_length == 8
+    assert ReplayConfig(priority_exponent=0.6).item_length == 1
+    assert one_by_one(D4PGConfig()).replay.item_length == 1
+    assert one_by_one(object()).__class__ is object
+    assert PAPER.replay.item_length == PixelD4PGConfig().replay.item_length == 1
+    with pytest.raises(ConfigError, match="--agent.replay.transitions-per-item: expected 1 from p"):
+        FrameReplayConfig(transitions_per_item=2)
+    for length in (0, 65):
+        with pytest.raises(ConfigError, match="expected a number from 1 to 64"):
+            ReplayConfig(transitions_per_item=length)
+    assert transitions_per_item(LAYOUT.signature) == LENGTH
+    assert transitions_per_item(TransitionLayout(SPEC).signature) == 1
+    assert transitions_per_item({"row": LAYOUT.signature}) == 1
