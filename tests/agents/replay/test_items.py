@@ -43,11 +43,11 @@ def start():
         server.stop()
 
 
-def write(address, count, first=0, in_flight=0):
+def write(address, count, first=0, in_flight=0, layout=LAYOUT):
     """Writes transitions whose observations are first, first + 1, ...; returns their adder."""
     adder = NStepTransitionAdder(
         reverb.Client(address),
-        LAYOUT,
+        layout,
         n_step=1,
         discount=0.9,
         initial_priority=1.0,
@@ -104,9 +104,9 @@ def test_transitions_and_not_items_are_in_flight(start):
         adder.flush()
 
 
-def draws(addresses, count):
+def draws(addresses, count, layout=LAYOUT):
     """`count` batches of observations, [count, B] int, and the last `Sample`."""
-    dataset = make_input_fn(addresses, LAYOUT, DEMAND)(None)
+    dataset = make_input_fn(addresses, layout, DEMAND)(None)
     samples = list(itertools.islice(dataset, count))
     observations = [sample.transition.observation[:, 0].numpy() for sample in samples]
     return np.stack(observations).astype(int), samples[-1]
@@ -141,6 +141,17 @@ def test_each_transition_of_an_item_serves_one_of_the_next_batches(start):
     np.testing.assert_array_equal(sample.table_size, np.full(BATCH, 5 * LENGTH))
     np.testing.assert_allclose(sample.probabilities, np.full(BATCH, 1 / (5 * LENGTH)))
     assert sample.keys.shape == (BATCH,) and sample.transition.reward.shape == (BATCH,)
+
+
+def test_two_transitions_are_enough_for_an_item(start):
+    layout = TransitionLayout(SPEC, transitions_per_item=2)
+    address = start(make_table(CONFIG, DEMAND, layout))
+    assert write(address, 8, layout=layout).finish(60.0)
+    batches, sample = draws([address], 200, layout)
+    first, second = batches[::2], batches[1::2]
+    np.testing.assert_array_equal(first // 2, second // 2)
+    assert (first != second).all() and len(np.unique(batches)) == 8
+    assert sample.transition.observation.shape == (BATCH, 1)
 
 
 def test_shards_give_equal_parts(start):
