@@ -292,7 +292,11 @@ class Call:
             return errors.CourierUnavailableError(f"{where} lost its connection")
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return errors.CourierDeadlineError(f"{where} took longer than {connection.timeout:g} s")
+            # The first call may have had too little time left to find out.
+            before = "" if connection.was_reached else "; the server was not reached before"
+            return errors.CourierDeadlineError(
+                f"{where} took longer than {connection.timeout:g} s{before}"
+            )
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return errors.CourierAuthenticationError(f"{where} was refused: {details}")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -196,6 +196,8 @@ def test_too_small_a_table_is_refused_with_what_to_do():
     remedy = "raise it, or lower --agent.steps-per-call or --agent.replay.transitions-per-item"
     with pytest.raises(ConfigError, match=f"at least 280 .* got 100; {remedy}"):
         error_buffer(config, LearnerDemand(256, 16, 1), 8)
+    with pytest.raises(ConfigError, match=remedy):
+        error_buffer(config, LearnerDemand(256, 64, 1), 2)
 
 
 def test_which_tables_have_items_of_several_transitions():
