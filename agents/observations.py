@@ -14,7 +14,7 @@ from acme import specs
 from agents.acting.frame_stack import FrameStack, LatestObservation, ObservationHistory
 from agents.config import OffPolicyConfig, PixelSettings
 from agents.learning.normalization import RunningNormalization
-from agents.networks.augmentation import random_shift
+from agents.networks.augmentation import random_shift, stacked
 from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder, smallest_frame
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
@@ -60,7 +60,7 @@ class Observations(Protocol):
         """Returns the observations to train on.
 
         Args:
-          observations: [B, ...] of a replica's batch.
+          observations: [B, ...] of a replica's batch, as the layout unpacks them.
           seed: [2] int32, equal on all replicas.
         """
         ...
@@ -118,7 +118,11 @@ class StateObservations:
 
 
 class PixelObservations:
-    """`Observations` of stacked uint8 frames."""
+    """`Observations` of stacked frames.
+
+    An actor's are [H, W, S * C] uint8. A batch has [B, S, H, W, C] uint8, which `augment` makes
+    [B, H, W, S * C] in the dtype of the convolutions.
+    """
 
     def __init__(
         self, settings: PixelSettings, n_step: int, environment_spec: specs.EnvironmentSpec
@@ -165,18 +169,22 @@ class PixelObservations:
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network."""
-        settings = self._settings
-        return make_encoder(settings.encoder, precision.choose(settings.precision), name)
+        return make_encoder(self._settings.encoder, self._dtype(), name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Shifts every observation at random."""
+        """Stacks the frames and shifts every stack at random."""
+        frames = tf.cast(observations, self._dtype())
         if self._settings.max_shift == 0:
-            return observations
-        return random_shift(observations, seed, self._settings.max_shift)
+            return stacked(frames)
+        return random_shift(frames, seed, self._settings.max_shift)
 
     def make_history(self) -> FrameStack:
         """Makes a stack of frames."""
         return FrameStack(self._settings.frame_stack)
+
+    def _dtype(self) -> tf.DType:
+        """Returns the dtype of the convolutions."""
+        return precision.choose(self._settings.precision)
 
 
 def make_observations(

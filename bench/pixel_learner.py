@@ -157,6 +157,8 @@ def main() -> None:
     fill(agent, task, address)
     names = ("single_device", "multi_device:2")
     learners = {name: agent.make_learner(rr.make(name), [address], 100_000) for name in names}
+    for learner in learners.values():
+        learner.step()  # Traces it, and starts its input: without it there is nothing to wait for.
     one, two = names
     sides = {name: learner_side(learner) for name, learner in learners.items()}
     report.add(harness.measure(sides, options.rounds), {two: one})

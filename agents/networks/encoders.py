@@ -24,7 +24,9 @@ _IMPALA_FILTERS = (16, 32, 32)
 
 
 def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
-    """Makes a module from uint8 frames [B, H, W, C] to float32 features [B, N].
+    """Makes a module from frames [B, H, W, C] to float32 features [B, N].
+
+    The values of frames are 0 to 255. An actor's are uint8, a learner's of `dtype` already.
 
     Args:
       kind: "small"; "nature" (Mnih et al. 2015); "drq_v2" (Yarats et al. 2021, arXiv:2107.09645);
@@ -74,17 +76,21 @@ class ConvEncoder(snt.Module):
         """Makes the blocks.
 
         Args:
-          make_blocks: each is called with `name=` and returns a module from maps [B, H, W, C] to
-            such maps.
+          make_blocks: each is called with `name=` and `input_scale=`, a factor on its input, and
+            returns a module from maps [B, H, W, C] to such maps.
           dtype: dtype in which the blocks compute.
           name: name of the module.
         """
         super().__init__(name=name)
-        self._blocks = [make(name=f"block_{i}") for i, make in enumerate(make_blocks)]
+        self._blocks = [
+            make(name=f"block_{i}", input_scale=1 / 255 if i == 0 else 1.0)
+            for i, make in enumerate(make_blocks)
+        ]
         self._dtype = dtype
 
     def __call__(self, frames: tf.Tensor) -> tf.Tensor:
-        x = tf.cast(frames, self._dtype) / 255 - 0.5  # [B, H, W, C]
+        # Exact in bfloat16. The first block divides by 255.
+        x = tf.cast(frames, self._dtype) - 127.5  # [B, H, W, C]
         for block in self._blocks:
             x = tf.nn.relu(block(x))
         size = math.prod(x.shape[1:])
@@ -100,11 +106,13 @@ class Convolution(snt.Module):
         kernel: int,
         stride: int,
         padding: str = "VALID",
+        input_scale: float = 1.0,
         name: str = "convolution",
     ):
         super().__init__(name=name)
         self._filters, self._kernel = filters, kernel
         self._stride, self._padding = stride, padding
+        self._input_scale = input_scale
 
     @snt.once
     def _create(self, channels: int) -> None:
@@ -116,16 +124,18 @@ class Convolution(snt.Module):
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         self._create(x.shape[-1])
-        w, b = tf.cast(self._w, x.dtype), tf.cast(self._b, x.dtype)
+        # There are far fewer weights than numbers in the input.
+        w = self._w if self._input_scale == 1.0 else self._w * self._input_scale
+        w, b = tf.cast(w, x.dtype), tf.cast(self._b, x.dtype)
         return tf.nn.bias_add(tf.nn.conv2d(x, w, self._stride, self._padding), b)
 
 
 class ResidualSection(snt.Module):
     """A convolution, a pooling that halves the maps, and two residual blocks (IMPALA)."""
 
-    def __init__(self, filters: int, name: str = "section"):
+    def __init__(self, filters: int, input_scale: float = 1.0, name: str = "section"):
         super().__init__(name=name)
-        self._first = Convolution(filters, 3, 1, "SAME", name="first")
+        self._first = Convolution(filters, 3, 1, "SAME", input_scale, name="first")
         self._residuals = [
             [Convolution(filters, 3, 1, "SAME", name=f"residual_{i}_{j}") for j in range(2)]
             for i in range(2)

@@ -108,17 +108,21 @@ class FrameLayout:
         return np.concatenate([transition.action, extras, numbers])
 
     def unpack(self, data: Any) -> types.Transition:
-        """See `Layout`; stacks are [B, H, W, C * S] uint8, the oldest frame's channels first."""
+        """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
+
+        The learner stacks them along channels (`agents.networks.augmentation`): this function runs
+        in the thread of the input, and moving single channels takes longer than all the rest of it.
+        """
         row = data["row"]
         frames = data["differences"] + data["first"][:, None]  # [B, S + n, H, W, C]
         steps = tf.cast(row[:, -1], tf.int32)  # [B]
         later = tf.gather(frames, steps[:, None] + tf.range(self.stack), batch_dims=1)
         return types.Transition(
-            observation=stacked(frames[:, : self.stack]),
+            observation=frames[:, : self.stack],
             action=row[:, : self.action_size],
             reward=row[:, -3],
             discount=row[:, -2],
-            next_observation=stacked(later),
+            next_observation=later,
             extras=self._extras.unpack(row[:, self.action_size : -3]),
         )
 
@@ -170,13 +174,3 @@ class FrameWriter(TableWriter):
             "row": history["row"][-1],
         }
         self._columns.create_item(TABLE, priority, item)
-
-
-def stacked(frames: tf.Tensor) -> tf.Tensor:
-    """Stacks frames along channels: [B, S, H, W, C] -> [B, H, W, S * C], the oldest first."""
-    stack, height, width, channels = frames.shape[1:]
-    last = tf.transpose(frames, [0, 2, 3, 1, 4])
-    return tf.ensure_shape(
-        tf.reshape(last, [-1, height, width, stack * channels]),
-        [frames.shape[0], height, width, stack * channels],
-    )

@@ -38,7 +38,7 @@ SMALL = PixelD4PGConfig(
 
 def make_samples(count):
     random = np.random.default_rng(3)
-    frames = random.integers(0, 256, (2, count, SIZE, SIZE, 9), dtype=np.uint8)
+    frames = random.integers(0, 256, (2, count, 3, SIZE, SIZE, 3), dtype=np.uint8)
     return Sample(
         keys=np.arange(count, dtype=np.uint64),
         probabilities=np.full(count, 1e-3),

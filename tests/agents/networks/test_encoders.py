@@ -24,6 +24,31 @@ def test_encoders_agree_in_both_precisions(kind):
     assert features.shape == (2, sizes[kind])
 
 
+@pytest.mark.parametrize("kind", ["small", "impala"])
+def test_frames_are_scaled_to_half_around_zero(kind):
+    frames = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 9), dtype=np.uint8)
+    encoder = make_encoder(kind, tf.float32, "encoder")
+    features = encoder(tf.constant(frames))
+    # An actor's frames are uint8, a learner's of the encoder's dtype.
+    np.testing.assert_allclose(encoder(tf.constant(frames, tf.float32)), features)
+    scaled = tf.constant(frames / 255 - 0.5, tf.float32)
+    weights = {variable.name: variable for variable in encoder.variables}
+    if kind == "small":
+        first = weights["encoder/block_0/w:0"]
+        expected = tf.nn.conv2d(scaled, first, 2, "VALID")
+        for i, stride in ((1, 2), (2, 1), (3, 1)):
+            w = weights[f"encoder/block_{i}/w:0"]
+            expected = tf.nn.conv2d(tf.nn.relu(expected), w, stride, "VALID")
+        expected = tf.nn.relu(expected)
+        np.testing.assert_allclose(features, tf.reshape(expected, [2, -1]), atol=1e-5)
+    else:
+        # Zeros that pad the frames are the middle of their range.
+        first = weights["encoder/block_0/first/w:0"]
+        expected = tf.nn.conv2d(scaled, first, 1, "SAME")
+        found = encoder._blocks[0]._first(tf.constant(frames - 127.5, tf.float32))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def own_encoder(dtype, name):
     """An encoder that a user names by its import path."""
     del dtype

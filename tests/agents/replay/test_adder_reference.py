@@ -158,7 +158,7 @@ def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length):
 
     def stacked(frames, t):
         """Frames t - S + 1 .. t, the oldest first; before the first there is the first."""
-        return np.concatenate([frames[max(t - age, 0)] for age in reversed(range(stack))], -1)
+        return np.stack([frames[max(t - age, 0)] for age in reversed(range(stack))])
 
     for i, (number, t, end, total, discount) in enumerate(expected):
         frames, actions = episodes[number][:2]

@@ -7,6 +7,7 @@ import reverb
 from acme import specs, types
 
 from agents.acting.frame_stack import FrameStack
+from agents.networks.augmentation import stacked
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.input import make_input_fn
@@ -81,7 +82,7 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
     expected = reference(episodes[:-1], stack, n_step)
     demand = LearnerDemand(len(expected), 1, 1)
     sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
-    got = sample.transition
+    got = with_stacks(sample.transition)
     assert got.observation.dtype == np.uint8
     assert got.observation.shape == (len(expected), 6, 5, 3 * stack)
     for i, (o_tm1, action, reward, discount, o_t) in enumerate(expected):
@@ -93,6 +94,14 @@ def test_replay_gives_back_what_a_naive_reference_holds(stack, n_step, chunk_len
         # An actor acts on the very stacks that the learner trains on.
         np.testing.assert_array_equal(seen[i], o_tm1)
     server.stop()
+
+
+def with_stacks(transition):
+    """Stacks the frames of a batch as a learner does."""
+    return transition._replace(
+        observation=stacked(transition.observation),
+        next_observation=stacked(transition.next_observation),
+    )
 
 
 def make_adder(server, layout, max_in_flight):
@@ -117,7 +126,8 @@ def test_an_episode_cut_off_leaves_nothing_in_the_next(server_of):
     adder.add(np.ones(2, np.float32), dm_env.termination(5.0, frames[3]))
     adder.flush()
     demand = LearnerDemand(1, 1, 1)
-    got = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None))).transition
+    sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
+    got = with_stacks(sample.transition)
     np.testing.assert_array_equal(got.observation[0], np.concatenate([frames[2]] * 3, -1))
     np.testing.assert_array_equal(
         got.next_observation[0], np.concatenate([frames[2], frames[2], frames[3]], -1)
