@@ -157,9 +157,13 @@ class PixelObservations:
     def make_layout(self, extras_spec: Any) -> FrameLayout:
         """Returns a layout that stores each frame once."""
         settings = self._settings
-        chunk_length = settings.replay.chunk_length
         return FrameLayout(
-            self._environment_spec, settings.frame_stack, self._n_step, chunk_length, extras_spec
+            self._environment_spec,
+            settings.frame_stack,
+            self._n_step,
+            settings.replay.chunk_length,
+            extras_spec,
+            settings.replay.item_length,
         )
 
     def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate:

@@ -1,11 +1,12 @@
-"""The learner from pixels on 1 and 2 replicas, alone and beside an actor; the actor's parts.
+"""The learner from pixels on 1 and 2 replicas, alone and beside an actor; its input; an actor.
 
     python -m bench.pixel_learner
 
 D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a limit, so
 that the learner is as fast as it can be. "waited" is the share of the time in which the learner's
-queue of batches was empty as a step began. "actor" sides are the parts of an actor's loop, every
-part measured by itself.
+queue of batches was empty as a step began. "input" sides are batches that nobody uses, with items
+of several transitions and of one, at our default and at DrQ-v2's size. "actor" sides are the parts
+of an actor's loop, every part measured by itself.
 """
 
 import contextlib
@@ -23,13 +24,18 @@ from agents.agent import ExplorationContext
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
 from agents.environment_loop import explore
+from agents.replay.config import FrameReplayConfig
+from agents.replay.input import make_input_fn
+from agents.replay.table import LearnerDemand
 from agents.runs.launching import share_processors
 from agents.task import Task
 from bench import harness
 from environments import PixelConfig
 from environments.engines.batch import EnvironmentsInTurn
 
-FILL, CALLS, REPEATS = 1_000, 10, 20
+FILL, CALLS, REPEATS, BATCHES = 1_000, 10, 20, 64
+# More batches than an input draws ahead.
+READY = 32
 WAITED = harness.Unit("share of the time waited", more_is_better=False)
 
 
@@ -116,6 +122,42 @@ def actor_beside(agent, learner, task, address) -> Iterator[None]:
         thread.join()
 
 
+def input_side(stack: contextlib.ExitStack, name: str, config: PixelD4PGConfig, size: int):
+    """Returns batches of a table of its own: frames of `size` pixels, items as `config` says."""
+    task = Task(name, PixelConfig(size, size))
+    agent = D4PG(config, task.spec())
+    server, address = serve(agent)
+    stack.callback(server.stop)
+    fill(agent, task, address)
+    demand = LearnerDemand(config.global_batch_size, steps_per_call=1, num_replicas=1)
+    batches = iter(make_input_fn([address], agent.layout, demand)(None))
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            next(batches)
+
+    clocked = harness.clocked(lambda: take(BATCHES), BATCHES, "batches")
+
+    def sample() -> Mapping[harness.Unit, float]:
+        take(READY)
+        return clocked()
+
+    return sample
+
+
+def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Side]:
+    """Returns the inputs of learners that do nothing; their servers stop with `stack`."""
+    sides = {}
+    for batch, size in ((128, 64), (256, 84)):
+        for length in (8, 1):
+            config = PixelD4PGConfig(
+                global_batch_size=batch, replay=FrameReplayConfig(transitions_per_item=length)
+            )
+            side = f"input, {batch} x {size} x {size}, items of {length}"
+            sides[side] = input_side(stack, name, config, size)
+    return sides
+
+
 def actor_sides(agent, learner, task, address) -> dict[str, harness.Side]:
     """Returns the parts of an actor's loop."""
     adder = agent.make_adder(reverb.Client(address), lambda seconds: None)
@@ -166,6 +208,11 @@ def main() -> None:
         beside = {f"{name}, beside an actor": side for name, side in sides.items()}
         report.add(harness.measure(beside, options.rounds))
     report.add(harness.measure(actor_sides(agent, learners[one], task, address), options.rounds))
+    with contextlib.ExitStack() as stack:
+        sides = input_sides(stack, options.task)
+        eight, single, large_eight, large_single = sides
+        peers = {eight: single, large_eight: large_single}
+        report.add(harness.measure(sides, options.rounds), peers)
     for learner in learners.values():
         learner.close()
     server.stop()

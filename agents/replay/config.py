@@ -84,20 +84,12 @@ class FrameReplayConfig(ReplayConfig):
     """Transitions kept; the oldest leave first. Each holds one frame."""
     samples_per_insert: float = 128.0
     """Transitions sampled for each one inserted, on average over the run."""
-    transitions_per_item: int = 1
-    """From pixels each transition is an item: transitions share their frames, not their items."""
     chunk_length: int = 4
     """Frames that are compressed together. More of them take less memory and more time to sample,
     since whole chunks are decompressed (`bench/pixel_replay.py`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_option(
-            self.transitions_per_item == 1,
-            "agent.replay.transitions_per_item",
-            "1 from pixels",
-            self.transitions_per_item,
-        )
         check_option(
             self.chunk_length >= 1, "agent.replay.chunk_length", "at least 1", self.chunk_length
         )

@@ -6,14 +6,20 @@ f_0 .. f_T lies in the table as
 
     f_0 .. f_0 (S times)   f_1 .. f_T   f_T .. f_T (n - 1 times)
 
-and the item of step t is the S + n frames that start S - 1 before f_t. Its first S frames are the
-stack at t. The stack at the bootstrap observation starts k frames later, after as many steps as the
-return has: k = n, and less if the episode ends before.
+and the transition of step t is the S + n frames that start S - 1 before f_t. Its first S frames are
+the stack at t. The stack at the bootstrap observation starts k frames later, after as many steps as
+the return has: k = n, and less if the episode ends before.
+
+An item holds one transition, or L consecutive ones of one episode, with L - 1 frames more. The last
+item of an episode whose length is no multiple of L begins in the item before it; an episode shorter
+than L repeats some of its transitions.
 
 A frame is stored as its difference to f_0, modulo 256: if the camera stands still it is mostly
 zeros and takes a third of the memory. Each item also refers to f_0, of which there is one.
 """
 
+import collections
+import itertools
 from typing import Any
 
 import numpy as np
@@ -27,11 +33,11 @@ from agents.replay.transitions import TABLE, Extras, TableWriter, check_array
 class FrameLayout:
     """See `agents.replay.transitions.Layout`, for observations of one frame each.
 
-    An item is `{"first": [H, W, C] uint8, "differences": [S + n, H, W, C] uint8, "row": [A + E + 3]
-    float32}`, a row being `[action | extras | n-step return | n-step discount | k]`.
+    An item of one transition is `{"first": [H, W, C] uint8, "differences": [S + n, H, W, C] uint8,
+    "row": [A + E + 3] float32}`, a row being `[action | extras | n-step return | n-step discount |
+    k]`. An item of L transitions has S + n + L - 1 differences and L rows, [L, A + E + 4] float32,
+    with t at the end of each.
     """
-
-    transitions_per_item = 1
 
     def __init__(
         self,
@@ -40,6 +46,7 @@ class FrameLayout:
         n_step: int,
         chunk_length: int,
         extras_spec: Any = (),
+        transitions_per_item: int = 1,
     ):
         """Lays out transitions of an environment.
 
@@ -49,6 +56,7 @@ class FrameLayout:
           n_step: steps in a full transition.
           chunk_length: frames that are compressed together. Sampling decompresses whole chunks.
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          transitions_per_item: L.
 
         Raises:
           ValueError: if an observation is not a uint8 frame, or an action not a float32 vector.
@@ -69,12 +77,16 @@ class FrameLayout:
         self.stack = stack
         self.n_step = n_step
         self.chunk_length = chunk_length
-        self.window = stack + n_step
+        self.transitions_per_item = transitions_per_item
+        self.window = stack + n_step + transitions_per_item - 1
         self._extras = Extras(extras_spec)
+        row = [self.action_size + self._extras.size + 3]
+        if transitions_per_item > 1:
+            row = [transitions_per_item, row[0] + 1]
         self.signature = {
             "first": tf.TensorSpec(self.frame_shape, tf.uint8, "first"),
             "differences": tf.TensorSpec([self.window, *self.frame_shape], tf.uint8, "differences"),
-            "row": tf.TensorSpec([self.action_size + self._extras.size + 3], tf.float32, "row"),
+            "row": tf.TensorSpec(row, tf.float32, "row"),
         }
 
     @property
@@ -96,33 +108,42 @@ class FrameLayout:
         check_array("action", action, (self.action_size,), np.float32)
         self._extras.check(extras)
 
-    def pack_row(self, transition: types.Transition, steps: int) -> np.ndarray:
-        """Packs all of a transition but its frames into a row [A + E + 3] float32.
+    def pack_row(self, transition: types.Transition, steps: int, step: int) -> np.ndarray:
+        """Packs all of a transition but its frames into a row of the signature's width.
 
         Args:
           transition: arrays.
           steps: between its two observations.
+          step: t, the number of its step in the episode.
         """
         extras = self._extras.pack(transition.extras)
-        numbers = np.array([transition.reward, transition.discount, steps], np.float32)
-        return np.concatenate([transition.action, extras, numbers])
+        numbers = [transition.reward, transition.discount, steps]
+        if self.transitions_per_item > 1:
+            numbers.append(step)
+        return np.concatenate([transition.action, extras, np.array(numbers, np.float32)])
 
-    def unpack(self, data: Any) -> types.Transition:
+    def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.
 
         The learner stacks them along channels (`agents.networks.augmentation`): this function runs
         in the thread of the input, and moving single channels takes longer than all the rest of it.
         """
-        row = data["row"]
-        frames = data["differences"] + data["first"][:, None]  # [B, S + n, H, W, C]
-        steps = tf.cast(row[:, -1], tf.int32)  # [B]
-        later = tf.gather(frames, steps[:, None] + tf.range(self.stack), batch_dims=1)
+        row, start = data["row"], tf.zeros([data["row"].shape[0]], tf.int32)  # [B, A + E + 3], [B]
+        if places is not None:
+            row = tf.gather(data["row"], places, batch_dims=1)
+            start = tf.cast(row[:, -1] - data["row"][:, 0, -1], tf.int32)
+            row = row[:, :-1]
+
+        def stack_at(start: tf.Tensor) -> tf.Tensor:
+            window = start[:, None] + tf.range(self.stack)
+            return tf.gather(data["differences"], window, batch_dims=1) + data["first"][:, None]
+
         return types.Transition(
-            observation=frames[:, : self.stack],
+            observation=stack_at(start),
             action=row[:, : self.action_size],
             reward=row[:, -3],
             discount=row[:, -2],
-            next_observation=later,
+            next_observation=stack_at(start + tf.cast(row[:, -1], tf.int32)),
             extras=self._extras.unpack(row[:, self.action_size : -3]),
         )
 
@@ -138,7 +159,8 @@ class FrameWriter(TableWriter):
           client: of the replay server.
         """
         alive = max(layout.window, layout.chunk_length)
-        super().__init__(client.trajectory_writer(num_keep_alive_refs=alive))
+        columns = client.trajectory_writer(num_keep_alive_refs=alive)
+        super().__init__(columns, layout.transitions_per_item)
         self._layout = layout
         for column in ("difference", "row"):
             self._columns.configure(
@@ -148,9 +170,17 @@ class FrameWriter(TableWriter):
         self._columns.configure(("first",), num_keep_alive_refs=1, max_chunk_length=1)
         self._first: np.ndarray | None = None
         self._stored_first: Any = None
+        self._difference: np.ndarray | None = None
+        # Of the current episode: the newest rows, how many there are, how many are in no item yet.
+        self._rows: collections.deque[np.ndarray] = collections.deque(maxlen=self._length)
+        self._num_rows = self._num_pending = 0
+        self._priority = 0.0
 
     def begin(self, observation: np.ndarray) -> None:
         """See `EpisodeWriter`: the first frame fills the stack."""
+        self.complete()
+        self._rows.clear()
+        self._num_rows = 0
         self._first = observation
         zeros = np.zeros_like(observation)
         self._columns.append({"first": observation, "difference": zeros})
@@ -164,13 +194,34 @@ class FrameWriter(TableWriter):
 
     def write(self, transition: types.Transition, steps: int, priority: float) -> None:
         """See `EpisodeWriter`."""
-        difference = transition.next_observation - self._first
-        row = self._layout.pack_row(transition, steps)
-        self._columns.append({"difference": difference, "row": row})
+        self._difference = transition.next_observation - self._first
+        self._priority = priority
+        self._append(self._layout.pack_row(transition, steps, self._num_rows))
+        self._num_rows += 1
+        self._num_pending += 1
+        if self._num_pending == self._length:
+            self._create_item()
+
+    def complete(self) -> None:
+        """See `EpisodeWriter`; no more may be written to an episode of fewer than L transitions."""
+        if not self._num_pending:
+            return
+        rows = itertools.cycle(tuple(self._rows))
+        for _ in range(self._length - self._num_rows):
+            self._append(next(rows))
+        self._create_item()
+
+    def _append(self, row: np.ndarray) -> None:
+        self._columns.append({"difference": self._difference, "row": row})
+        self._rows.append(row)
+
+    def _create_item(self) -> None:
         history = self._columns.history
+        rows = history["row"]
         item = {
             "first": self._stored_first,
             "differences": history["difference"][-self._layout.window :],
-            "row": history["row"][-1],
+            "row": rows[-1] if self._length == 1 else rows[-self._length :],
         }
-        self._columns.create_item(TABLE, priority, item)
+        self._columns.create_item(TABLE, self._priority, item)
+        self._num_pending = 0

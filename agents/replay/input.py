@@ -1,5 +1,6 @@
 """The reading end of the replay: batches for each replica."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,17 +45,25 @@ def make_input_fn(
             sample = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *shards)
             total = tf.add_n([shard.info.table_size[-1] for shard in shards])
             size = tf.fill([num_shards * batch_size], total)
-        items = Sample(
+        return Sample(
             keys=sample.info.key,
             probabilities=sample.info.probability / (num_shards * length),
             table_size=size * length,
             transition=sample.data,
         )
-        return items if length == 1 else _batches(items, length)
 
     @_as_written
-    def unpack(sample: Sample) -> Sample:
-        return sample._replace(transition=layout.unpack(sample.transition))
+    def batches(items: Sample) -> tf.data.Dataset:
+        """Makes n batches of items, each item in an order of its own."""
+        start = tf.random.uniform([items.keys.shape[0]], maxval=length, dtype=tf.int32)
+        places = (tf.range(length)[:, None] + start) % length  # [n, B]
+
+        unpacked = functools.partial(unpack, items)
+        return tf.data.Dataset.from_tensor_slices(places).map(unpacked)
+
+    @_as_written
+    def unpack(items: Sample, places: tf.Tensor | None = None) -> Sample:
+        return items._replace(transition=layout.unpack(items.transition, places))
 
     def input_fn(context: object) -> tf.data.Dataset:
         del context  # Every replica draws from all items.
@@ -63,12 +72,9 @@ def make_input_fn(
         if length == 1:
             draws = draws.prefetch(PREFETCHED_BATCHES)
         # The functions run in the thread that asks for a batch.
-        samples = draws.map(joined)
-        if length > 1:
-            samples = samples.unbatch()
-        return samples.map(unpack).apply(
-            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        )
+        items = draws.map(joined)
+        samples = items.map(unpack) if length == 1 else items.flat_map(batches)
+        return samples.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     return input_fn
 
@@ -96,19 +102,3 @@ def draw(
         num_workers_per_iterator=1,
     )
     return dataset.batch(count, drop_remainder=True)
-
-
-def _batches(items: Sample, length: int) -> Sample:
-    """Makes batches of items: [B, n, ...] data -> [n, B, ...], each item in an order of its own."""
-    count = items.keys.shape[0]
-    start = tf.random.uniform([count], maxval=length, dtype=tf.int32)
-    place = (tf.range(length)[:, None] + start) % length  # [n, B]
-    index = place + length * tf.range(count)
-
-    def shuffled(data: tf.Tensor) -> tf.Tensor:
-        return tf.gather(tf.reshape(data, [count * length, *data.shape[2:]]), index)
-
-    about = tf.nest.map_structure(
-        lambda each: tf.repeat(each[None], length, 0), items._replace(transition=())
-    )
-    return about._replace(transition=tf.nest.map_structure(shuffled, items.transition))

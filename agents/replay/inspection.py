@@ -13,7 +13,7 @@ from agents.replay import stored_tables
 from agents.replay.transitions import TABLE, Layout
 from rl_replicator.errors import UsageError
 
-_BATCH = 1024
+_BATCH = 256
 # A server that gives nothing for this long has lost a transition.
 _TIMEOUT_MS = 60_000
 
@@ -101,15 +101,17 @@ def _rewards(client: reverb.Client, layout: Layout, count: int) -> tuple[np.ndar
         rate_limiter_timeout_ms=_TIMEOUT_MS,
     )
     rewards, discounts = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    transitions = dataset.take(count).map(lambda sample: sample.data)
-    if layout.transitions_per_item > 1:
-        transitions = transitions.unbatch()
-    for data in transitions.batch(_BATCH):
-        transition = layout.unpack(data)
-        rewards.append(transition.reward.numpy())
-        discounts.append(transition.discount.numpy())
+    length = layout.transitions_per_item
+    for data in dataset.take(count).map(lambda sample: sample.data).batch(_BATCH):
+        size = tf.nest.flatten(data)[0].shape[0]
+        transitions = [
+            layout.unpack(data, tf.fill([size], place) if length > 1 else None)
+            for place in range(length)
+        ]
+        rewards.append(np.stack([each.reward for each in transitions], axis=1).ravel())
+        discounts.append(np.stack([each.discount for each in transitions], axis=1).ravel())
     found = sum(map(len, rewards))
-    expected = layout.transitions_per_item * count
+    expected = length * count
     if found != expected:
         raise RuntimeError(f"expected {expected} transitions of the replay, read {found}")
     return np.concatenate(rewards), np.concatenate(discounts)

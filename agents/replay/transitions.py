@@ -87,11 +87,12 @@ class Layout(Protocol):
         """Raises ValueError, naming the field, unless they are what the layout was made for."""
         ...
 
-    def unpack(self, data: Any) -> types.Transition:
-        """Unpacks a batch of transitions.
+    def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
+        """Unpacks a batch of transitions, one from each of B items.
 
         Args:
-          data: nest of [B, ...] tensors with the structure of `signature`, one transition each.
+          data: nest of [B, ...] tensors with the structure of `signature`.
+          places: [B] int32, of the transition in each item; None if items have one.
 
         Returns:
           A transition of [B, ...] tensors; its reward is R_n, its discount d, its extras those of
@@ -103,20 +104,21 @@ class Layout(Protocol):
 class TableWriter:
     """The part of an `EpisodeWriter` that does not depend on the layout."""
 
-    def __init__(self, columns: reverb.TrajectoryWriter):
+    def __init__(self, columns: reverb.TrajectoryWriter, transitions_per_item: int):
         """Stores Reverb's writer.
 
         Args:
           columns: Reverb's writer, configured for the layout.
+          transitions_per_item: of the layout.
         """
         self._columns = columns
-
-    def complete(self) -> None:
-        """Does nothing: each transition is an item."""
+        self._length = transitions_per_item
 
     def flush(self, max_in_flight: int, timeout_ms: int) -> None:
         """See `EpisodeWriter`."""
-        self._columns.flush(block_until_num_items=max_in_flight, timeout_ms=timeout_ms)
+        self._columns.flush(
+            block_until_num_items=max_in_flight // self._length, timeout_ms=timeout_ms
+        )
 
     def close(self) -> None:
         """See `EpisodeWriter`."""
@@ -140,7 +142,7 @@ class RowWriter(TableWriter):
         # An item of several rows is one chunk, of which nothing is decompressed in vain.
         length = layout.transitions_per_item
         rows = length if length > 1 else _ROWS_PER_CHUNK
-        super().__init__(client.trajectory_writer(num_keep_alive_refs=rows))
+        super().__init__(client.trajectory_writer(num_keep_alive_refs=rows), length)
         self._columns.configure((), num_keep_alive_refs=rows, max_chunk_length=rows)
         self._pending: list[np.ndarray] = []  # The rows of an item that is not complete.
         self._priority = 0.0
@@ -163,17 +165,12 @@ class RowWriter(TableWriter):
         while self._pending:
             self._append(rows[len(self._pending) % len(rows)])
 
-    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
-        """See `EpisodeWriter`."""
-        super().flush(max_in_flight // self._layout.transitions_per_item, timeout_ms)
-
     def _append(self, row: np.ndarray) -> None:
-        length = self._layout.transitions_per_item
         self._columns.append(row)
         self._pending.append(row)
-        if len(self._pending) == length:
+        if len(self._pending) == self._length:
             history = self._columns.history
-            item = history[-1] if length == 1 else history[-length:]
+            item = history[-1] if self._length == 1 else history[-self._length :]
             self._columns.create_item(TABLE, self._priority, item)
             self._pending.clear()
 
@@ -291,8 +288,10 @@ class TransitionLayout:
         row[e:] = self._extras.pack(transition.extras)
         return row
 
-    def unpack(self, rows: tf.Tensor) -> types.Transition:
-        """See `Layout`; rows are [B, width] float32."""
+    def unpack(self, rows: tf.Tensor, places: tf.Tensor | None = None) -> types.Transition:
+        """See `Layout`; rows are [B, width] float32, or [B, n, width] with places."""
+        if places is not None:
+            rows = tf.gather(rows, places, batch_dims=1)
         n, a, e = self.observation_size, self.action_size, self._extras_start
         return types.Transition(
             observation=rows[:, :n],
@@ -315,13 +314,13 @@ def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type) -
 
 
 def transitions_per_item(signature: Any) -> int:
-    """Returns how many transitions an item of a table holds: n, if it is a matrix of n rows.
+    """Returns how many transitions an item of a table holds: n, if it has a matrix of n rows.
 
     Args:
       signature: of the table, as `Layout.signature`.
     """
-    is_matrix = isinstance(signature, tf.TensorSpec) and signature.shape.rank == 2
-    return signature.shape[0] if is_matrix else 1
+    rows = signature if isinstance(signature, tf.TensorSpec) else signature["row"]
+    return rows.shape[0] if rows.shape.rank == 2 else 1
 
 
 class Sample(NamedTuple):

@@ -1,5 +1,7 @@
 """Whole random episodes through a real table: each item is what loops over the episode give."""
 
+import itertools
+
 import dm_env
 import numpy as np
 import pytest
@@ -117,13 +119,16 @@ def items_of(layout, dtype, n_step, episodes):
     adder.close()
     server.stop()
     rows = [tree.unflatten_as(layout.signature, sample.data) for sample in samples]
-    inner = 1 if layout.transitions_per_item > 1 else 0
     data = tree.map_structure(
-        lambda spec, *arrays: np.stack(arrays).reshape(-1, *spec.shape[inner:]),
-        layout.signature,
-        *rows,
+        lambda spec, *arrays: np.stack(arrays).reshape(-1, *spec.shape), layout.signature, *rows
     )
-    return [np.ravel(sample.info.priority)[0] for sample in samples], layout.unpack(data)
+    length = layout.transitions_per_item
+    places = [np.full(count, place) for place in range(length)] if length > 1 else [None]
+    transitions = [layout.unpack(data, place) for place in places]
+    got = tree.map_structure(
+        lambda *each: np.stack(each, axis=1).reshape(-1, *each[0].shape[1:]), *transitions
+    )
+    return [np.ravel(sample.info.priority)[0] for sample in samples], got
 
 
 @pytest.mark.parametrize(
@@ -148,13 +153,36 @@ def test_rows_are_the_n_step_transitions_of_their_episodes(n_step, length):
         np.testing.assert_array_equal(got.next_observation[i], observations[end])
 
 
-@pytest.mark.parametrize(("n_step", "stack", "chunk_length"), [(1, 3, 2), (3, 2, 5), (5, 1, 1)])
-def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length):
+def in_items(transitions, length):
+    """The transitions of each item of frames, in order: an item has those of one episode.
+
+    What is left at the end of an episode is stored with those before it; an episode that is too
+    short repeats its own.
+    """
+    found = []
+    for _, group in itertools.groupby(transitions, key=lambda transition: transition[0]):
+        episode = list(group)
+        full = len(episode) // length * length
+        found += episode[:full]
+        if len(episode) < length:
+            found += [episode[i % len(episode)] for i in range(length)]
+        elif full < len(episode):
+            found += episode[-length:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n_step", "stack", "chunk_length", "length"),
+    [(1, 3, 2, 1), (3, 2, 5, 1), (5, 1, 1, 1), (1, 1, 1, 2), (3, 3, 4, 8), (2, 4, 3, 5)],
+)
+def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length, length):
     episodes = make_episodes(np.random.default_rng(n_step), FRAME)
-    layout = FrameLayout(make_spec(FRAME, np.uint8), stack, n_step, chunk_length, EXTRAS)
+    spec = make_spec(FRAME, np.uint8)
+    layout = FrameLayout(spec, stack, n_step, chunk_length, EXTRAS, length)
     priorities, got = items_of(layout, np.uint8, n_step, episodes)
-    expected = expected_items(episodes, n_step)
-    assert priorities == [PRIORITY] * len(expected)
+    expected = in_items(expected_items(episodes, n_step), length)
+    assert priorities == [PRIORITY] * (len(expected) // length)
+    assert len(got.reward) == len(expected)
 
     def stacked(frames, t):
         """Frames t - S + 1 .. t, the oldest first; before the first there is the first."""

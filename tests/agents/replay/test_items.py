@@ -11,7 +11,8 @@ from acme import specs
 from agents.config import one_by_one
 from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
 from agents.replay.adder import NStepTransitionAdder
-from agents.replay.config import FrameReplayConfig, ReplayConfig
+from agents.replay.config import ReplayConfig
+from agents.replay.frames import FrameLayout
 from agents.replay.input import make_input_fn
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import TransitionLayout, transitions_per_item
@@ -24,6 +25,7 @@ SPEC = specs.EnvironmentSpec(
     rewards=specs.Array((), np.float32),
     discounts=specs.Array((), np.float32),
 )
+FRAMES = SPEC._replace(observations=specs.Array((4, 4, 3), np.uint8))
 LENGTH, BATCH = 4, 6
 LAYOUT = TransitionLayout(SPEC, transitions_per_item=LENGTH)
 DEMAND = LearnerDemand(global_batch_size=BATCH, steps_per_call=1, num_replicas=1)
@@ -154,6 +156,52 @@ def test_two_transitions_are_enough_for_an_item(start):
     assert sample.transition.observation.shape == (BATCH, 1)
 
 
+def test_batches_of_frames_have_the_stacks_of_their_steps(start):
+    """Frame t of an episode is t everywhere, and so is the action at it."""
+    layout = FrameLayout(FRAMES, 3, 2, 4, transitions_per_item=LENGTH)
+    address = start(make_table(CONFIG, DEMAND, layout))
+    adder = NStepTransitionAdder(
+        reverb.Client(address),
+        layout,
+        n_step=2,
+        discount=0.9,
+        initial_priority=1.0,
+        max_in_flight=0,
+        on_wait=lambda _: None,
+    )
+    frames = [np.full((4, 4, 3), t, np.uint8) for t in range(12)]
+    for length in (10, 3):
+        adder.add_first(dm_env.restart(frames[0]))
+        for t in range(length):
+            end = dm_env.termination if t == length - 1 else dm_env.transition
+            adder.add(np.array([t], np.float32), end(1.0, frames[t + 1]))
+    assert adder.finish(60.0)
+    assert held(address) == 4  # 4 + 4 + 2 (with two of those before) and 3 (one of them twice).
+    samples = list(itertools.islice(make_input_fn([address], layout, DEMAND)(None), 100 * LENGTH))
+
+    def joined(parts):
+        return np.concatenate(list(parts))
+
+    observations = joined(sample.transition.observation for sample in samples)
+    assert observations.shape[1:] == (3, 4, 4, 3)
+    steps = joined(sample.transition.action for sample in samples)  # [N, 1]
+    pixels, ages = observations.reshape(len(steps), 3, -1), np.array([-2, -1, 0])
+    np.testing.assert_array_equal(pixels.min(2), np.maximum(steps + ages, 0))
+    np.testing.assert_array_equal(pixels.max(2), pixels.min(2))
+    # Two steps later, or one, after the last of which there is nothing.
+    later = joined(sample.transition.next_observation for sample in samples)[:, :, 0, 0, 0]
+    rewards = joined(sample.transition.reward for sample in samples)
+    discounts = joined(sample.transition.discount for sample in samples)
+    passed = np.where(rewards > 1.5, 2, 1)
+    np.testing.assert_array_equal(later, np.maximum(steps + passed[:, None] + ages, 0))
+    ends = {(step, count) for step, count in zip(steps[:, 0], passed, strict=True) if count == 1}
+    assert ends == {(9, 1), (2, 1)} and (discounts[passed == 1] == 0).all()
+    # Steps 6 and 7 of the long episode are in two items, step 0 twice in that of the short one.
+    weights = np.array([1 + 2, 2, 2, 1, 1, 1, 2, 2, 1, 1])
+    counts = np.bincount(steps[:, 0].astype(int)) / len(steps)
+    np.testing.assert_allclose(counts * weights.sum(), weights, rtol=0.25)
+
+
 def test_shards_give_equal_parts(start):
     addresses = []
     for shard in range(2):
@@ -205,12 +253,12 @@ def test_which_tables_have_items_of_several_transitions():
     assert ReplayConfig(priority_exponent=0.6).item_length == 1
     assert one_by_one(D4PGConfig()).replay.item_length == 1
     assert one_by_one(object()).__class__ is object
-    assert PAPER.replay.item_length == PixelD4PGConfig().replay.item_length == 1
-    with pytest.raises(ConfigError, match="--agent.replay.transitions-per-item: expected 1 from p"):
-        FrameReplayConfig(transitions_per_item=2)
+    assert PAPER.replay.item_length == 1 and PixelD4PGConfig().replay.item_length == 8
     for length in (0, 65):
         with pytest.raises(ConfigError, match="expected a number from 1 to 64"):
             ReplayConfig(transitions_per_item=length)
     assert transitions_per_item(LAYOUT.signature) == LENGTH
     assert transitions_per_item(TransitionLayout(SPEC).signature) == 1
-    assert transitions_per_item({"row": LAYOUT.signature}) == 1
+    for length in (1, 3):
+        layout = FrameLayout(FRAMES, 3, 2, 4, transitions_per_item=length)
+        assert transitions_per_item(layout.signature) == length
