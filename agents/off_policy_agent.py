@@ -36,6 +36,7 @@ from agents.replay.priorities import Priorities, PriorityWriter
 from agents.replay.table import LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
+from rl_replicator.runs.run_directory import AUTO
 
 
 class OffPolicyAgent(abc.ABC):
@@ -71,7 +72,13 @@ class OffPolicyAgent(abc.ABC):
     @property
     def discount(self) -> float:
         """See `agents.agent.Agent`."""
-        return self.config.discount
+        discount = self.config.discount
+        if discount == AUTO:
+            raise ConfigError(
+                'agent.discount: expected a number, got "auto", which a run replaces; so does '
+                "`agents.config.at_repeat`"
+            )
+        return discount
 
     def check_config(self) -> None:
         """Raises ConfigError if the config does not fit the environment or names no part of ours.
@@ -243,7 +250,7 @@ class OffPolicyAgent(abc.ABC):
             client,
             self.layout,
             n_step=self.config.n_step,
-            discount=self.config.discount,
+            discount=self.discount,
             initial_priority=self.initial_priority,
             max_in_flight=self.config.replay.max_in_flight_items,
             on_wait=on_wait,

@@ -10,7 +10,6 @@ of an actor's loop, every part measured by itself.
 """
 
 import contextlib
-import dataclasses
 import functools
 import threading
 import time
@@ -21,6 +20,7 @@ import reverb
 
 import rl_replicator as rr
 from agents.agent import ExplorationContext
+from agents.config import at_repeat
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
 from agents.environment_loop import explore
@@ -153,6 +153,7 @@ def input_sides(stack: contextlib.ExitStack, name: str) -> dict[str, harness.Sid
             config = PixelD4PGConfig(
                 global_batch_size=batch, replay=FrameReplayConfig(transitions_per_item=length)
             )
+            config = at_repeat(config, PixelConfig().repeats(name))
             side = f"input, {batch} x {size} x {size}, items of {length}"
             sides[side] = input_side(stack, name, config, size)
     return sides
@@ -193,7 +194,8 @@ def main() -> None:
     rr.split_cpu(2)
     task = Task(options.task, PixelConfig())
     # One step a call, so that the wait before a call is the wait of that step.
-    config = dataclasses.replace(PixelD4PGConfig(precision=options.precision), steps_per_call=1)
+    config = PixelD4PGConfig(precision=options.precision, steps_per_call=1)
+    config = at_repeat(config, task.action_repeat)
     agent = D4PG(config, task.spec())
     server, address = serve(agent)
     fill(agent, task, address)

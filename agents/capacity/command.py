@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
+from agents.config import at_repeat
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
 
@@ -84,12 +85,13 @@ def run(
       UsageError: bad input.
     """
     deployment = deploy(options, hardware)
+    agent_config = at_repeat(options.agent, options.task.action_repeat)
     spec = options.task.spec()  # An unknown environment is noticed before TensorFlow is imported.
 
     from agents.runs.launching import share_processors
 
     share_processors()  # Before TensorFlow's threads start.
-    agent = source.make_agent(options.agent, spec)
+    agent = source.make_agent(agent_config, spec)
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(deployment.replicas, deployment.replay_shards)
     what = f"{source.name} on {options.env}{' from pixels' if options.pixels else ''}"
@@ -98,7 +100,7 @@ def run(
         from agents.capacity import measurement
 
         print(f"measuring {what} ...", flush=True)
-        parts = measurement.measure(source.make_agent, options.agent, options.task, what, seconds)
+        parts = measurement.measure(source.make_agent, agent_config, options.task, what, seconds)
         if path is not None:
             parts.save(path)
     from agents.capacity import changes, model, report

@@ -52,7 +52,7 @@ class D4PG(OffPolicyAgent):
           ConfigError: if neither the environment nor the config bounds the rewards.
         """
         config, reward = self.config, self.environment_spec.rewards
-        horizon = 1.0 / (1.0 - config.discount)
+        horizon = 1.0 / (1.0 - self.discount)
         low, high = config.value_min, config.value_max
         if low is None:
             low = float(getattr(reward, "minimum", -np.inf)) * horizon

@@ -122,9 +122,6 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     arXiv:2107.09645), unless their line says otherwise.
     """
 
-    discount: float = 0.97
-    """gamma of an agent step, which is several steps of the simulator. DrQ-v2 takes 0.99 for two of
-    them."""
     exploration_random_steps: int = 0
     """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
     pixels the noise is as wide as the range of actions at first."""

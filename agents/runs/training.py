@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from acme import specs
 
 import launchpad as lp
 from agents.agent import Agent
-from agents.config import one_by_one
+from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
@@ -135,11 +136,12 @@ def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOp
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
     base = f"{options.env.replace(':', '-')}-seed{options.seed}"
     run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
-    if not run.exists:
-        return run, dataclasses.replace(options, agent=settled(options.agent, {}))
-    options = settle(run, options)
-    stored = run.config()["identity"].get("agent", {})
-    return run, dataclasses.replace(options, agent=settled(options.agent, stored))
+    stored: Mapping[str, Any] = {}
+    if run.exists:
+        options = settle(run, options)
+        stored = run.config()["identity"].get("agent", {})
+    agent = at_repeat(settled(options.agent, stored), options.task.action_repeat)
+    return run, dataclasses.replace(options, agent=agent)
 
 
 def _announce(agent: Agent, task: Task) -> list[str]:

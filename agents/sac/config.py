@@ -44,8 +44,6 @@ class PixelSACConfig(PixelSettings, SACConfig):
     Shifts of the frames and the encoder follow DrQ-v2 (Yarats et al. 2021, arXiv:2107.09645).
     """
 
-    discount: float = 0.97
-    """gamma of an agent step, which is several steps of the simulator."""
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas."""
     steps_per_call: int = 4

@@ -61,9 +61,6 @@ class PixelTD3Config(PixelSettings, TD3Config):
     arXiv:2107.09645), unless their line says otherwise.
     """
 
-    discount: float = 0.97
-    """gamma of an agent step, which is several steps of the simulator. DrQ-v2 takes 0.99 for two of
-    them."""
     n_step: int = 3
     """Steps of reward in a return before it bootstraps."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"

@@ -187,7 +187,7 @@ def test_parts_that_do_not_exist_are_refused_before_anything_starts(names):
 
 
 def test_a_trained_encoder_has_a_target_of_its_own():
-    config = PixelD4PGConfig(policy_layers=(6,), critic_layers=(6,), feature_size=4)
+    config = PixelD4PGConfig(discount=0.97, policy_layers=(6,), critic_layers=(6,), feature_size=4)
     frames = specs.BoundedArray((24, 24, 3), np.uint8, 0, 255)
     spec = make_spec()._replace(observations=frames)
     module = D4PG(config, spec).make_module(rr.make("single_device"), total_steps=1)

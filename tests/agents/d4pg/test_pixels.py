@@ -27,6 +27,7 @@ SPEC = specs.EnvironmentSpec(
     discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
 SMALL = PixelD4PGConfig(
+    discount=0.97,
     policy_layers=(16,),
     critic_layers=(16,),
     num_atoms=11,

@@ -116,6 +116,8 @@ def test_auto_is_what_the_run_began_with():
     assert settled(config, {}).precision in ("float32", "bfloat16")
     for precision in ("float32", "bfloat16"):
         assert settled(config, {"precision": precision}).precision == precision
+    assert config.discount == "auto"
+    assert settled(config, {"discount": 0.97}).discount == 0.97
     asked = PixelD4PGConfig(precision="float32")
     assert settled(asked, {"precision": "bfloat16"}).precision == "float32"  # Then refused.
     assert settled(D4PGConfig(), {}) == D4PGConfig()
