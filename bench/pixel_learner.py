@@ -4,9 +4,10 @@
 
 D4PG on 64 x 64 frames. A table is filled with real episodes and is then read without a limit, so
 that the learner is as fast as it can be. "waited" is the share of the time in which the learner's
-queue of batches was empty as a step began. "input" sides are batches that nobody uses, with items
-of several transitions and of one, at our default and at DrQ-v2's size. "actor" sides are the parts
-of an actor's loop, every part measured by itself.
+queue of batches was empty as a step began. "encoders alone" is the least that a step must do: one
+encoder forward and back, the other forward, on frames that are ready. "input" sides are batches
+that nobody uses, with items of several transitions and of one, at our default and at DrQ-v2's size.
+"actor" sides are the parts of an actor's loop, every part measured by itself.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import reverb
+import tensorflow as tf
 
 import rl_replicator as rr
 from agents.agent import ExplorationContext
@@ -107,6 +109,25 @@ def learner_side(learner) -> harness.Side:
         return {**figures, WAITED: waited / (time.perf_counter() - began)}
 
     return sample
+
+
+def encoders_side(agent) -> harness.Side:
+    """Returns the convolutions of a step."""
+    batch, layout = agent.config.global_batch_size, agent.layout
+    shape = [batch, layout.stack, *layout.frame_shape]
+    frames = tf.cast(tf.random.uniform(shape, 0, 256, tf.int32), tf.uint8)
+    stacks = agent.observations.augment(frames, tf.zeros([2], tf.int32))
+    online, target = (agent.observations.make_encoder(name) for name in ("online", "target"))
+    online(stacks), target(stacks)  # Builds them.
+
+    @tf.function(autograph=False)
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(online(stacks) ** 2)
+        gradients = tape.gradient(loss, online.trainable_variables)
+        return tf.linalg.global_norm(gradients), tf.reduce_mean(target(stacks))
+
+    return harness.clocked(harness.repeated(step, CALLS), CALLS, "learner steps")
 
 
 @contextlib.contextmanager
@@ -205,9 +226,11 @@ def main() -> None:
         learner.step()  # Traces it, and starts its input: without it there is nothing to wait for.
     one, two = names
     sides = {name: learner_side(learner) for name, learner in learners.items()}
-    report.add(harness.measure(sides, options.rounds), {two: one})
+    bare = "encoders alone"
+    sides[bare] = encoders_side(agent)
+    report.add(harness.measure(sides, options.rounds), {one: bare, two: one})
     with actor_beside(agent, learners[one], task, address):
-        beside = {f"{name}, beside an actor": side for name, side in sides.items()}
+        beside = {f"{name}, beside an actor": sides[name] for name in names}
         report.add(harness.measure(beside, options.rounds))
     report.add(harness.measure(actor_sides(agent, learners[one], task, address), options.rounds))
     with contextlib.ExitStack() as stack:

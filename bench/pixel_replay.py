@@ -7,7 +7,9 @@ own. Bytes are the growth of that process's memory while transitions are inserte
 stores as its `NStepTransitionAdder` (0.2.4) does behind a frame-stacking wrapper: stacked
 observations and single steps in columns, in chunks of the length that Reverb chooses, and items
 that refer to two stacks. It is made anew here, from Reverb's interface, since Acme's adders import
-jax. Ours stores every frame once, in chunks of several lengths.
+jax. Ours stores every frame once, in chunks of several lengths, with one transition or several in
+an item. Sampling ends where the learner's step begins: with stacks in Acme's form, and with the
+frames of each stack in ours, which the step puts together.
 """
 
 import collections
@@ -21,14 +23,18 @@ from acme import specs
 import environments
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
-from agents.replay.table import TABLE
+from agents.replay.input import draw, make_input_fn
+from agents.replay.table import TABLE, LearnerDemand
 from bench import harness, processes
 
 STACK, N_STEP, DISCOUNT, BATCH = 3, 3, 0.99, 128
-TRANSITIONS, BATCHES = 1_000, 20
+TRANSITIONS, BATCHES = 1_000, 64
+# More batches than an input draws ahead.
+READY = 32
 BYTES = harness.Unit("bytes a transition", more_is_better=False)
 ACME = "Acme's"
-CHUNK_LENGTHS = (1, 2, 4, 8)
+# (frames of a chunk, transitions of an item).
+OURS = ((1, 1), (4, 1), (8, 1), (1, 8), (4, 8), (8, 8), (4, 16))
 
 
 def record(task, size):
@@ -66,10 +72,9 @@ def serve(signature):
 class Once:
     """This project's form."""
 
-    def __init__(self, spec, chunk_length):
-        layout = FrameLayout(spec, STACK, N_STEP, chunk_length)
-        self.signature = layout.signature
-        self.server, self.address = serve(self.signature)
+    def __init__(self, spec, chunk_length, item_length):
+        layout = FrameLayout(spec, STACK, N_STEP, chunk_length, transitions_per_item=item_length)
+        self.server, self.address = serve(layout.signature)
         self.adder = NStepTransitionAdder(
             reverb.Client(self.address),
             layout,
@@ -79,7 +84,7 @@ class Once:
             max_in_flight=32,
             on_wait=lambda seconds: None,
         )
-        self.to_transition = layout.unpack
+        self.batches = make_input_fn([self.address], layout, LearnerDemand(BATCH, 1, 1))(None)
 
     def add_episode(self, steps):
         """Stores one episode."""
@@ -105,7 +110,7 @@ class Acme:
         }
         self.server, self.address = serve(self.signature)
         self.writer = reverb.Client(self.address).trajectory_writer(num_keep_alive_refs=N_STEP + 1)
-        self.to_transition = lambda data: data
+        self.batches = draw(self.address, self.signature, BATCH, 1).map(lambda sample: sample.data)
 
     def add_episode(self, steps):
         """Stores one episode."""
@@ -164,16 +169,7 @@ def make_side(form, steps) -> harness.Side:
             form.add_episode(steps)
 
     insert()
-    dataset = reverb.TrajectoryDataset(
-        form.address,
-        TABLE,
-        dtypes=tf.nest.map_structure(lambda s: s.dtype, form.signature),
-        shapes=tf.nest.map_structure(lambda s: s.shape, form.signature),
-        max_in_flight_samples_per_worker=2 * BATCH,
-        num_workers_per_iterator=1,
-    )
-    batches = dataset.batch(BATCH, drop_remainder=True)
-    iterator = iter(batches.map(lambda sample: form.to_transition(sample.data)).prefetch(2))
+    iterator = iter(form.batches.prefetch(2))
     sample = harness.clocked(
         harness.repeated(lambda: next(iterator), BATCHES), BATCHES * BATCH, "samples"
     )
@@ -182,6 +178,7 @@ def make_side(form, steps) -> harness.Side:
         before = memory()
         figures = harness.clocked(insert, amount, "transitions")()
         grown = {BYTES: max(1.0, (memory() - before) / amount)}
+        harness.repeated(lambda: next(iterator), READY)()
         return {**figures, **grown, **sample()}
 
     return measure
@@ -192,17 +189,19 @@ def main() -> None:
     parser = harness.parser("pixel_replay", __doc__)
     parser.add_argument("--task", default="cartpole:swingup")
     parser.add_argument("--size", type=int, default=84)
-    parser.add_argument("--form", help="be the process of this form: acme, or a chunk's length")
+    parser.add_argument("--form", help="be the process of this form: acme, or CHUNK,ITEM")
     options = parser.parse_args()
     if options.form is not None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         spec, steps = record(options.task, options.size)
-        form = Acme(spec) if options.form == "acme" else Once(spec, int(options.form))
+        is_acme = options.form == "acme"
+        form = Acme(spec) if is_acme else Once(spec, *map(int, options.form.split(",")))
         processes.serve(make_side(form, steps))
         return
     report = harness.Report("pixel_replay", options)
     forms = {ACME: "acme"}
-    forms |= {f"ours, {n} frame{'s' * (n > 1)} a chunk": str(n) for n in CHUNK_LENGTHS}
+    for chunk, item in OURS:
+        forms[f"ours, items of {item}, chunks of {chunk}"] = f"{chunk},{item}"
     words = ["bench.pixel_replay", "--task", options.task, "--size", str(options.size)]
     commands = {name: [[*words, "--form", form]] for name, form in forms.items()}
     with processes.groups(commands) as sides:
