@@ -22,6 +22,7 @@ import environments
 import rl_replicator as rr
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode, explore
+from agents.replay.frames import FrameLayout
 from agents.replay.transitions import Sample
 from environments.engines.batch import EnvironmentsInTurn
 from environments.fakes import TargetMatching
@@ -83,14 +84,14 @@ def small_agent(name, source):
 
 
 def make_samples(agent, count):
-    """Fixed transitions as one `Sample` of [count, ...]."""
+    """Fixed transitions as one `Sample` of [count, ...], as the replay gives them."""
     random = np.random.default_rng(3)
-    spec = agent.observations.spec()
 
     def observations():
-        if spec.dtype == tf.uint8:
-            return random.integers(0, 256, (count, *spec.shape), dtype=np.uint8)
-        return random.normal(size=(count, *spec.shape)).astype(np.float32)
+        if isinstance(agent.layout, FrameLayout):
+            shape = (count, agent.layout.stack, *agent.layout.frame_shape)
+            return random.integers(0, 256, shape, dtype=np.uint8)
+        return random.normal(size=(count, agent.layout.observation_size)).astype(np.float32)
 
     return Sample(
         keys=np.arange(count, dtype=np.uint64),

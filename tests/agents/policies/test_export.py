@@ -75,7 +75,7 @@ def _config(command, pixels):
     kind = command.pixel_config if pixels else command.config
     small = {"policy_layers": (7, 5), "critic_layers": (7,)}
     if pixels:
-        small |= {"precision": "float32", "feature_size": 6, "encoder": pixels}
+        small |= {"precision": "float32", "feature_size": 6, "encoder": pixels, "discount": 0.9}
     return kind(**small)
 
 
