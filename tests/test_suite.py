@@ -188,17 +188,22 @@ def test_leaves_things():
     assert f"left behind: shared memory {left}" in output
 
 
-def test_a_clean_run(scratch):
+def test_a_clean_run(scratch, tmp_path):
     test = """
-import subprocess
+import subprocess, tempfile
+from pathlib import Path
 
-def test_cleans_up():
+def test_cleans_up(tmp_path):
     # Ends after its parent has, within the grace.
     subprocess.Popen(["sleep", "0.5"], start_new_session=True)
+    Path("folders").write_text(f"{tempfile.mkdtemp()} {tmp_path}")
 """
     status, output = scratch({"test_a.py": test}, "--workers", "1").finish()
     assert status == 0, output
     assert "left behind" not in output
+    temporary, kept = (tmp_path / "folders").read_text().split()
+    assert not Path(temporary).parent.exists()
+    assert Path(kept).exists() and not Path(kept).is_relative_to(Path(temporary).parent)
 
 
 def test_stress_counts_failures(tmp_path):

@@ -3,7 +3,8 @@
 pytest-timeout and pytest-xdist end a test that takes too long, as long as its process still obeys.
 The watcher ends the run in all other cases: a worker that died, a test that native code blocks with
 the GIL held, a run that passes its deadline. It names the tests that were running and leaves no
-process behind. A run that ends by itself fails if it leaves processes or shared memory.
+process behind. A run that ends by itself fails if it leaves processes or shared memory. Temporary
+files go to a folder that is removed at the end: a killed process leaves those of TensorFlow.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class Watcher:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        environment = {**os.environ, DIRECTORY_VARIABLE: str(self._directory)}
+        temporary = self._directory / "t"  # Short: names of sockets have at most 107 characters.
+        temporary.mkdir()
+        # `tmp_path` of failed tests stays where it is otherwise, for whoever looks for the cause.
+        environment = {"PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), **os.environ}
+        environment |= {DIRECTORY_VARIABLE: str(self._directory), "TMPDIR": str(temporary)}
         child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
         started = time.monotonic()
         while child.pid not in (statuses := leftovers.collect()[0]):
