@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,6 +62,31 @@ def _optuna() -> Any:
     return optuna
 
 
+class _Lock:
+    """The lock of Optuna's journal, for a process that has the folder for itself.
+
+    Those of Optuna are files, which a killed process leaves behind. The next one waits for half a
+    minute, or for ever if the path is relative.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self) -> bool:
+        return self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def _cut_incomplete_line(path: Path) -> None:
+    """Removes what a killed process had begun to write: the next line would become part of it."""
+    if path.exists():
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+
+
 class Study:
     """The trials of a sweep, kept in a file, so that a later process continues.
 
@@ -72,7 +99,7 @@ class Study:
         """Opens the file, or creates it.
 
         Args:
-          path: of the file; the directories of the trials are beside it.
+          path: of the file; the directories of the trials are beside it. No other process uses it.
           plan: how to search.
           seeds: of the runs of a trial.
 
@@ -82,10 +109,11 @@ class Study:
         self._optuna = _optuna()
         self._plan, self._seeds, self._folder = plan, seeds, path.parent
         journal = self._optuna.storages.journal
+        _cut_incomplete_line(path)
         with warnings.catch_warnings():  # Experimental parts of Optuna say so.
             warnings.simplefilter("ignore")
             self._study = self._optuna.create_study(
-                storage=journal.JournalStorage(journal.JournalFileBackend(str(path))),
+                storage=journal.JournalStorage(journal.JournalFileBackend(str(path), _Lock())),
                 study_name=_STUDY,
                 load_if_exists=True,
                 direction="maximize",

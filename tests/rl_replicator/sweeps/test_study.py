@@ -1,6 +1,7 @@
 """The search by Optuna: what is tried, what is stopped, what is kept in the file."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,27 @@ def test_grace_and_fifo(tmp_path):
     (tmp_path / "other").mkdir()
     fifo = open_study(tmp_path / "other", FIFO)
     assert not any(fifo.report(fifo.ask(), [-value] * 9) for value in range(6))
+
+
+@pytest.mark.timeout(60)
+def test_what_a_killed_process_leaves_does_no_harm(tmp_path, monkeypatch):
+    """A lock of Optuna, with a relative path, and half a line."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("sweep")
+    folder.mkdir()
+    study = open_study(folder, FIFO)
+    finish(study, study.ask(), 2.0)
+    study.ask()
+    journal = folder / "trials.journal"
+    (folder / "trials.journal.lock").symlink_to(journal)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:20])
+    states = [TrialState.DONE, TrialState.RUNNING]
+    for _ in range(2):  # The second one reads what the first one has appended.
+        again = open_study(folder, FIFO)
+        assert [trial.state for trial in again.trials()] == states
+        again.ask()
+        states.append(TrialState.RUNNING)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
