@@ -177,7 +177,7 @@ def test_batches_of_frames_have_the_stacks_of_their_steps(start):
             adder.add(np.array([t], np.float32), end(1.0, frames[t + 1]))
     assert adder.finish(60.0)
     assert held(address) == 4  # 4 + 4 + 2 (with two of those before) and 3 (one of them twice).
-    samples = list(itertools.islice(make_input_fn([address], layout, DEMAND)(None), 100 * LENGTH))
+    samples = list(itertools.islice(make_input_fn([address], layout, DEMAND)(None), 200 * LENGTH))
 
     def joined(parts):
         return np.concatenate(list(parts))
