@@ -35,7 +35,7 @@ from bench import harness
 from environments import PixelConfig
 from environments.engines.batch import EnvironmentsInTurn
 
-FILL, CALLS, REPEATS, BATCHES = 1_000, 10, 20, 128
+FILL, CALLS, REPEATS, BATCHES = 1_000, 10, 20, 64
 # More batches than an input draws ahead.
 READY = 32
 WAITED = harness.Unit("share of the time waited", more_is_better=False)

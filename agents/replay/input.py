@@ -57,9 +57,8 @@ def make_input_fn(
         """Makes n batches of items, each item in an order of its own."""
         start = tf.random.uniform([items.keys.shape[0]], maxval=length, dtype=tf.int32)
         places = (tf.range(length)[:, None] + start) % length  # [n, B]
-
-        unpacked = functools.partial(unpack, items)
-        return tf.data.Dataset.from_tensor_slices(places).map(unpacked)
+        one_each = functools.partial(unpack, items)
+        return tf.data.Dataset.from_tensor_slices(places).map(one_each)
 
     @_as_written
     def unpack(items: Sample, places: tf.Tensor | None = None) -> Sample:

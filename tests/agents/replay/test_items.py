@@ -45,17 +45,21 @@ def start():
         server.stop()
 
 
-def write(address, count, first=0, in_flight=0, layout=LAYOUT):
-    """Writes transitions whose observations are first, first + 1, ...; returns their adder."""
-    adder = NStepTransitionAdder(
+def make_adder(address, layout, n_step=1, in_flight=0):
+    return NStepTransitionAdder(
         reverb.Client(address),
         layout,
-        n_step=1,
+        n_step=n_step,
         discount=0.9,
         initial_priority=1.0,
         max_in_flight=in_flight,
         on_wait=lambda _: None,
     )
+
+
+def write(address, count, first=0, in_flight=0, layout=LAYOUT):
+    """Writes transitions whose observations are first, first + 1, ...; returns their adder."""
+    adder = make_adder(address, layout, in_flight=in_flight)
     numbers = [np.array([number], np.float32) for number in range(first, first + count + 1)]
     adder.add_first(dm_env.restart(numbers[0]))
     for number in numbers[1:]:
@@ -160,15 +164,7 @@ def test_batches_of_frames_have_the_stacks_of_their_steps(start):
     """Frame t of an episode is t everywhere, and so is the action at it."""
     layout = FrameLayout(FRAMES, 3, 2, 4, transitions_per_item=LENGTH)
     address = start(make_table(CONFIG, DEMAND, layout))
-    adder = NStepTransitionAdder(
-        reverb.Client(address),
-        layout,
-        n_step=2,
-        discount=0.9,
-        initial_priority=1.0,
-        max_in_flight=0,
-        on_wait=lambda _: None,
-    )
+    adder = make_adder(address, layout, n_step=2)
     frames = [np.full((4, 4, 3), t, np.uint8) for t in range(12)]
     for length in (10, 3):
         adder.add_first(dm_env.restart(frames[0]))
