@@ -124,6 +124,7 @@ def work_until_interrupted(recorder: Any) -> None:
 
 def leave_on_stop(recorder: Any) -> None:
     """Waits for the stop, and still reaches the recorder then."""
+    lp.stop_event()  # Before the test can stop the program: from here on it is not interrupted.
     recorder.add("waiting")
     assert lp.wait_for_stop(30)
     time.sleep(0.3)
