@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-SUMMARY = "export the policies of runs, and measure their returns: zoo RUN_DIR..."
+SUMMARY = "export, measure and film the policies of runs: zoo RUN_DIR..."
+
+_FILM = "film.mp4"
 
 
 def run(args: Sequence[str]) -> int:
-    """Exports policies with a model card each, and writes a table of their returns.
+    """Exports policies with a model card and a film each, and writes a table of their returns.
 
     Args:
       args: the words after `zoo`.
@@ -28,7 +30,7 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class ZooOptions:
-        """Export the policies of runs for NumPy, and play each to measure its return."""
+        """Export the policies of runs for NumPy, and play each to measure and film it."""
 
         run_dirs: Annotated[
             tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
@@ -37,7 +39,7 @@ def run(args: Sequence[str]) -> int:
         out: Path
         """Folder to make: one folder for each policy, and README.md with the table."""
         episodes: int = 10
-        """Episodes of each measurement."""
+        """Episodes of each measurement; the first one is filmed."""
         seed: int = 1000
         """Seed of their environment."""
         best: bool = False
@@ -62,7 +64,7 @@ def _added(run_dir: Path, chosen: Any) -> str:
     """Exports and measures the policy of a run; returns its row of the table."""
     from agents.environment_loop import evaluation_episode
     from agents.plan.evaluation import EvaluationSchedule
-    from agents.policies import exported
+    from agents.policies import exported, playing
     from rl_replicator.cli import trainables
     from rl_replicator.errors import UsageError
     from rl_replicator.exports import formats
@@ -78,13 +80,16 @@ def _added(run_dir: Path, chosen: Any) -> str:
     policy = exported.load(chosen.out / name)
     environment = policy.task.make(chosen.seed)
     actor = policy.actor(environment)
+    returns: list[float] = []
+    film = chosen.out / name / _FILM
+    playing.play_into_file(environment, actor, policy.task, returns.append, 1, film)
     most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)
-    played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes)]
-    returns = [episode.episode_return for episode in played if episode is not None]
+    played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
+    returns += [episode.episode_return for episode in played if episode is not None]
     measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"
     print(f"{name}: return {measured}", flush=True)
     cells = (facts["task"], facts["agent"], facts["environment steps"], measured)
-    return f"| [{name}]({name}/README.md) | {' | '.join(cells)} |"
+    return f"| [{name}]({name}/README.md) | {' | '.join(cells)} | [film]({name}/{_FILM}) |"
 
 
 def _table(rows: Sequence[str], chosen: Any) -> str:
@@ -93,12 +98,12 @@ def _table(rows: Sequence[str], chosen: Any) -> str:
         [
             "# Trained policies",
             "",
-            "Each folder holds a policy for NumPy alone (`model.npz`, `model.py`) and its model "
-            f"card. Returns are the mean (lowest to highest) of {chosen.episodes} episodes that "
-            f"the exported policy played, seed {chosen.seed}.",
+            "Each folder holds a policy for NumPy alone (`model.npz`, `model.py`), its model card "
+            f"and a film. Returns are the mean (lowest to highest) of {chosen.episodes} episodes "
+            f"that the exported policy played, seed {chosen.seed}; the film shows the first one.",
             "",
-            "| policy | task | agent | environment steps | return |",
-            "|---|---|---|---:|---:|",
+            "| policy | task | agent | environment steps | return | film |",
+            "|---|---|---|---:|---:|---|",
             *rows,
             "",
         ]

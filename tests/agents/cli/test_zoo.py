@@ -2,6 +2,7 @@
 
 import re
 
+import imageio.v3 as iio
 import pytest
 
 from agents import d4pg
@@ -18,8 +19,12 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     name, measured = line.split(": return ")
     table = (tmp_path / "zoo" / "README.md").read_text()
     assert (
-        f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} |" in table
+        f"| [{name}]({name}/README.md) | {test_export.ENV} | d4pg | 1,000 | {measured} | "
+        f"[film]({name}/film.mp4) |" in table
     )
+    # The film shows the first of the two episodes, and nothing of the second one.
+    filmed = sum(1 for _ in iio.imiter(tmp_path / "zoo" / name / "film.mp4", plugin="FFMPEG"))
+    assert filmed == 2  # Every third one of the four observations of an episode.
     assert (
         "8.2 (min 7.0, max 9.0, 5 episodes)" in (tmp_path / "zoo" / name / "README.md").read_text()
     )
