@@ -1,13 +1,19 @@
 """One program on two Ray hosts, made of two network namespaces of this machine.
 
-    sudo python bench/two_hosts.py
+    sudo python bench/two_hosts.py kill
+    sudo python bench/two_hosts.py cut
+    sudo python bench/two_hosts.py interrupt 20
     sudo python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
 
 Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
 both, with token authentication. The launcher runs in the first, and names the cluster by its
-address. It prints where each node ran and from where it imported its code, then kills the second
-host: what ran there, the learner or actors, must come back on the first. With `train` it
-runs `rl-replicator train d4pg` with those options, and prints where its nodes were.
+address. It prints where each node ran and from where it imported its code. Then `kill` kills all
+processes of the second host, `cut` makes the link between the hosts lose every packet, and
+`interrupt SECONDS` does so for a while: nothing is closed, and no error is sent. It prints how long
+the program takes to get going again. After `kill` and `cut`, what ran on the second host, the
+learner or actors, must come back on the first, and after `cut` its old processes must end by
+themselves. `train` runs `rl-replicator train d4pg` with the options that follow, and prints where
+its nodes were.
 """
 
 from __future__ import annotations
@@ -29,6 +35,8 @@ HOSTS = {"lp-a": "10.77.41.1", "lp-b": "10.77.41.2"}
 ADDRESS = "10.77.41.1:6379"
 _NUM_ACTORS = 4
 _START_SECS = 60.0
+_RECOVERY_SECS = 300.0
+_NOBODY = "02:00:00:00:00:99"
 _MESSAGES_PER_SEC = 17  # Of one actor, which sleeps 0.05 s between two.
 
 _PROGRAM = '''
@@ -120,7 +128,18 @@ def _await_hosts(number: int, environment: dict[str, str]) -> None:
         assert time.monotonic() < deadline, f"{number} Rays have not started in {_START_SECS:g} s"
 
 
-def _launch() -> None:
+def _set_link(is_up: bool) -> None:
+    """Lets packets through, or sends all to a hardware address that nobody has."""
+    first, second = HOSTS
+    for host, peer in ((first, second), (second, first)):
+        if is_up:
+            _run(f"ip -n {host} neighbor delete {HOSTS[peer]} dev {host}")
+        else:
+            nobody = f"{HOSTS[peer]} lladdr {_NOBODY} nud permanent dev {host}"
+            _run(f"ip -n {host} neighbor replace {nobody}")
+
+
+def _launch(fault: str, seconds: float) -> None:
     """The launcher; runs in the first namespace."""
     import two_hosts_program  # Written by _main, outside what Ray's workers import from.
 
@@ -139,37 +158,80 @@ def _launch() -> None:
     try:
         assert manager.wait_until_ready(_START_SECS), "not all nodes have come up"
         print(f"all nodes are up after {time.monotonic() - started:.1f} s")
-        _check(manager, manager.resolve(learner))
+        client = manager.resolve(learner)
+        _show_hosts(client)
+        if fault == "interrupt":
+            _interrupt(client, seconds)
+        else:
+            _lose_second_host(client, fault)
     finally:
+        stopped = time.monotonic()
         manager.stop()
     manager.wait()
+    print(f"the program stopped in {time.monotonic() - stopped:.1f} s")
 
 
-def _check(manager: Any, client: Any) -> None:
-    """Prints where the actors are, ends the second host, and prints where they are then."""
+def _show_hosts(client: Any) -> None:
+    """Prints where the actors are."""
     time.sleep(2)
     before = client.hosts()
     for host, (count, file) in sorted(before.items()):
         print(f"actors on {host} sent {count} messages; their code came from {file}")
     assert set(before) == set(HOSTS.values()), f"expected both hosts, got {set(before)}"
 
-    _end_host("lp-b")
-    killed = time.monotonic()
-    print("killed the second host")
-    while (alive := _count_actors(client)) < _NUM_ACTORS:
-        assert time.monotonic() - killed < _START_SECS, f"only {alive} actors live"
-    print(f"after {time.monotonic() - killed:.1f} s the learner and all actors live on the first")
+
+def _lose_second_host(client: Any, fault: str) -> None:
+    """Ends the second host or its link for good, and waits for all nodes to be on the first."""
+    lost = time.monotonic()
+    if fault == "kill":
+        _end_host("lp-b")
+        print("killed the second host", flush=True)
+    else:
+        print(f"on the second host: {', '.join(_nodes('lp-b'))}")
+        _set_link(is_up=False)
+        print("cut the link for good", flush=True)
+    _await_actors(client, [HOSTS["lp-a"]], lost)
+    print(f"after {time.monotonic() - lost:.1f} s the learner and all actors live on the first")
+    while left := _nodes("lp-b"):
+        assert time.monotonic() - lost < _RECOVERY_SECS, f"{left} still run on the second host"
+        time.sleep(1)
+    print(f"after {time.monotonic() - lost:.1f} s no node is left on the second host")
 
 
-def _messages(client: Any) -> int:
-    return client.hosts().get(HOSTS["lp-a"], [0])[0]
+def _interrupt(client: Any, seconds: float) -> None:
+    """Cuts the link for some seconds, and waits until all actors are heard again."""
+    print(f"on the second host: {', '.join(_nodes('lp-b'))}")
+    _set_link(is_up=False)
+    print(f"cut the link for {seconds:g} s", flush=True)
+    time.sleep(seconds)
+    _set_link(is_up=True)
+    _await_actors(client, list(HOSTS.values()), time.monotonic())
+    print(f"on the second host: {', '.join(_nodes('lp-b'))}")
 
 
-def _count_actors(client: Any) -> int:
-    """Returns how many actors send from the first host, by the messages of a second."""
-    before, started = _messages(client), time.monotonic()
-    time.sleep(1)
-    rate = (_messages(client) - before) / (time.monotonic() - started)
+def _await_actors(client: Any, hosts: list[str], since: float) -> None:
+    """Waits until all actors send from these hosts, and prints how long that took."""
+    while (alive := _count_actors(client, hosts)) < _NUM_ACTORS:
+        waited = time.monotonic() - since
+        assert waited < _RECOVERY_SECS, f"only {alive} actors live after {waited:.0f} s"
+    print(f"all actors were heard {time.monotonic() - since:.1f} s later", flush=True)
+
+
+def _messages(client: Any, hosts: list[str]) -> int:
+    counts = client.hosts()
+    return sum(counts.get(host, [0])[0] for host in hosts)
+
+
+def _count_actors(client: Any, hosts: list[str]) -> int:
+    """Returns how many actors send from these hosts, by the messages of a second."""
+    import launchpad as lp
+
+    try:
+        before, started = _messages(client, hosts), time.monotonic()
+        time.sleep(1)
+        rate = (_messages(client, hosts) - before) / (time.monotonic() - started)
+    except lp.CourierUnavailableError:  # The learner was on the lost host.
+        return 0
     return round(rate / _MESSAGES_PER_SEC)
 
 
@@ -200,10 +262,11 @@ def _nodes(host: str) -> list[str]:
 
 
 def _main() -> None:
-    is_training = sys.argv[1:2] == ["train"]
-    if sys.argv[1:] and not is_training:
-        _launch()
+    mode, *words = sys.argv[1:] or ["kill"]
+    if mode == "launch":
+        _launch(words[0], float(words[1]) if words[1:] else 0.0)
         return
+    assert mode in ("kill", "cut", "interrupt", "train"), __doc__
     directory = tempfile.mkdtemp(prefix="lp-hosts-")
     code = pathlib.Path(directory, "code")
     code.mkdir()
@@ -220,13 +283,13 @@ def _main() -> None:
         for host in HOSTS:
             rays.append(_start_ray(host, environment, directory))
             _await_hosts(len(rays), environment)
-        command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch"]
+        command = ["ip", "netns", "exec", "lp-a", sys.executable, __file__, "launch", mode, *words]
         root = str(pathlib.Path(__file__).resolve().parents[1])
         environment["PYTHONPATH"] = os.pathsep.join([str(code), root])
-        if is_training:
+        if mode == "train":
             _train(environment, directory)
         else:
-            subprocess.run(command, env=environment, check=True, timeout=300)
+            subprocess.run(command, env=environment, check=True, timeout=600)
     finally:
         _remove_hosts()
         for ray in rays:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -156,3 +157,77 @@ def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
         writer.stdin.close()
         assert writer.wait(timeout=60) == (-signal.SIGKILL if is_dead else 0)
     assert not tmp_path.exists()
+
+
+_NODE_ON_ANOTHER_HOST = """
+import sys, threading, time
+from launchpad.launch.ray import control
+
+control._SILENCE_SECS = float(sys.argv[2])
+channel = control.call(("10.77.43.1", int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
+
+def beat():
+    while channel.send("heartbeat"):
+        time.sleep(0.1)
+
+threading.Thread(target=beat, daemon=True).start()
+while channel.receive() is not None:
+    pass
+"""
+
+
+@pytest.fixture
+def other_host():
+    """A network namespace that a link joins to this one: its name, and a function to cut it."""
+    name = f"lp-test-{os.getpid()}"
+    near, far = f"lpa{os.getpid()}"[:15], f"lpb{os.getpid()}"[:15]
+
+    def ip(words):
+        return subprocess.run(["ip", *words.split()], capture_output=True, timeout=30).returncode
+
+    if shutil.which("ip") is None or ip(f"netns add {name}"):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        if ip(f"link add {near} type veth peer name {far} netns {name}"):
+            pytest.skip("this kernel has no veth")
+        assert not ip(f"address add 10.77.43.1/24 dev {near}") and not ip(f"link set {near} up")
+        assert not ip(f"-n {name} address add 10.77.43.2/24 dev {far}")
+        assert not ip(f"-n {name} link set {far} up")
+        nobody = "lladdr 02:00:00:00:00:99 nud permanent"
+
+        def cut():
+            """Loses every packet, both ways; no side is told."""
+            assert not ip(f"neighbor replace 10.77.43.2 {nobody} dev {near}")
+            assert not ip(f"-n {name} neighbor replace 10.77.43.1 {nobody} dev {far}")
+
+        yield name, cut
+    finally:
+        ip(f"netns delete {name}")
+        ip(f"link delete {near}")
+
+
+def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
+    name, cut = other_host
+    monkeypatch.setattr(control, "_SILENCE_SECS", 3.0)
+    board = control.Switchboard("10.77.43.1", b"t" * 32)
+    calls = []
+    key = board.expect(lambda channel, pid: calls.append(channel))
+    command = ["ip", "netns", "exec", name, sys.executable, "-c", _NODE_ON_ANOTHER_HOST]
+    node = subprocess.Popen([*command, str(board.address[1]), "3", key.hex()])
+    try:
+        deadline = time.monotonic() + 60
+        while not calls and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (channel,) = calls
+        assert channel.receive() == ("heartbeat",)
+        cut()
+        began = time.monotonic()
+        while channel.receive() is not None:  # This side sends nothing; the node does.
+            pass
+        assert node.wait(30) == 0
+        assert 2 < time.monotonic() - began < 30
+        channel.close()
+    finally:
+        node.kill()
+        node.wait()
+        board.close()
