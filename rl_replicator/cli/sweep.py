@@ -195,8 +195,6 @@ def _check_changeable(
 def _current(settings: Any, option: str) -> str:
     """Returns the value that an option has without the search, as it is written."""
     value = _setting(settings, option)
-    if value is None:
-        return ""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

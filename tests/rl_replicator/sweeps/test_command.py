@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_replicator.cli import main
+from rl_replicator.cli import main, sweep
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.sweeps import hill
@@ -106,6 +106,17 @@ def test_bad_input_starts_nothing(tmp_path, monkeypatch, capsys, words, message)
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_trial_may_have_a_default_of_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    words = ["sweep", HILL, "--search", "wait-at=choice(2,None)", "--search", "place=uniform(0,1)"]
+    plans = []
+    monkeypatch.setattr(sweep.command, "run", lambda plan: plans.append(plan) or 0)
+    assert main.main(words) == 0
+    (plan,) = plans
+    matches = [one.space.match(plan.defaults[one.option]) for one in plan.search.parameters]
+    assert matches == ["None", "0.5"]
 
 
 @pytest.mark.processes
