@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.replay.config import ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Units of the policy's hidden layers. The paper uses 400 and 300."""
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of each critic's hidden layers. The paper uses 400 and 300."""
-    n_step: int = 5
+    n_step: int = 3
     """Steps of reward in a return before it bootstraps. The paper uses 1."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]. The paper uses 0.1."""
@@ -33,9 +34,11 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Adam's step size for the policy. The paper uses 1e-3."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critics. The paper uses 1e-3."""
-    target_update_rate: float = 0.01
-    """tau: how far an update takes the target to the online networks. The paper uses 0.005, with
-    four times as many learner steps for each environment step."""
+    policy_average: int = 1000
+    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
+    done, as long as that is less. The paper evaluates the newest weights (1)."""
+    target_update_rate: float = 0.005
+    """tau: how far an update takes the target to the online networks."""
     policy_delay: int = 2
     """Learner steps between two updates of the policy and of the target networks."""
     target_noise_sigma: float = 0.2
@@ -45,6 +48,9 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.td_losses`)."""
+    replay: ReplayConfig = ReplayConfig(samples_per_insert=256.0)
+    """The replay table. 256 samples for each insert are one learner step per environment step, as
+    in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +67,6 @@ class PixelTD3Config(PixelSettings, TD3Config):
     arXiv:2107.09645), unless their line says otherwise.
     """
 
-    n_step: int = 3
-    """Steps of reward in a return before it bootstraps."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
     """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     preactivation_penalty: float = 0.0
@@ -79,6 +83,11 @@ class PixelTD3Config(PixelSettings, TD3Config):
     """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
+    policy_average: int = 1
+    """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
+    average was not tried."""
+    target_update_rate: float = 0.01
+    """tau: how far an update takes the target to the online networks. From state it is 0.005."""
     policy_delay: int = 1
     """Learner steps between two updates of the policy and of the target networks."""
     steps_per_call: int = 4
