@@ -130,7 +130,7 @@ class Agent(Protocol):
         """Makes the tables of one replay server, in its node.
 
         Args:
-          num_replicas: of the learner.
+          num_replicas: the number of the learner's replicas.
           num_shards: replay servers; each has an equal part of the items.
 
         Raises:
@@ -142,7 +142,7 @@ class Agent(Protocol):
         """Makes the writer to the tables for one environment of an actor.
 
         Args:
-          client: of the replay server.
+          client: the client of the replay server.
           on_wait: called with the seconds waited so far, twice a second, while the table accepts no
             item; may raise to give up.
         """
@@ -158,8 +158,8 @@ class Agent(Protocol):
 
         Args:
           source: serves the weights.
-          adders: from `make_adder`, one for each of its environments.
-          contexts: of the exploration in each environment.
+          adders: the adders from `make_adder`, one for each of its environments.
+          contexts: the contexts of the exploration in each environment.
         """
         ...
 
@@ -190,7 +190,7 @@ class Agent(Protocol):
 
         Args:
           replicator: runs its step.
-          replay: in the same process; `make_adder` gets it in place of Reverb's client.
+          replay: the replay in the same process; `make_adder` gets it in place of Reverb's client.
           total_agent_steps: actions of the whole run, for schedules.
 
         Raises:

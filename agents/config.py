@@ -190,7 +190,7 @@ def at_repeat(config: Any, action_repeat: int) -> Any:
     """Returns the config with the discount that suits the action repeat, if it is "auto".
 
     Args:
-      config: of any agent.
+      config: the config of any agent.
       action_repeat: steps of the simulator in an agent step.
     """
     if getattr(config, "discount", None) != AUTO:
@@ -202,7 +202,7 @@ def one_by_one(config: Any) -> Any:
     """Returns the config of an agent with a replay table whose items are single transitions.
 
     Args:
-      config: of any agent.
+      config: the config of any agent.
     """
     replay = getattr(config, "replay", None)
     if not isinstance(replay, ReplayConfig):

@@ -85,7 +85,7 @@ class StateObservations:
 
         Args:
           replay: settings of the table.
-          environment_spec: of an environment with flat observations.
+          environment_spec: the spec of an environment with flat observations.
           make_encoder: name -> unbuilt module from [B, N] to [B, N] float32.
         """
         self._replay = replay
@@ -130,9 +130,9 @@ class PixelObservations:
         """Stores the settings and checks that the frames fit the encoder.
 
         Args:
-          settings: of the encoder and the frames.
+          settings: the settings of the encoder and the frames.
           n_step: steps in a full transition.
-          environment_spec: of an environment with one frame as observation.
+          environment_spec: the spec of an environment with one frame as observation.
 
         Raises:
           ConfigError: if the frames are too small for the encoder, or there is no such encoder.
@@ -197,8 +197,8 @@ def make_observations(
     """Makes the parts that fit a config: from pixels if it has `PixelSettings`.
 
     Args:
-      config: of an agent.
-      environment_spec: of the environment.
+      config: the config of an agent.
+      environment_spec: the spec of the environment.
 
     Raises:
       ConfigError: if the frames are too small for the encoder, or there is no such encoder.

@@ -55,7 +55,7 @@ class OffPolicyAgent(abc.ABC):
 
         Args:
           config: an `OffPolicyConfig`; with `PixelSettings` for an environment of frames.
-          environment_spec: of the environment to act in.
+          environment_spec: the spec of the environment to act in.
 
         Raises:
           ConfigError: if the config does not fit the environment.
@@ -210,7 +210,7 @@ class OffPolicyAgent(abc.ABC):
         """Returns the action without exploration, [B, A], given what the policy network returned.
 
         Args:
-          outputs: of the policy network: nest of [B, ...] tensors.
+          outputs: the outputs of the policy network, a nest of [B, ...] tensors.
         """
         return outputs
 

@@ -20,7 +20,7 @@ class ActingPolicy(NamedTuple):
       networks: built modules by the names under which the learner serves their variables.
       act: [B, ...] observations of the agent -> nest of [B, ...] tensors: an action, or the
         parameters of a distribution over actions. It is traced as written, without AutoGraph.
-      observation_spec: of one observation of the agent.
+      observation_spec: the spec of one observation of the agent.
       make_history: makes what turns the observations of one environment into that.
     """
 

@@ -26,7 +26,7 @@ class LinearSchedule:
         Args:
           start: value at step 0.
           end: value from step `steps` on.
-          steps: at least 1.
+          steps: the number of steps, at least 1.
         """
         self._start, self._end, self._steps = start, end, steps
 
@@ -132,7 +132,7 @@ def gaussian(config: NoiseSettings, context: ExplorationContext) -> GaussianNois
 
     Args:
       config: settings of the agent.
-      context: of one environment.
+      context: the context of one environment.
     """
     return GaussianNoise(make_sigma(config, context), context.random)
 
@@ -157,7 +157,7 @@ def make_sigma(config: NoiseSettings, context: ExplorationContext) -> Callable[[
 
     Args:
       config: settings of the agent.
-      context: of one environment.
+      context: the context of one environment.
 
     Returns:
       A function that returns the present standard deviation.
@@ -178,7 +178,7 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
 
     Args:
       config: settings of the agent.
-      context: of one environment.
+      context: the context of one environment.
 
     Returns:
       A function from the policy's action to the action to take, both [A] float32.

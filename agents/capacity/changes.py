@@ -18,9 +18,9 @@ class Change:
     """A change of one option.
 
     Attributes:
-      option: as users type it.
+      option: the option as users type it.
       gain: environment steps per second with it, relative to those without.
-      prediction: of the run with it.
+      prediction: the prediction of the run with it.
     """
 
     option: str

@@ -18,7 +18,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
     """Returns how the options of a run spread it.
 
     Args:
-      options: of the run.
+      options: the options of the run.
       hardware: its machines.
 
     Raises:
@@ -73,10 +73,10 @@ def run(
 
     Args:
       source: makes the agent.
-      options: of the run.
+      options: the options of the run.
       hardware: its machines.
       path: file of the parts: read if it is there, otherwise written; None for neither.
-      seconds: of the measurement.
+      seconds: the duration of the measurement.
 
     Returns:
       Exit status 0.

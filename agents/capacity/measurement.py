@@ -299,7 +299,7 @@ def _step_figures(costs: dict[int, Cost], sample: float) -> dict[str, float]:
     """Divides the costs of learner steps of two batches into those of a step and of its rows.
 
     Args:
-      costs: by batch, the larger one first; equal ones make one entry.
+      costs: the costs by batch, the larger one first; equal ones make one entry.
       sample: processor seconds of one sampled transition in the learner.
     """
     (batch, cost), *others = costs.items()

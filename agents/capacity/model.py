@@ -24,7 +24,7 @@ class Resource:
     """Something that a run can use up.
 
     Attributes:
-      name: for users.
+      name: the name to show to users.
       demand: what each action takes of it.
       capacity: what there is of it in a second.
       base: what the run takes of it in a second, however fast it is.

@@ -25,7 +25,7 @@ def lines(
       parts: what was measured.
       deployment: how the run is spread.
       hardware: on which machines.
-      prediction: of its speed.
+      prediction: the prediction of its speed.
       changes: options that would make it faster.
       steps: environment steps of the run.
     """

@@ -33,7 +33,7 @@ def fill(
     Args:
       agent: makes the tables, and the adders that fill them.
       dataset: the episodes; each server gets every `num_shards`-th one.
-      num_replicas: of the learner.
+      num_replicas: the number of the learner's replicas.
       num_shards: number of replay servers.
       run_dir: directory of the run.
 

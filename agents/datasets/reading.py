@@ -21,14 +21,14 @@ class EpisodeDataset:
     """A Minari dataset whose episodes fit an environment.
 
     Attributes:
-      name: as the user gave it.
+      name: the name as the user gave it.
     """
 
     def __init__(self, name: str, data: Any, low: np.ndarray, high: np.ndarray):
         """Stores the dataset; see `open_dataset`.
 
         Args:
-          name: as the user gave it.
+          name: the name as the user gave it.
           data: the `minari.MinariDataset`.
           low: [A] lower bounds of its actions, which become -1.
           high: [A] upper bounds, which become 1.
@@ -63,7 +63,7 @@ class EpisodeDataset:
           indices: their numbers, from 0.
 
         Raises:
-          UsageError: as `check`.
+          UsageError: see `check`.
         """
         wanted = self._data.episode_indices[np.asarray(indices, int)]
         with _readable(self.name):

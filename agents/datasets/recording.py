@@ -26,7 +26,7 @@ class RecordedEpisode:
       actions: [T, A] float32 in [-1, 1].
       rewards: [T] float32.
       discounts: [T] float32, as the environment gave them: the last one is 0 after a termination.
-      seed: of the environment; None if unknown.
+      seed: the seed of the environment; None if unknown.
     """
 
     observations: np.ndarray
@@ -104,7 +104,8 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
     Args:
       policy: the policy.
       episodes: number of episodes.
-      seed: of the first episode; each of the others has the seed of the one before, plus 1.
+      seed: the seed of the first episode; each of the others has the seed of the one before, plus
+        1.
       explore: whether to act as the actors of the run did after its last environment step, with
         the agent's exploration.
 

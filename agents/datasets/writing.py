@@ -54,12 +54,12 @@ def write(
     """Writes episodes as a dataset into Minari's folder. If that fails, nothing is left.
 
     Args:
-      dataset_id: of the new dataset.
-      episodes: at least one.
+      dataset_id: the id of the new dataset.
+      episodes: one or more episodes.
       about: metadata of Minari and, under `minari_library.METADATA`, our own, as plain data.
 
     Raises:
-      UsageError: as `check_new`, and if the folder cannot be written.
+      UsageError: see `check_new`; also if the folder cannot be written.
     """
     check_new(dataset_id)  # What is there must not be deleted below.
     from minari.storage.datasets_root_dir import get_dataset_path

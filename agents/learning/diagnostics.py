@@ -26,9 +26,9 @@ def step_metrics(
     """Computes all of these figures, on one replica and before any clipping.
 
     Args:
-      critic_gradients: of the critic's loss.
+      critic_gradients: the gradients of the critic's loss.
       critic_variables: one for each gradient.
-      policy_gradients: of the policy's loss.
+      policy_gradients: the gradients of the policy's loss.
       action: [B, A] actions of the policy, in [-1, 1].
       weights: [B] importance weights.
       priorities: [B] new priorities.
@@ -55,7 +55,7 @@ def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variabl
     without mass is no dormant unit.
 
     Args:
-      gradients: of the loss.
+      gradients: the gradients of the loss.
       variables: one for each gradient; those of rank 2 are the weights of a layer, [inputs, units].
 
     Returns:

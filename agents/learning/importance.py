@@ -28,7 +28,7 @@ def importance_exponent(config: ReplayConfig, step: tf.Tensor, total_steps: int)
     """beta, which grows linearly from its start to its end over the learner steps of a run.
 
     Args:
-      config: of the replay table.
+      config: the config of the replay table.
       step: learner steps done, an integer scalar.
       total_steps: learner steps of the run.
 
@@ -49,7 +49,7 @@ def normalized_weights(
 
     Args:
       sample: a batch of this replica.
-      config: of the replay table.
+      config: the config of the replay table.
       step: learner steps done, an integer scalar.
       total_steps: learner steps of the run.
 

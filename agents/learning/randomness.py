@@ -26,7 +26,7 @@ def normal(shape, seed: tf.Tensor) -> tf.Tensor:
     """Draws from the standard normal distribution.
 
     Args:
-      shape: of the result, [B, ...]; B is the replica's batch size.
+      shape: the shape of the result, [B, ...]; B is the replica's batch size.
       seed: [2] int32, equal on all replicas.
 
     Returns:
@@ -39,7 +39,7 @@ def uniform_integers(shape, low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
     """Draws integers uniformly.
 
     Args:
-      shape: of the result, [B, ...]; B is the replica's batch size.
+      shape: the shape of the result, [B, ...]; B is the replica's batch size.
       low: the least one.
       high: one more than the greatest.
       seed: [2] int32, equal on all replicas.

@@ -10,7 +10,7 @@ def polyak(target: tf.Tensor, online: tf.Tensor, rate: tf.Tensor | float) -> tf.
 
     Args:
       target: float32 of any shape.
-      online: as `target`.
+      online: float32 of the same shape.
       rate: tau in (0, 1]; the number 1 copies `online`.
 
     Returns:

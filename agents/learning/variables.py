@@ -65,7 +65,7 @@ def check_arrays(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.n
     """Checks that every variable has an array of its shape.
 
     Args:
-      variables: by path.
+      variables: the variables by path.
       arrays: path -> array; may have other paths too.
 
     Raises:

@@ -48,7 +48,7 @@ def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 
     Args:
       arrays: path -> array.
-      names: of networks.
+      names: names of networks.
 
     Raises:
       KeyError: if a network has no array.

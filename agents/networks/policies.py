@@ -41,7 +41,7 @@ def preactivation_penalty(preactivations: tf.Tensor, weight: float) -> tf.Tensor
 
     Args:
       preactivations: [B, A] float32, the inputs of tanh.
-      weight: of half their squared norm.
+      weight: the weight of half their squared norm.
 
     Returns:
       float32 scalar: the mean over the batch.

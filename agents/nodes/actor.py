@@ -158,10 +158,10 @@ class _Stream:
     """The randomness of an environment of an actor, and the episode that it is in.
 
     Attributes:
-      number: of the environment among those of all actors, from 0.
+      number: the number of the environment among those of all actors, from 0.
       environment_seed: seed of the environment; another one after every finished episode, so that
         an environment whose random state is not known repeats nothing after a stop.
-      context: of the exploration in it.
+      context: the context of the exploration in it.
       episode_return: sum of the rewards since the start of the episode.
       length: environment steps since then.
     """
@@ -177,9 +177,9 @@ class _Stream:
         """Starts the random streams, or continues them.
 
         Args:
-          number: of the environment among those of all actors.
+          number: the number of the environment among those of all actors.
           count: number of the environments of all actors.
-          seed: of the run.
+          seed: the seed of the run.
           state: random state of the last episode that `end_episode` returned; None for a new run.
           environment_steps: returns the steps that all actors have taken.
         """
@@ -200,7 +200,7 @@ class _Stream:
         """Returns the episode, and starts the next one.
 
         Args:
-          random_state: of the environment.
+          random_state: the random state of the environment.
         """
         self._episodes += 1
         state = {

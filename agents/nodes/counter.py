@@ -217,7 +217,7 @@ class Counter:
 
         Args:
           kind: of the node, "actor" or "learner".
-          grown: from `agents.nodes.stopwatch.Stopwatch.take`.
+          grown: the result of `agents.nodes.stopwatch.Stopwatch.take`.
         """
         with self._lock:
             self._time.add(kind, grown)
@@ -265,7 +265,7 @@ class Counter:
         """Saves the policy of the last evaluation as the best one of the run.
 
         Args:
-          weights: of the networks that act, by path.
+          weights: the weights of the networks that act, by path.
 
         Raises:
           CheckpointError: if the disk is full or cannot be written.

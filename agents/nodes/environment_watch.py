@@ -40,7 +40,7 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
     Args:
       who: the node, as users know it.
       plan: its task and engine, and the seconds that a call may take.
-      seeds: of each environment.
+      seeds: the seed of each environment.
 
     Returns:
       The environments.

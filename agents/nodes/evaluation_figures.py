@@ -19,8 +19,8 @@ def figures(
     """Computes the figures of an evaluation.
 
     Args:
-      episodes: at least one.
-      reward_spec: of the environment.
+      episodes: one or more episodes.
+      reward_spec: the reward spec of the environment.
       discount: gamma of the learner.
 
     Returns:
@@ -60,7 +60,7 @@ def returns_to_go(episode: EvaluationEpisode, discount: float) -> np.ndarray:
     """Computes the discounted return after each state whose remaining rewards are known.
 
     Args:
-      episode: of T steps.
+      episode: an episode of T steps.
       discount: gamma.
 
     Returns:

@@ -47,7 +47,7 @@ class Saver:
         """Saves nothing yet.
 
         Args:
-          checkpointer: of the run.
+          checkpointer: the checkpointer of the run.
           learner: the learner.
           replays: clients of the replay servers.
           counter: knows the progress of the run.

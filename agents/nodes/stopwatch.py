@@ -86,7 +86,7 @@ class TimeSplit:
 
         Args:
           kind: of the node, "actor" or "learner".
-          grown: from `Stopwatch.take`.
+          grown: the result of `Stopwatch.take`.
         """
         seconds = self._seconds.setdefault(kind, {})
         for part, more in grown.items():

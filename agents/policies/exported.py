@@ -65,7 +65,7 @@ class ExportedPolicy:
         """Returns the actor for an environment.
 
         Args:
-          environment: of `environments.make`.
+          environment: an environment of `environments.make`.
 
         Raises:
           UsageError: if it has other observations or actions than the policy.
@@ -86,7 +86,7 @@ def load(folder: Path) -> ExportedPolicy:
     """Loads an exported policy.
 
     Args:
-      folder: as `rl-replicator export --format numpy` has made it.
+      folder: the folder that `rl-replicator export --format numpy` has made.
 
     Raises:
       UsageError: if there is no such policy.

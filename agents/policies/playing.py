@@ -106,7 +106,7 @@ def play(environment: Any, actor: core.Actor, task: Task, screen: Screen) -> flo
     """Plays an episode.
 
     Args:
-      environment: of the task.
+      environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
       screen: shows about 30 frames for 90 environment steps.
@@ -134,7 +134,7 @@ def play_in_window(
     """Plays episodes in a window, until it is closed.
 
     Args:
-      environment: of the task.
+      environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
       seen: receives the return of each episode.
@@ -165,7 +165,7 @@ def play_into_file(
     """Plays episodes into one film.
 
     Args:
-      environment: of the task.
+      environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
       seen: receives the return of each episode.

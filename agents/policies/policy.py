@@ -72,8 +72,8 @@ class Policy:
         """Returns the action for an observation.
 
         Args:
-          observation: of an environment of `make_environment`: [N] float32, or a frame [H, W, 3]
-            uint8. Frames are stacked here.
+          observation: an observation of an environment of `make_environment`: [N] float32, or a
+            frame [H, W, 3] uint8. Frames are stacked here.
 
         Returns:
           [A] float32 in [-1, 1], the form in which environments of `make_environment` take actions.
@@ -120,8 +120,8 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
 
     Args:
       run: the run.
-      source: of the run's kind of agent.
-      best: as for `load_policy`.
+      source: the source of the run's kind of agent.
+      best: see `load_policy`.
 
     Raises:
       UsageError: if there is no run or no checkpoint.

@@ -73,11 +73,11 @@ class NStepTransitionAdder(base.Adder):
         """Opens a writer on the table.
 
         Args:
-          client: of the replay server.
-          layout: of the items.
+          client: the client of the replay server.
+          layout: the layout of the items.
           n_step: steps in a full window.
           discount: gamma.
-          initial_priority: of a transition that the learner has not seen.
+          initial_priority: the initial priority of a transition that the learner has not seen.
           max_in_flight: transitions sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
             accept what was written; may raise to give up.

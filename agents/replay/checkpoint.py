@@ -29,7 +29,7 @@ class ReplayPart:
         """Stores the client.
 
         Args:
-          client: of the replay server.
+          client: the client of the replay server.
         """
         self._client = client
 

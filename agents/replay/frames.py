@@ -51,7 +51,7 @@ class FrameLayout:
         """Lays out transitions of an environment.
 
         Args:
-          spec: of an environment with uint8 frames [H, W, C] and float32 actions [A].
+          spec: the spec of an environment with uint8 frames [H, W, C] and float32 actions [A].
           stack: frames in an observation of the agent.
           n_step: steps in a full transition.
           chunk_length: frames that are compressed together. Sampling decompresses whole chunks.
@@ -155,8 +155,8 @@ class FrameWriter(TableWriter):
         """Opens the writer.
 
         Args:
-          layout: of the items.
-          client: of the replay server.
+          layout: the layout of the items.
+          client: the client of the replay server.
         """
         alive = max(layout.window, layout.chunk_length)
         columns = client.trajectory_writer(num_keep_alive_refs=alive)

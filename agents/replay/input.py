@@ -29,7 +29,7 @@ def make_input_fn(
 
     Args:
       server_addresses: "host:port" of each replay server.
-      layout: of the items.
+      layout: the layout of the items.
       demand: how much the learner takes at a time.
 
     Returns:
@@ -87,7 +87,7 @@ def draw(
       server_address: "host:port" of the replay server.
       signature: nest of `tf.TensorSpec`, of the table's items.
       count: items in a draw.
-      transitions_per_item: of the table.
+      transitions_per_item: the number of transitions in an item of the table.
 
     Returns:
       An endless dataset of `reverb.ReplaySample`s of [count, ...] tensors.

@@ -40,8 +40,8 @@ class LocalReplay:
         """Makes an empty table.
 
         Args:
-          info: of the Reverb table that it replaces, `reverb.Table.info`.
-          seed: of the draws.
+          info: the info of the Reverb table that it replaces, `reverb.Table.info`.
+          seed: the seed of the draws.
         """
         self._max_size = int(info.max_size)
         sampler = info.sampler_options
@@ -93,7 +93,7 @@ class LocalReplay:
         """Makes the learner's `input_fn`, whose batches are drawn by `feed`.
 
         Args:
-          layout: of the rows.
+          layout: the layout of the rows.
           demand: how much the learner takes at a time.
 
         Returns:

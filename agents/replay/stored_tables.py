@@ -113,7 +113,7 @@ def served(
     """Serves tables in this process.
 
     Args:
-      tables: of the server.
+      tables: the tables of the server.
       scratch: folder to make, for what the client lets the server write.
       stored: files to restore the tables from.
 

@@ -79,7 +79,7 @@ class LearnerDemand:
         """Most transitions that the input pipelines can hold beyond those that a call consumed.
 
         Args:
-          transitions_per_item: of the table.
+          transitions_per_item: the number of transitions in an item of the table.
         """
         draws = draws_ahead(transitions_per_item) + 1  # One is being built or given out.
         ready = PREFETCHED_BATCHES if transitions_per_item == 1 else 0
@@ -95,9 +95,9 @@ def error_buffer(config: ReplayConfig, demand: LearnerDemand, transitions_per_it
     each other forever.
 
     Args:
-      config: of the table.
-      demand: of the learner.
-      transitions_per_item: of the table.
+      config: the config of the table.
+      demand: the demand of the learner.
+      transitions_per_item: the number of transitions in an item of the table.
 
     Returns:
       The buffer in sampled transitions.
@@ -128,9 +128,9 @@ def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> r
     """Makes the table: prioritized (Schaul et al. 2016) or uniform, with a rate limiter.
 
     Args:
-      config: of the table.
-      demand: of the learner, for the limiter's tolerance.
-      layout: of the items.
+      config: the config of the table.
+      demand: the demand of the learner, for the limiter's tolerance.
+      layout: the layout of the items.
 
     Returns:
       A table to be served by one Reverb server.

@@ -37,7 +37,7 @@ class EpisodeWriter(Protocol):
         Args:
           transition: arrays; `next_observation` is the newest observation.
           steps: between its two observations, 1 to n.
-          priority: of the new item.
+          priority: the priority of the new item.
         """
         ...
 
@@ -109,7 +109,7 @@ class TableWriter:
 
         Args:
           columns: Reverb's writer, configured for the layout.
-          transitions_per_item: of the layout.
+          transitions_per_item: the number of transitions in an item of the layout.
         """
         self._columns = columns
         self._length = transitions_per_item
@@ -135,8 +135,8 @@ class RowWriter(TableWriter):
         """Opens the writer.
 
         Args:
-          layout: of the rows.
-          client: of the replay server.
+          layout: the layout of the rows.
+          client: the client of the replay server.
         """
         self._layout = layout
         # An item of several rows is one chunk, of which nothing is decompressed in vain.
@@ -241,7 +241,7 @@ class TransitionLayout:
         """Lays out transitions of an environment.
 
         Args:
-          spec: of an environment with flat float32 observations [N] and actions [A].
+          spec: the spec of an environment with flat float32 observations [N] and actions [A].
           extras_spec: nest of float32 `specs.Array` that actors record with each action.
           transitions_per_item: rows in an item of the table.
 
@@ -317,7 +317,7 @@ def transitions_per_item(signature: Any) -> int:
     """Returns how many transitions an item of a table holds: n, if it has a matrix of n rows.
 
     Args:
-      signature: of the table, as `Layout.signature`.
+      signature: the signature of the table, as `Layout.signature`.
     """
     rows = signature if isinstance(signature, tf.TensorSpec) else signature["row"]
     return rows.shape[0] if rows.shape.rank == 2 else 1

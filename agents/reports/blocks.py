@@ -66,7 +66,7 @@ def hint(text: Child, kind: str = "") -> Html:
     """Returns a paragraph that stands out.
 
     Args:
-      text: of it.
+      text: the text of the paragraph.
       kind: "good", "bad" or "" for its colour.
     """
     return element("p", text, class_=f"hint {kind}".strip())

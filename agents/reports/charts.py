@@ -39,7 +39,7 @@ class Line:
 
     Attributes:
       label: a short one for its end; may be empty.
-      name: for people.
+      name: the name to show to people.
       colour: number of the colour.
       x: [T], increasing.
       y: [T].
@@ -79,7 +79,7 @@ def chart(
     """Returns a chart of lines with bands.
 
     Args:
-      lines: at least one.
+      lines: one or more lines.
       title: above the chart.
       x_label: what the steps are.
       y_label: what the figure is.
@@ -127,8 +127,8 @@ def split_bar(name: str, shares: Mapping[str, float], classes: Mapping[str, str]
     """Returns a bar that shows how a whole is divided, with its legend.
 
     Args:
-      name: of the whole.
-      shares: of the parts, in [0, 1].
+      name: the name of the whole.
+      shares: the shares of the parts, in [0, 1].
       classes: name of a part -> its class.
     """
     rest = 1.0 - sum(shares.values())

@@ -132,7 +132,7 @@ def shown_films(reading: Reading, most_bytes: float) -> Html | None:
     """Returns the films of the runs, and which are left out.
 
     Args:
-      reading: of the runs.
+      reading: what was read of the runs.
       most_bytes: size of all films together.
     """
     selection = films.select(reading.runs, most_bytes)

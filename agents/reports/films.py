@@ -49,7 +49,7 @@ def select(runs: Sequence[ReportedRun], most_bytes: float) -> Selection:
     """Chooses films: of each run in turn the newest, as long as they fit.
 
     Args:
-      runs: of the report.
+      runs: the runs of the report.
       most_bytes: size of all chosen files together.
     """
     queues = [list(_pictures(run)) for run in runs]

@@ -19,7 +19,7 @@ def element(name: str, *children: Child, **attributes: str | float | bool | None
     """Returns an element.
 
     Args:
-      name: of the element.
+      name: the name of the element.
       *children: text, which is escaped unless it is `Html`; None for nothing; or several of these.
       **attributes: by name, without a trailing underscore (`class_`), and with hyphens in place of
         underscores (`aria_label`). None and False leave an attribute out, True gives it no value.

@@ -23,7 +23,7 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
     """Returns the page as HTML that needs no other file.
 
     Args:
-      reading: of the runs; without any, the page says what was left out.
+      reading: what was read of the runs; without any, the page says what was left out.
       film_bytes: size of all films together.
       seconds_to_refresh: between two looks of the page at its server; None for a file.
     """

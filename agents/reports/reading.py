@@ -33,9 +33,9 @@ class ReportedRun:
       path: its directory.
       trainable: name of what it trains.
       task: name of the environment; "" for a learner.
-      seed: of the run; None if it has none.
+      seed: the seed of the run; None if it has none.
       settings: the settings that distinguish it from others, except its seed.
-      options: of the run, as in its config.json.
+      options: the options of the run, as in its config.json.
       tables: group of metrics -> columns.
       written: when its metrics were written last, in seconds since the epoch.
     """
@@ -158,7 +158,7 @@ class Reading:
         """Returns the runs of a config.
 
         Args:
-          index: in `configs`.
+          index: the index in `configs`.
         """
         return [run for run, own in zip(self.runs, self.places, strict=True) if own == index]
 

@@ -31,7 +31,7 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
 
     Args:
       run_dir: the run's directory.
-      options: of the run, by name, as in its `config.json`.
+      options: the options of the run, by name, as in its `config.json`.
 
     Returns:
       Lines; none unless both have recorded their time.
@@ -56,7 +56,7 @@ def parts(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Divides shares of time by the kind of node.
 
     Args:
-      shares: from `read_shares`.
+      shares: the shares from `read_shares`.
 
     Returns:
       "actor" and "learner" -> name of each part -> its share, the greatest first. A kind that has
@@ -78,8 +78,8 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     """Names the bottleneck, and the option that would help most.
 
     Args:
-      shares: of time, such as `actor_wait`.
-      options: of the run.
+      shares: shares of time, such as `actor_wait`.
+      options: the options of the run.
     """
     slowest = find(shares.get("actor_wait", 0.0), shares.get("learner_wait", 0.0))
     if slowest == "learner":

@@ -32,7 +32,7 @@ class AgentCommand:
     """An agent on the command line: the object behind an entry point of `rl_replicator.trainables`.
 
     Attributes:
-      name: of the agent, as users type it.
+      name: the name of the agent, as users type it.
       config: frozen dataclass of its hyper-parameters, each with a default.
       pixel_config: the same for learning from pixels, with `agents.config.PixelSettings`; None if
         the agent does not learn from pixels.
@@ -111,7 +111,7 @@ class AgentCommand:
 
         Args:
           config: its hyper-parameters.
-          environment_spec: of the environment to act in.
+          environment_spec: the spec of the environment to act in.
 
         Raises:
           ConfigError: if the config does not fit the environment.
@@ -214,7 +214,7 @@ class AgentCommand:
         Args:
           run_dir: directory of the run.
           output: an .mp4 or .gif; default: in the run's directory.
-          seed: of the environment.
+          seed: the seed of the environment.
 
         Returns:
           Exit status 0.

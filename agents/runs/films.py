@@ -87,7 +87,7 @@ class Films:
         """Starts the next film if it is due; called repeatedly.
 
         Args:
-          environment_steps: of the run.
+          environment_steps: the steps of the run.
         """
         if self._is_filming() or self._every is None or environment_steps < self._due:
             return

@@ -18,7 +18,7 @@ class Prefilling:
         """Reads and checks the dataset of a run that needs it.
 
         Args:
-          options: of the run.
+          options: the options of the run.
           run: the run.
 
         Raises:
@@ -41,7 +41,7 @@ class Prefilling:
 
         Args:
           agent: the agent.
-          num_replicas: of the learner.
+          num_replicas: the number of the learner's replicas.
 
         Raises:
           UsageError: see `__init__` and `agents.datasets.prefill.fill`.

@@ -57,7 +57,7 @@ class Scaler:
         Args:
           run_dir: the run's directory.
           count: actors that the program was launched with.
-          manager: of the program.
+          manager: the manager of the program.
           make_actor: makes the node of an actor from its index and the number of all actors; None
             if the program has a fixed number.
         """
@@ -71,7 +71,7 @@ class Scaler:
         """Adds actors that are missing, and tells the counter which ones are to end.
 
         Args:
-          counter: of the program; grants no steps to actors beyond the wanted number.
+          counter: the counter of the program; grants no steps to actors beyond the wanted number.
 
         Raises:
           CourierError: if the counter does not answer; the next call tries again.
@@ -108,8 +108,8 @@ def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
 
     Args:
       run: directory of the run.
-      options: as given to the command. Another `--actors` than at the time of the wish is the
-        newer wish.
+      options: the options as given to the command. Another `--actors` than at the time of the wish
+        is the newer wish.
     """
     wish = read(run.path)
     if wish is None or options.deterministic or wish.option != options.actors:

@@ -59,7 +59,7 @@ def train(
     Args:
       source: makes the agent.
       options: options of the run.
-      environment_spec: of the environment that the options name.
+      environment_spec: the spec of the environment that the options name.
       listener: hears of the run and its evaluations.
 
     Returns:

@@ -27,8 +27,8 @@ class Target(NamedTuple):
     """The built target networks; the policy has none.
 
     Attributes:
-      encoder: as in `ActorCritic`.
-      critic: as in `ActorCritic`.
+      encoder: see `ActorCritic`.
+      critic: see `ActorCritic`.
     """
 
     encoder: snt.Module

@@ -76,7 +76,7 @@ def temperature_loss(log_temperature, log_prob_tm1, target_entropy: float):
     Args:
       log_temperature: float32 scalar, log(alpha).
       log_prob_tm1: [B] float32, of the policy's actions. No gradient reaches it.
-      target_entropy: in nats.
+      target_entropy: the target entropy in nats.
 
     Returns:
       float32 scalar.

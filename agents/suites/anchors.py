@@ -38,7 +38,7 @@ class Anchors:
         Args:
           path: CSV file with the columns of `docs/results/anchors.csv`.
           observations: "state" or "pixels".
-          steps: of the environment.
+          steps: environment steps.
 
         Raises:
           UsageError: if there is no such file, or it has other columns.

@@ -19,7 +19,7 @@ def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
     share of the steps that are taken and the newest evaluation in brackets.
 
     Args:
-      statuses: of all runs.
+      statuses: the statuses of all runs.
       steps: environment steps of a run.
       anchors: published returns to show beside it.
     """
@@ -97,7 +97,7 @@ class Board:
         """Draws nothing yet.
 
         Args:
-          statuses: of all runs, which change.
+          statuses: the statuses of all runs, which change.
           steps: environment steps of a run.
           anchors: published returns to show beside it.
           stream: where to draw. Default: standard output.

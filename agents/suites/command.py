@@ -37,7 +37,7 @@ class SuitePlan:
       run_dir: the suite's directory.
       agent: name of the agent.
       parallel: number of runs at a time.
-      arguments: of `rl-replicator train`, for every run.
+      arguments: the arguments of `rl-replicator train`, for every run.
       options: what `train` makes of `arguments`, as plain data.
       anchors: published returns at the same number of steps.
     """
@@ -71,7 +71,7 @@ def run(plan: SuitePlan) -> int:
     """Runs what is not done yet, and writes the results of all runs in the suite's directory.
 
     Args:
-      plan: of the suite.
+      plan: the plan of the suite.
 
     Returns:
       Exit status: 0 if all runs are done; 1 if one failed; 130 after Ctrl-C, 143 after SIGTERM.

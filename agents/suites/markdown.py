@@ -40,8 +40,8 @@ def rewrite(text: str, directory: Path) -> str:
     """Returns a Markdown text with all its tables of results made anew.
 
     Args:
-      text: of the file.
-      directory: of the result files and of `anchors.csv`.
+      text: the text of the file.
+      directory: the directory of the result files and of `anchors.csv`.
 
     Raises:
       UsageError: if a comment cannot be read, or names no result file.

@@ -20,7 +20,7 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
       rows: evaluations of the suite.
       steps: the mark, in environment steps.
       anchors: published returns at the same mark.
-      path: of the image, a PNG.
+      path: the path of the image, a PNG.
 
     Returns:
       False, and there is no image, if no run has reached the mark.

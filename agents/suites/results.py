@@ -27,10 +27,10 @@ class ResultRow:
 
     Attributes:
       agent: name of the agent.
-      preset: of its hyper-parameters.
+      preset: the preset of its hyper-parameters.
       observations: "state" or "pixels".
       task: name of the environment.
-      seed: of the run.
+      seed: the seed of the run.
       environment_steps: steps of the run at the evaluation.
       learner_steps: that made the evaluated weights.
       return_mean: mean return of the episodes.
@@ -131,7 +131,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
     """Writes a CSV file atomically.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       columns: their names.
       rows: cells; a NaN becomes an empty cell, other floats get three decimals.
     """
@@ -153,8 +153,8 @@ def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]
     """Returns the evaluation of each run at a number of environment steps.
 
     Args:
-      rows: of any runs with the same settings.
-      steps: of the environment.
+      rows: rows of any runs with the same settings.
+      steps: environment steps.
 
     Returns:
       For each task, in the order of `rows`, one row for each seed: the last one that is at most
@@ -179,7 +179,7 @@ def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics
     """Computes the measures over all tasks and seeds, with 95 % bootstrap intervals.
 
     Args:
-      marked: from `at_mark`; not empty.
+      marked: rows from `at_mark`; not empty.
 
     Returns:
       For each of `MEASURES` its value and interval.

@@ -56,7 +56,7 @@ class Scheduler:
         """Runs all that wait, in order, and waits for them. Called by the main thread.
 
         Args:
-          statuses: of the runs; their states are updated.
+          statuses: the statuses of the runs; their states are updated.
 
         Returns:
           The number of the signal that ended it, SIGINT or SIGTERM; None if all runs ended.

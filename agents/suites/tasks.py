@@ -47,9 +47,9 @@ class Suite:
     """Tasks that are trained with the same settings.
 
     Attributes:
-      name: as users know it.
+      name: the name that users know.
       tasks: names of environments.
-      arguments: of `rl-replicator train`, before those of the user.
+      arguments: the arguments of `rl-replicator train`, before those of the user.
     """
 
     name: str
@@ -102,7 +102,7 @@ class SuiteRun:
 
     Attributes:
       task: name of its environment.
-      seed: of everything random.
+      seed: the seed of everything random.
     """
 
     task: str

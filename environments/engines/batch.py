@@ -58,7 +58,7 @@ class BatchEnvironment(Protocol):
         """Continues an environment's random stream.
 
         Args:
-          index: of the environment.
+          index: the index of the environment.
           state: return value of `random_state`; None changes nothing.
         """
         ...

@@ -29,7 +29,7 @@ class EnvPoolEnvironments:
 
         Args:
           name: `domain:task` of the dm_control suite.
-          seeds: of each environment, from 0 to 2**32 - 1.
+          seeds: the seed of each environment, from 0 to 2**32 - 1.
           num_threads: number of threads; more than there are environments have no effect.
 
         Raises:

@@ -39,7 +39,7 @@ def check(name: str) -> None:
     A process that has loaded an OpenGL library is not forked.
 
     Args:
-      name: of an environment.
+      name: the name of an environment.
 
     Raises:
       EnvironmentUsageError: if it is refused, or EnvPool is not installed.

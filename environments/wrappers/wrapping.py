@@ -26,7 +26,7 @@ class WrappedEnvironment(flat.Environment):
         Args:
           outer: what is around `inner`.
           inner: the environment.
-          name: of the environment, for error messages.
+          name: the name of the environment, for error messages.
 
         Raises:
           EnvironmentSpecError: if the specs of `outer` do not fit.
@@ -71,11 +71,11 @@ def wrap(
     """Puts wrappers around an environment, the first one innermost, and then the time limit.
 
     Args:
-      environment: in the agents' form, which is what a wrapper gets.
+      environment: the environment in the agents' form, which is what a wrapper gets.
       wrappers: import paths `package.module:function`; each function takes a `dm_env.Environment`
         and returns one.
       time_limit: steps of an episode; None for no other limit than the environment's own.
-      name: of the environment, for error messages.
+      name: the name of the environment, for error messages.
 
     Raises:
       EnvironmentNameError: if there is no such function.

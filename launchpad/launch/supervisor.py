@@ -170,7 +170,7 @@ class Supervisor:
         """Returns for each node of these groups whether it has nothing left to do.
 
         Args:
-          labels: Of the groups; None for all.
+          labels: The labels of the groups; None for all.
 
         Raises:
           ValueError: there is no such group.

@@ -45,7 +45,7 @@ class Answers:
         """Returns the answer of a call; runs it if it is new.
 
         Args:
-          ticket: Of the call, verified.
+          ticket: The ticket of the call, verified.
           run: Computes the encoded answer; never raises.
 
         Raises:

@@ -34,7 +34,7 @@ class Connection:
       timeout: Deadline of each call in seconds, or None.
       retry_secs: How long a call waits for a server that went away, in seconds.
       wait_for_ready: False if a call fails at once when the server is not there.
-      runtime: Of the code that made the client, or None outside a program.
+      runtime: The runtime of the code that made the client, or None outside a program.
       was_reached: Whether the server has ever answered.
       link: To the server; None before the first call and after its loss.
     """

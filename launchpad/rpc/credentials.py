@@ -56,9 +56,9 @@ def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[
     """Returns the metadata of a request.
 
     Args:
-      secret: Of the program.
-      identity: Of the server that is meant; empty for any server of the program.
-      ticket: Of the call.
+      secret: The secret of the program.
+      identity: The identity of the server that is meant; empty for any server of the program.
+      ticket: The ticket of the call.
     """
     packed = _TICKET.pack(*ticket)
     return ((_REQUEST_KEY, packed + _sign(secret, b"request", identity, packed) + identity),)
@@ -68,9 +68,9 @@ def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> T
     """Returns the ticket of a request, or None if its signature is not the program's.
 
     Args:
-      secret: Of the program.
-      identity: Of this server: a request that is meant for another one is refused. Empty if the
-        server is not that of a node.
+      secret: The secret of the program.
+      identity: The identity of this server: a request that is meant for another one is refused.
+        Empty if the server is not that of a node.
       metadata: Pairs of the request.
     """
     value = _value(metadata, _REQUEST_KEY)

@@ -43,8 +43,8 @@ class Link:
 
         Args:
           address: "host:port".
-          secret: Of the program.
-          identity: Of the server that is meant; empty for any server of the program.
+          secret: The secret of the program.
+          identity: The identity of the server that is meant; empty for any server of the program.
           compression: gRPC's setting.
         """
         self.address = address

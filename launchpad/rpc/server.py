@@ -50,12 +50,14 @@ class MethodServer:
         """Binds the port.
 
         Args:
-          secret: Of the program; a call that is not signed with it is refused before it is read.
+          secret: The secret of the program; a call that is not signed with it is refused before it
+            is read.
           host: IP address to bind.
           port: Port to bind; 0 for any free one. One that is taken is replaced by a free one.
           thread_pool_size: Number of calls that are handled at once.
           runtime: Current runtime while a method runs.
-          identity: Of the node that is served: calls that are meant for another one are refused.
+          identity: The identity of the node that is served: calls that are meant for another one
+            are refused.
         """
         self._secret = secret
         self._identity = identity

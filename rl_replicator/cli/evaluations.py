@@ -14,7 +14,7 @@ def read(paths: Sequence[Path], figure: str | None) -> list[EvaluatedRun]:
 
     Args:
       paths: directories of runs, or of suites and other folders, which stand for all their runs.
-      figure: as for `plots.read`.
+      figure: see `plots.read`.
 
     Returns:
       At least one run.

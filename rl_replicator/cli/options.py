@@ -35,7 +35,7 @@ def parse(
 
     Args:
       kind: the dataclass. A nested one becomes `--field.name`.
-      command: as the user typed it, such as 'rl-replicator train d4pg'.
+      command: the command as the user typed it, such as 'rl-replicator train d4pg'.
       args: the words after it.
       alternatives: flags that change the options, with the dataclass of the options with it. The
         message for an unknown option that one of these has names the flag.
@@ -104,7 +104,7 @@ def declared_options(kind: type, command: str) -> dict[str, str]:
 
     Args:
       kind: the dataclass.
-      command: as the user typed it.
+      command: the command as the user typed it.
     """
     with one_column(), printed.by_this_thread("stdout") as text, contextlib.suppress(SystemExit):
         tyro.cli(kind, prog=command, args=["--help"])

@@ -142,7 +142,7 @@ def broadcast(x: Any, source_replica: int = 0) -> Any:
 
     Raises:
       ConfigError: if there is no such replica, or as in `all_gather`.
-      InvalidArgumentError: as in `all_gather`.
+      InvalidArgumentError: see `all_gather`.
     """
     if not 0 <= source_replica < num_replicas():
         raise errors.ConfigError(

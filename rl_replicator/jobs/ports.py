@@ -17,7 +17,7 @@ def check_may_listen(own_address: str, addresses: Iterable[str]) -> None:
 
     Args:
       own_address: `host:port` of this process.
-      addresses: of all processes of the job.
+      addresses: the addresses of all processes of the job.
 
     Raises:
       ConfigError: if another process listens there.
@@ -62,8 +62,8 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
 
     Args:
       own_address: `host:port` of this process, whose server is listening.
-      addresses: of all processes of the job. The job is on one machine if all are of the loopback
-        device.
+      addresses: the addresses of all processes of the job. The job is on one machine if all are of
+        the loopback device.
       device: name of the loopback device.
 
     Returns:

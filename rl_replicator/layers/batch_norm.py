@@ -21,7 +21,7 @@ class MovingAverage(snt.Metric):
         Args:
           decay: share of the old value that each update keeps, in [0, 1].
           start: initial value of every element.
-          name: of the module.
+          name: the name of the module.
         """
         super().__init__(name=name)
         self._decay = decay
@@ -88,7 +88,7 @@ class CrossReplicaBatchNorm(snt.Module):
           scale_init: initializer of the scale; ones by default.
           offset_init: initializer of the offset; zeros by default.
           data_format: "channels_last", "channels_first", or like "NHWC" and "NCHW".
-          name: of the module.
+          name: the name of the module.
 
         Raises:
           ConfigError: an initializer of a parameter that is not created, or an unknown data

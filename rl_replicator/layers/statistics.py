@@ -80,7 +80,7 @@ def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """The variables that the graph uses for anything but a plain read, in the same order.
 
     Args:
-      variables: as they were created, each with the copies of all replicas.
+      variables: the variables as they were created, each with the copies of all replicas.
     """
     captures = getattr(tf.compat.v1.get_default_graph(), "captures", ())
     handles = {

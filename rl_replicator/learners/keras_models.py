@@ -197,7 +197,7 @@ class KerasLearner(Learner):
         """Returns the sum of the loss and the states of the metrics, over the examples.
 
         Args:
-          batch: as for `step_fn`.
+          batch: see `step_fn`.
           mask: [B], 0 for padding.
         """
         # Padding is cut off: Keras takes no weights for unweighted metrics, nor for the activities

@@ -11,7 +11,7 @@ def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
 
     Args:
       updates: a tensor, `tf.IndexedSlices` or None for each parameter.
-      parameters: at least one.
+      parameters: one or more parameters.
 
     Raises:
       ValueError: lengths or dtypes differ, no parameter, or no update at all.

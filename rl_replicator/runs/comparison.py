@@ -71,7 +71,7 @@ def configs(runs: Sequence[EvaluatedRun]) -> list[ComparedConfig]:
     """Groups runs by their settings, tasks and seeds apart.
 
     Args:
-      runs: from `plots.read`.
+      runs: the runs from `plots.read`.
 
     Raises:
       UsageError: if all runs have the same config; also as for `plots.curves`.
@@ -93,7 +93,7 @@ def grouped(drawn: Sequence[Curve], first: int = 0) -> list[ComparedConfig]:
     """Groups curves by their settings, tasks apart.
 
     Args:
-      drawn: of any runs.
+      drawn: curves of any runs.
       first: place in the alphabet of the first label.
     """
     groups: list[tuple[dict[str, Any], dict[str, Curve]]] = []
@@ -149,8 +149,8 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
     """Returns the settings that differ, the figures of each task, and the tests.
 
     Args:
-      compared: from `configs`.
-      found: from `pairs`.
+      compared: the result of `configs`.
+      found: the result of `pairs`.
     """
     label = next(iter(compared[0].curves.values())).y_label
     names = sorted({name for one in compared for name in one.settings})
@@ -184,7 +184,7 @@ def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
     """Draws the curves of all configs, one panel for each task, into a PNG.
 
     Args:
-      compared: from `configs`.
+      compared: the result of `configs`.
       output: path of the image; its directory is created.
 
     Raises:

@@ -27,7 +27,7 @@ class Event:
     """Something that has happened to a run.
 
     Attributes:
-      time: in UTC, as in 2025-01-31T12:00:00Z.
+      time: the time in UTC, as in 2025-01-31T12:00:00Z.
       node: name of the node, or `RUN`.
       event: such as `RESTARTED`.
       detail: more about it, one line; may be empty.
@@ -80,7 +80,7 @@ def faults(found: list[Event]) -> list[Event]:
     announce (its process was killed, or the machine was lost) or that was a failure.
 
     Args:
-      found: from `read`.
+      found: the result of `read`.
     """
     survived = []
     before: str | None = None

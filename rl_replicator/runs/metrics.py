@@ -85,9 +85,9 @@ class MetricWriter:
         """Adds an image, for TensorBoard only. Any thread may call.
 
         Args:
-          group: as for `write`.
+          group: see `write`.
           step: position on the x-axis.
-          name: of the image.
+          name: the name of the image.
           image: [height, width, channels] uint8, with 1 or 3 channels.
         """
         with self._lock:
@@ -172,7 +172,7 @@ def read_metrics(run_dir: str | os.PathLike, group: str) -> dict[str, np.ndarray
 
     Args:
       run_dir: the run's directory.
-      group: as for `MetricWriter.write`.
+      group: see `MetricWriter.write`.
 
     Returns:
       For each column an array [rows]: int64 for the first (the x-axis), float64 for the others,

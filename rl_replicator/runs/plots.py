@@ -78,7 +78,7 @@ class EvaluatedRun:
 
     Attributes:
       settings: the settings that distinguish it from others, except its seed.
-      seed: of the run; None if it has none.
+      seed: the seed of the run; None if it has none.
       series: the figure.
     """
 
@@ -105,7 +105,7 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups runs that share all settings but the seed.
 
     Args:
-      runs: from `read`.
+      runs: the runs from `read`.
 
     Raises:
       UsageError: if the runs have different figures, or count different kinds of steps.
@@ -162,15 +162,15 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
     """Draws evaluations over steps, one line for each set of settings, into a PNG.
 
     Args:
-      runs: from `read`. Those that differ only in their seed become one line with a band from the
-        lowest to the highest seed.
+      runs: the runs from `read`. Those that differ only in their seed become one line with a band
+        from the lowest to the highest seed.
       output: path of the image; its directory is created.
 
     Returns:
       `output`.
 
     Raises:
-      UsageError: as for `curves`.
+      UsageError: see `curves`.
       OSError: if the image cannot be written.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
@@ -191,10 +191,10 @@ def draw_curves(axes: Any, drawn: Sequence[Curve], labels: Sequence[str], title:
     """Draws curves with bands over their seeds.
 
     Args:
-      axes: of Matplotlib.
+      axes: Matplotlib axes.
       drawn: curves of one figure over one kind of steps.
       labels: one for each curve.
-      title: of the axes.
+      title: the title of the axes.
     """
     for curve, label in zip(drawn, labels, strict=True):
         _draw(axes, curve, label)
@@ -228,7 +228,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
     Args:
-      config: from `RunDirectory.config`.
+      config: the config from `RunDirectory.config`.
     """
     settings = _flat(config["identity"])
     options = config.get("options", {})
@@ -240,7 +240,7 @@ def seed_of(config: Mapping[str, Any]) -> Any:
     """Returns the seed of a run; None if it has none.
 
     Args:
-      config: from `RunDirectory.config`.
+      config: the config from `RunDirectory.config`.
     """
     settings = _flat(config["identity"])
     return next((settings[name] for name in _SEEDS if name in settings), None)
@@ -281,7 +281,7 @@ def series(table: Mapping[str, np.ndarray], figure: str) -> Series:
     """Returns one figure of a table of metrics.
 
     Args:
-      table: from `read_metrics`, not empty.
+      table: the table from `read_metrics`, not empty.
       figure: one of `figures(table)`.
 
     Returns:

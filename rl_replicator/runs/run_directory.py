@@ -168,7 +168,7 @@ class RunDirectory:
 
         Args:
           trainable: name of what is trained.
-          identity: as for `opened`.
+          identity: see `opened`.
           options: all settings, for people who read the file.
           score: which figure tells how good the run is: a `Score` as plain data, or None.
 
@@ -388,11 +388,11 @@ def choose(
       root: directory of the runs of this kind.
       base: first part of the name of a new run; a number follows.
       trainable: name of what is trained.
-      identity: as for `RunDirectory.opened`.
+      identity: see `RunDirectory.opened`.
       run_dir: the option `--run-dir`.
       resume: the option `--resume`: continue the run in `run_dir`, or else the newest run under
         `root` of this identity.
-      free: as for `RunDirectory.opened`.
+      free: see `RunDirectory.opened`.
 
     Raises:
       UsageError: if there is no run to resume.

@@ -48,7 +48,7 @@ def readable(
     """Reads runs, and leaves out those that cannot be read.
 
     Args:
-      paths: as for `expanded`.
+      paths: see `expanded`.
       read: reads the run in a directory.
 
     Returns:
@@ -68,7 +68,7 @@ def none_left(left_out: Sequence[LeftOut]) -> UsageError:
     """Returns the error of a command that has no usable run.
 
     Args:
-      left_out: from `readable`.
+      left_out: what `readable` has left out.
     """
     return UsageError("; ".join(map(str, left_out)))
 

@@ -22,7 +22,7 @@ class Interval:
     """A measure and its confidence interval.
 
     Attributes:
-      value: of the measure.
+      value: the value of the measure.
       low: lower end of the 95 % interval; NaN if a task has fewer than two seeds.
       high: upper end; NaN likewise.
     """
@@ -66,8 +66,8 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
     count half.
 
     Args:
-      scores: of one algorithm.
-      others: of the other one, for the same tasks in the same order.
+      scores: the scores of one algorithm.
+      others: the scores of the other one, for the same tasks in the same order.
     """
     shares = []
     for one, other in zip(scores, others, strict=True):
@@ -85,7 +85,7 @@ def bootstrap(measure: Callable[..., float], *scores: Scores, seed: int = 0) -> 
     Args:
       measure: takes as many `Scores` as are passed here, and returns a number.
       *scores: one for each algorithm.
-      seed: of the resampling; equal scores and seeds give equal intervals.
+      seed: the seed of the resampling; equal scores and seeds give equal intervals.
 
     Returns:
       The measure of the scores themselves, with its 95 % interval.
@@ -108,7 +108,7 @@ def difference_of_means(scores: Scores, others: Scores) -> float:
     """Returns by how much the mean of one algorithm exceeds that of the other.
 
     Args:
-      scores: of one algorithm.
-      others: of the other one, for the same tasks.
+      scores: the scores of one algorithm.
+      others: the scores of the other one, for the same tasks.
     """
     return mean(scores) - mean(others)

@@ -230,7 +230,7 @@ class CompiledStep(ReplicatedStep):
         """Traced: takes the steps of one call, until one finds no row.
 
         Args:
-          one_step: from `_trace_step`.
+          one_step: the result of `_trace_step`.
           arguments: those of the inputs.
           most: int32 scalar, the number of steps to take, at most `steps_per_call`; None for all.
             Without `steps_per_call`, one step is taken.
@@ -266,7 +266,7 @@ class CompiledStep(ReplicatedStep):
         """Traced: takes up to `most` steps; stacks each output to [number of steps taken, ...].
 
         Args:
-          one_step: from `_trace_step`.
+          one_step: the result of `_trace_step`.
           arguments: those of the inputs.
           count: greatest possible number of steps.
           most: int32 scalar, at most `count`.

@@ -66,7 +66,7 @@ class _Flow:
         """Adds the value of every node to `environment`.
 
         Args:
-          nodes: in the order in which they were made, so that inputs come first.
+          nodes: the nodes in the order in which they were made, so that inputs come first.
           environment: values by node name, arguments included.
           control: mask of what decides whether the nodes run.
         """

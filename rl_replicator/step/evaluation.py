@@ -20,9 +20,9 @@ class EvaluationStep:
         """Reads nothing yet.
 
         Args:
-          host: of the step.
+          host: the step's host.
           step: returns sums over one row, the same on all replicas.
-          inputs: of this step only; padded.
+          inputs: the inputs of this step only; padded.
         """
         self._host = host
         self._step = step

@@ -43,7 +43,7 @@ class OutputArrays:
         """Stores the outputs of one step.
 
         Args:
-          arrays: from `make`, or from the last `write`.
+          arrays: the arrays from `make`, or from the last `write`.
           index: int32 scalar, the number of steps before.
           outputs: the tensors of the step, in the order of those that the constructor got.
 
@@ -59,7 +59,7 @@ class OutputArrays:
         """Stacks what was stored.
 
         Args:
-          arrays: from the last `write`.
+          arrays: the arrays from the last `write`.
           count: int32 scalar, number of steps stored, from 0.
 
         Returns:
@@ -98,7 +98,7 @@ def blank(output: tf.Tensor, leading: Sequence[int] = ()) -> tf.Tensor:
     """Returns a tensor of an output's type, for a call that takes no step.
 
     Args:
-      output: of a traced step; unknown dimensions become 0.
+      output: the output of a traced step; unknown dimensions become 0.
       leading: dimensions before those of the output.
     """
     shape = [d or 0 for d in (output.shape if output.shape.rank else [])]

@@ -33,7 +33,7 @@ class ReplicaCheck:
         """Compiles the comparison.
 
         Args:
-          host: of the step.
+          host: the step's host.
           variables: those of the step, as created: each with the copies of all local replicas.
           num_steps_between: number of steps from one comparison to the next.
         """

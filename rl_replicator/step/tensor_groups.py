@@ -10,7 +10,7 @@ def same_kind(tensors: Sequence[tf.Tensor], most_elements: int) -> list[list[int
     """Groups tensors by type and shape.
 
     Args:
-      tensors: of any types and shapes.
+      tensors: tensors of any types and shapes.
       most_elements: larger tensors have a group of their own, which saves a copy of them; so have
         tensors of unknown shape.
 

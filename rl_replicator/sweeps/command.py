@@ -32,14 +32,14 @@ class SweepPlan:
     Attributes:
       program: words of the command that runs `rl-replicator`.
       name: what is trained.
-      arguments: of `rl-replicator train`, for every run.
+      arguments: the arguments of `rl-replicator train`, for every run.
       quiet: more of them, which do not belong to the best settings.
       options: what `train` makes of `arguments`, as plain data.
       defaults: value of each searched option without the search, as written.
       search: how to search.
       trials: number of trials.
       total_steps: steps of a run, as evaluations count them; None if unknown.
-      seeds: of the runs of a trial; one None if there is no option for the seed.
+      seeds: the seeds of the runs of a trial; one None if there is no option for the seed.
       parallel: number of trials at a time.
       run_dir: the sweep's directory.
     """
@@ -87,7 +87,7 @@ def run(plan: SweepPlan) -> int:
     """Runs the trials that have not ended, and writes the results of all.
 
     Args:
-      plan: of the sweep.
+      plan: the plan of the sweep.
 
     Returns:
       Exit status: 0 if all trials have ended; 130 after Ctrl-C, 143 after SIGTERM.

@@ -48,7 +48,7 @@ def write(run_dir: Path, stages: Sequence[Stage]) -> None:
 
     Args:
       run_dir: directory of the run.
-      stages: of its trial, the first one first.
+      stages: the stages of its trial, the first one first.
     """
     new = run_dir / f"{_FILE}.new"
     new.write_text(json.dumps(_plain(stages), indent=2) + "\n")
@@ -60,7 +60,7 @@ def is_written(run_dir: Path, stages: Sequence[Stage]) -> bool:
 
     Args:
       run_dir: directory of the run.
-      stages: of its trial.
+      stages: the stages of its trial.
     """
     try:
         return json.loads((run_dir / _FILE).read_text()) == _plain(stages)

@@ -110,7 +110,7 @@ class Population:
 
         Args:
           trial: the trial.
-          value: at its last evaluation; None if it is not done.
+          value: the value at its last evaluation; None if it is not done.
         """
         for seed in trial.seeds:
             if trial.run_dir(seed).is_dir():

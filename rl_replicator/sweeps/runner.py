@@ -42,7 +42,7 @@ class TrialScheduler(Protocol):
 
         Args:
           trial: the trial.
-          values: of all its evaluations so far; higher is better.
+          values: the values of all its evaluations so far; higher is better.
         """
 
     def finish(self, trial: SweepTrial, value: float | None) -> None:
@@ -50,7 +50,7 @@ class TrialScheduler(Protocol):
 
         Args:
           trial: the trial.
-          value: at its last evaluation; None if it is not done.
+          value: the value at its last evaluation; None if it is not done.
         """
 
     def advance(self, trials: Sequence[SweepTrial]) -> Sequence[SweepTrial]:

@@ -26,7 +26,7 @@ class Choice:
     """One of several values.
 
     Attributes:
-      values: as they are written on the command line.
+      values: the values as they are written on the command line.
     """
 
     values: tuple[str, ...]
@@ -201,7 +201,7 @@ def parse_all(texts: Sequence[str]) -> list[Parameter]:
     """Reads the parameters of a sweep.
 
     Args:
-      texts: as for `parse`.
+      texts: see `parse`.
 
     Raises:
       UsageError: if there is none, one cannot be read, or two have the same option.

@@ -99,9 +99,10 @@ class Study:
         """Opens the file, or creates it.
 
         Args:
-          path: of the file; the directories of the trials are beside it. No other process uses it.
+          path: the path of the file; the directories of the trials are beside it. No other process
+            uses it.
           plan: how to search.
-          seeds: of the runs of a trial.
+          seeds: the seeds of the runs of a trial.
 
         Raises:
           UsageError: if Optuna is not installed.
@@ -208,7 +209,7 @@ class Study:
 
         Args:
           trial: the trial.
-          values: of all its evaluations so far; higher is better.
+          values: the values of all its evaluations so far; higher is better.
         """
         live = self._live.get(trial.number)
         if live is None:  # It was begun by an earlier process.
@@ -237,7 +238,7 @@ class Study:
 
         Args:
           trial: the trial.
-          name: of the note; an earlier one of this name is replaced.
+          name: the name of the note; an earlier one of this name is replaced.
           value: what JSON can hold.
         """
         number = trial.number
@@ -249,7 +250,7 @@ class Study:
 
         Args:
           trial: the trial.
-          name: of the note.
+          name: the name of the note.
         """
         return self._study.trials[trial.number].user_attrs.get(name)
 
@@ -272,7 +273,7 @@ class Study:
 
         Args:
           trial: the trial.
-          value: at its last evaluation; None if it is not done.
+          value: the value at its last evaluation; None if it is not done.
         """
         kinds = self._optuna.trial.TrialState
         states = {

@@ -18,7 +18,7 @@ class Imports:
     """What to import, in the memory file of an IMPORT.
 
     Attributes:
-      names: Of modules. Those that can't be imported are left to the nodes.
+      names: The names of modules. Those that can't be imported are left to the nodes.
       argv: The launcher's command line: some modules read it when they are imported.
     """
 

@@ -24,7 +24,7 @@ def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
     file) is meant for each node.
 
     Args:
-      nodes: Of the program.
+      nodes: The nodes of the program.
       pickles: The same nodes, pickled.
     """
     waiting = ["__main__", *(name for data in pickles for name in _names(data))]

@@ -120,7 +120,7 @@ class SNGANLearner(Learner):
         """Updates the generator and its moving average once.
 
         Args:
-          batch: as for `discriminator_step`; only its size is used.
+          batch: see `discriminator_step`; only its size is used.
 
         Returns:
           Metrics by name: scalars.

@@ -34,7 +34,7 @@ class Tracker(Protocol):
           group: name of the table.
           step: position on the x-axis.
           seconds: duration of the run so far.
-          values: by name.
+          values: the values by name.
         """
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Trackers:
         Args:
           run_dir: the run's directory; the option `track` in its config.json names them.
           x_axis: name of the x-axis.
-          resume_step: as for `MetricWriter`.
+          resume_step: see `MetricWriter`.
         """
         self._trackers: dict[str, Tracker] = {}
         for name in _names_of(run_dir):

@@ -131,7 +131,7 @@ class Inputs(abc.ABC):
         Args:
           status: int32 scalar, from `take`.
           agreed: int32 scalar, the status that all processes follow.
-          row: from `take`.
+          row: the row from `take`.
         """
 
     def advance(self) -> tf.Tensor:

@@ -35,7 +35,7 @@ class Pump:
         Args:
           sources: one dataset for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
-          specs: of the tensors of a row, those of all replicas.
+          specs: the specs of the tensors of a row, those of all replicas.
           queue: takes a status and the tensors of a row.
         """
         self.error: Exception | None = None
@@ -101,7 +101,7 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[tf.TensorSpec], status: int)
 
     Args:
       queue: takes a status and the tensors of a row.
-      specs: of the tensors of a row.
+      specs: the specs of the tensors of a row.
       status: what the step that takes the entry will find.
     """
     empty = [tf.zeros([0], s.dtype) for s in specs]
