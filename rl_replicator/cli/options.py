@@ -45,9 +45,10 @@ def parse(
       An instance of `kind`.
 
     Raises:
-      UsageError: if an option is unknown, missing or of the wrong type, or if the dataclass
-        refuses a value. The text is one line.
+      UsageError: if an option is unknown, missing or of the wrong type, if one with several values
+        is given twice, or if the dataclass refuses a value. The text is one line.
     """
+    _check_given_once(kind, command, args)
     start: Any = {} if default is None else {"default": default}
     if "-h" in args or "--help" in args:
         return tyro.cli(kind, prog=command, args=args, **start)
@@ -62,6 +63,20 @@ def parse(
         if unknown and unknown[0] in declared_options(other, command):
             raise UsageError(f"expected {flag} with {unknown[0]}, got no {flag}; add it")
     raise UsageError(_message(box.getvalue(), declared, command, args))
+
+
+def _check_given_once(kind: type, command: str, args: Sequence[str]) -> None:
+    """Checks that no list is given twice: the parser would drop the first one without a word.
+
+    Of a single value, the last one counts, as users expect who add options to a command.
+    """
+    names = _names(args)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    declared = declared_options(kind, command) if twice else {}
+    for name in twice:
+        if "..." in declared.get(name, ""):
+            count = names.count(name)
+            raise UsageError(f"{name}: expected once, with all values after it, got {count} times")
 
 
 def divide(args: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:

@@ -143,6 +143,10 @@ def test_every_option_refuses_what_makes_no_sense(capsys, tmp_path, name):
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.policy-layers"), "expected"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "--agent.policy-layers", "0"), "layer"),
         (("train", "d4pg", *FAKE_ENVIRONMENT, "more"), "expected only options"),
+        (
+            ("train", "d4pg", *FAKE_ENVIRONMENT, "--track", "wandb", "--track", "jsonl"),
+            "--track: expected once, with all values after it, got 2 times",
+        ),
         (("eval",), "expected"),
         (("eval", "nowhere"), "expected the directory of a run"),
         (("eval", "a-file"), "expected"),
