@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import logging
+import time
 
 import pytest
 
@@ -93,15 +94,13 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run_dir = make_run(tmp_path / "run", "wandb")
     write(run_dir)
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal import datastore
-
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    store, found, config = datastore.DataStore(), [], []
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    deadline = time.monotonic() + 30  # Its service writes what it holds after `finish` returns.
+    while not (records := _wandb_records(file)) or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    found, config = [], []
+    for record in records:
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             found.append(items)
@@ -111,6 +110,18 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
     assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
     assert {"trainable", "options"} <= {*config}
+
+
+def _wandb_records(file):
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal import datastore
+
+    store, records = datastore.DataStore(), []
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        records.append(wandb_internal_pb2.Record())
+        records[-1].ParseFromString(data)
+    return records
 
 
 def test_mlflow_in_a_folder(tmp_path, monkeypatch):
