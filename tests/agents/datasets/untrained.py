@@ -12,7 +12,8 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.runs.run_directory import RunDirectory
 
-CONFIG = td3.command.config(policy_layers=(8,), critic_layers=(8,), n_step=3)
+# Without an average, the policy that acts is the one that is evaluated.
+CONFIG = td3.command.config(policy_layers=(8,), critic_layers=(8,), policy_average=1)
 
 
 def make_run(path, env, config=CONFIG):

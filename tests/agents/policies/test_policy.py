@@ -129,7 +129,7 @@ def test_a_directory_is_enough_to_go_on(run_dir, capsys):
     ("words", "message"),
     [
         (("--seed", 2), "seed was 1 and is now 2"),
-        (("--agent.n-step", 4), "agent.n_step was 5 and is now 4"),
+        (("--agent.n-step", 4), "agent.n_step was 3 and is now 4"),
         (("--pixels",), "expected the observations of the stored run, got --pixels"),
         (("--stpes", 900), "did you mean --steps?"),
         (("--steps", 10), "--steps: expected at least 600"),
