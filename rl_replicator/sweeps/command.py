@@ -99,7 +99,7 @@ def run(plan: SweepPlan) -> int:
     directory = RunDirectory(plan.run_dir)
     with directory.opened(_KIND, plan.identity):
         directory.describe(_KIND, plan.identity, {"arguments": list(plan.arguments)})
-        study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds)
+        study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)
         scheduler: TrialScheduler = study
         if plan.search.interval is not None:

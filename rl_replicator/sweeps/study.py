@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import threading
 import warnings
@@ -95,7 +96,13 @@ class Study:
 
     when_cut = TrialState.STOPPED
 
-    def __init__(self, path: Path, plan: SearchPlan, seeds: tuple[int | None, ...]):
+    def __init__(
+        self,
+        path: Path,
+        plan: SearchPlan,
+        seeds: tuple[int | None, ...],
+        total_steps: int | None = None,
+    ):
         """Opens the file, or creates it.
 
         Args:
@@ -103,11 +110,13 @@ class Study:
             uses it.
           plan: how to search.
           seeds: the seeds of the runs of a trial.
+          total_steps: steps of a whole run; None if unknown.
 
         Raises:
           UsageError: if Optuna is not installed.
         """
         self._optuna = _optuna()
+        self._total_steps = math.inf if total_steps is None else total_steps
         self._plan, self._seeds, self._folder = plan, seeds, path.parent
         journal = self._optuna.storages.journal
         _cut_incomplete_line(path)
@@ -217,11 +226,13 @@ class Study:
             self._live[trial.number] = live
         if _IS_STOPPED in live.user_attrs:
             return True  # Decided by an earlier process, which could not act on it any more.
+        # Nothing is saved by stopping a run before its last evaluation alone.
+        has_all_steps = bool((trial.evaluated().steps >= self._total_steps).any())
         known = self._study.trials[trial.number].intermediate_values
         for index, value in enumerate(values, start=1):
             if index not in known:
                 live.report(float(value), index)
-                if live.should_prune():
+                if live.should_prune() and not has_all_steps:
                     live.set_user_attr(_IS_STOPPED, True)
                     return True
         return False

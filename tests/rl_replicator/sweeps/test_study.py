@@ -3,11 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl_replicator.sweeps import search
 from rl_replicator.sweeps.study import SearchPlan, Study
-from rl_replicator.sweeps.trial import TrialState
+from rl_replicator.sweeps.trial import Evaluated, SweepTrial, TrialState
 
 PARAMETERS = ("x=uniform(0,1)", "y=choice(a,b)", "n=randint(1,4)")
 ASHA = SearchPlan(tuple(search.parse_all(PARAMETERS)), "random", "asha", grace=1, reduction=3)
@@ -37,6 +38,21 @@ def test_asha_continues_one_of_three_at_the_rungs(tmp_path):
     assert not study.report(trials[3], [6.0, 0.0])
     assert study.report(trials[3], [6.0, 0.0, 0.5])
     assert study.report(trials[4], [5.5])  # The second of five: a third of them is one.
+
+
+def test_a_trial_that_has_taken_all_steps_is_not_stopped(tmp_path, monkeypatch):
+    """Its runs only evaluate once more, with more episodes."""
+    study = Study(tmp_path / "trials.journal", ASHA, (1,), total_steps=300)
+    steps = [np.array([100])]
+    monkeypatch.setattr(
+        SweepTrial, "evaluated", lambda trial: Evaluated(steps[0], np.zeros([1, len(steps[0])]))
+    )
+    best, whole, partial = study.ask(), study.ask(), study.ask()
+    assert not study.report(best, [5.0])
+    steps[0] = np.array([300])
+    assert not study.report(whole, [1.0])
+    steps[0] = np.array([200])
+    assert study.report(partial, [1.0])
 
 
 def test_grace_and_fifo(tmp_path):
