@@ -60,7 +60,7 @@ class AgentCommand:
         base: type[AgentOptions] = AgentOptions
         config, presets = self.config, self.presets
         if "--pixels" in args:
-            base, config, presets = PixelAgentOptions, self._pixel_config(), {}
+            base, config, presets = PixelAgentOptions, self.config_type(pixels=True), {}
         # A name that is not among the presets is refused when the options are parsed.
         names, chosen = (_DEFAULT, *presets), _word_after(_PRESET, args)
         preset = chosen if chosen in names else _DEFAULT
@@ -131,11 +131,10 @@ class AgentCommand:
         from agents.task import Task
 
         plain = identity.get("pixels")
+        config = restored(self.config_type(plain is not None), identity["agent"])
         around = tuple(identity.get("wrap", ())), identity.get("time_limit")
-        if plain is None:
-            return Task(identity["env"], None, *around), restored(self.config, identity["agent"])
-        config = restored(self._pixel_config(), identity["agent"])
-        return Task(identity["env"], from_plain(PixelConfig, plain), *around), config
+        frame = None if plain is None else from_plain(PixelConfig, plain)
+        return Task(identity["env"], frame, *around), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.
@@ -164,6 +163,22 @@ class AgentCommand:
         from agents.runs.training import train
 
         return train(self, options, environment_spec, listener)
+
+    def migrate(self, run_dir: Path) -> list[str]:
+        """Brings the run of an earlier version up to this one; see `agents.runs.migration`.
+
+        Args:
+          run_dir: directory of the run.
+
+        Returns:
+          A line for each change.
+
+        Raises:
+          UsageError: if a process trains there, it cannot be written, or a newer version made it.
+        """
+        from agents.runs.migration import migrate
+
+        return migrate(self, run_dir)
 
     def evaluate(self, run_dir: Path, episodes: int, seed: int, best: bool = False) -> int:
         """Plays episodes with the policy of a run and prints their returns.
@@ -228,7 +243,17 @@ class AgentCommand:
         print(f"video {path} (return {episode_return:.1f})")
         return 0
 
-    def _pixel_config(self) -> type:
+    def config_type(self, pixels: bool) -> type:
+        """Returns the dataclass of the hyper-parameters.
+
+        Args:
+          pixels: whether the agent learns from pixels.
+
+        Raises:
+          ConfigError: if the agent does not learn from pixels, and should.
+        """
+        if not pixels:
+            return self.config
         if self.pixel_config is None:
             raise ConfigError(
                 f"expected an agent that learns from pixels, got {self.name}; leave --pixels out"

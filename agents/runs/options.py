@@ -8,9 +8,13 @@ from agents.plan.evaluation import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.runs.profiler import parse_span
+from rl_replicator.runs.score import Score
 
 if TYPE_CHECKING:
     from agents.task import Task
+
+# Which figure tells how good a run is.
+SCORE = Score("evaluator", "episode_return")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +180,12 @@ class AgentOptions:
         if self.replay_shards > 1:  # A server restores the items that it had.
             around["replay_shards"] = self.replay_shards
         return identity | {name: value for name, value in around.items() if value}
+
+    def plain(self) -> dict[str, Any]:
+        """Returns all options as plain data, for the config of the run."""
+        plain = dataclasses.asdict(self)
+        plain["run_dir"] = None if self.run_dir is None else str(self.run_dir)
+        return plain
 
 
 @dataclasses.dataclass(frozen=True)

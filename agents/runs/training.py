@@ -26,7 +26,7 @@ from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
 from agents.runs.films import Films, film_at_the_end
 from agents.runs.launching import check_actors, launch, share_processors
-from agents.runs.options import AgentOptions
+from agents.runs.options import SCORE, AgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
 from agents.runs.scaling import Scaler, forget_older, settle
@@ -41,11 +41,9 @@ from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, settled
-from rl_replicator.runs.score import Score
 
 _LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
-_SCORE = Score("evaluator", "episode_return")
 
 
 def train(
@@ -114,7 +112,7 @@ def train(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        run.describe(source.name, identity, _plain(options), _SCORE.plain())
+        run.describe(source.name, identity, options.plain(), SCORE.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED
@@ -236,7 +234,7 @@ def _run(
         return 128 + manager.signal_number
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run)
-    for explanation in explain(run.path, _plain(options)):
+    for explanation in explain(run.path, options.plain()):
         print(explanation, flush=True)
     _plot(run)
     if options.video:
@@ -280,9 +278,3 @@ def _report(run: RunDirectory) -> None:
         sep="\n",
         flush=True,
     )
-
-
-def _plain(options: AgentOptions) -> dict:
-    plain = dataclasses.asdict(options)
-    plain["run_dir"] = None if options.run_dir is None else str(options.run_dir)
-    return plain

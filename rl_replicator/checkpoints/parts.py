@@ -170,6 +170,22 @@ class VariableValues:
         """
         self._values = values
 
+    @staticmethod
+    def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
+        """Returns the values that were saved, by name of the variable.
+
+        Args:
+          folder: folder that `save` wrote.
+        """
+        import tensorflow as tf
+
+        reader = tf.train.load_checkpoint(str(folder / _FILE))
+        return {
+            name.removesuffix(_VALUE): reader.get_tensor(name)
+            for name in reader.get_variable_to_shape_map()
+            if name.endswith(_VALUE)
+        }
+
     def save(self, folder: pathlib.Path) -> None:
         """Writes the values. See `Part.save`."""
         import tensorflow as tf

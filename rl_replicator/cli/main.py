@@ -29,6 +29,10 @@ COMMANDS = {
         "rl_replicator.cli.export",
         "write a run's model for other programs: export RUN_DIR",
     ),
+    "migrate": (
+        "rl_replicator.cli.migrate",
+        "bring a run of an earlier version up to this one: migrate RUN_DIR",
+    ),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "compare": (
         "rl_replicator.cli.compare",
@@ -43,7 +47,7 @@ COMMANDS = {
 COMMAND_GROUP = "rl_replicator.commands"
 ERROR_GROUP = "rl_replicator.usage_errors"
 # Commands that load TensorFlow.
-_NOISY = ("train", "eval", "export")
+_NOISY = ("train", "eval", "export", "migrate")
 # Exit status after bad input, and what its line on stderr begins with.
 BAD_INPUT, ERROR_PREFIX = 2, "rl-replicator: error: "
 _FAILURE, _INTERRUPTED = 1, 130

@@ -177,7 +177,10 @@ def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: s
     except UsageError as error:
         if not place:
             raise
-        raise UsageError(f"{place}: {error}") from error
+        remedy = ""
+        if RunDirectory(Path(place)).exists:
+            remedy = f"; for a run of an earlier version, 'rl-replicator migrate {place}'"
+        raise UsageError(f"{place}: {error}{remedy}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import difflib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import types
 import typing
@@ -30,6 +31,7 @@ AUTO = "auto"
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
+_OLD_CONFIG = "config.json.old"
 _LOCK = ".lock"
 
 
@@ -154,7 +156,7 @@ class RunDirectory:
                 f"expected an empty or new directory, or that of a run, got {self.path} with other "
                 "files in it; choose another --run-dir"
             )
-        with self._locked():
+        with self.locked():
             yield exists
 
     def describe(
@@ -183,6 +185,24 @@ class RunDirectory:
         }
         if score is not None:
             config["score"] = score
+        self._write(config)
+
+    def replace_config(self, config: Mapping[str, Any]) -> None:
+        """Writes another config; the one that was there is kept in `config.json.old`.
+
+        Args:
+          config: what `config` is to return.
+
+        Raises:
+          UsageError: if it cannot be written.
+        """
+        try:
+            shutil.copyfile(self.path / _CONFIG, self.path / _OLD_CONFIG)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._write(config)
+
+    def _write(self, config: Mapping[str, Any]) -> None:
         new = self.path / _NEW_CONFIG
         try:
             new.write_text(json.dumps(config, indent=2) + "\n")
@@ -205,7 +225,12 @@ class RunDirectory:
         return False
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Locks out other processes that would train here.
+
+        Raises:
+          UsageError: if another process trains here, or the directory cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
@@ -247,8 +272,15 @@ def _check_same(
     if differences:
         raise UsageError(
             f"{path} holds a run with other settings ({'; '.join(differences)}); use its settings "
-            "or another --run-dir"
+            f"or another --run-dir{_how_to_migrate(path, there, wanted)}"
         )
+
+
+def _how_to_migrate(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Returns what to do, if the run lacks settings because an earlier version made it."""
+    agent, now = there.get("agent", {}), wanted.get("agent", {})
+    is_older = isinstance(agent, Mapping) and isinstance(now, Mapping) and set(now) > set(agent)
+    return f"; 'rl-replicator migrate {path}' adds what it lacks" if is_older else ""
 
 
 def _differences(

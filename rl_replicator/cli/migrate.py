@@ -1,0 +1,45 @@
+"""`rl-replicator migrate RUN_DIR`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rl_replicator.cli import options, trainables
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrateOptions:
+    """Bring the directory of a run that an earlier version made up to this one.
+
+    The run can be continued then. What was there is kept beside the new files.
+    """
+
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """Directory of the run."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Migrates a run and prints what was changed.
+
+    Args:
+      args: the words after `migrate`.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      UsageError: if there is no run, it cannot be written, or a newer version made it.
+    """
+    run_dir = options.parse(MigrateOptions, "rl-replicator migrate", args).run_dir
+    # Runs of a trainable without this method are continued as they are, or refused.
+    find = getattr(trainables.of_run(run_dir), "migrate", None)
+    changes = [] if find is None else find(run_dir)
+    if not changes:
+        print(f"{run_dir} needs no change")
+        return 0
+    print(*changes, sep="\n")
+    print(f"{run_dir} can be continued: 'rl-replicator train --run-dir {run_dir}'")
+    return 0
