@@ -1,9 +1,10 @@
 """The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
 
+import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,8 @@ class Counter:
         """
         with self._lock:
             if picture is not None:
-                self._writer.write_image("pictures", environment_steps, "observation", picture)
+                with _space_needed():
+                    self._writer.write_image("pictures", environment_steps, "observation", picture)
             mean = figures["episode_return"]
             self._evaluation = {"return": mean, "step": environment_steps}
             row = dict(figures)
@@ -318,13 +320,20 @@ class Counter:
 
     def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
         step = self._environment_steps if step is None else step
-        try:
+        with _space_needed():
             self._writer.write(group, step, values)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write the metrics of the run: {error}; free some space, then continue "
-                "with the same --run-dir"
-            ) from error
+
+
+@contextlib.contextmanager
+def _space_needed() -> Iterator[None]:
+    """Turns the error of a full disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the metrics of the run: {error}; free some space, then continue with "
+            "the same --run-dir"
+        ) from error
 
 
 def _best_return(best: Checkpointer) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator import errors
+from rl_replicator.runs.tensorboard import EventFile
 from rl_replicator.runs.trackers import Trackers
 
 WALL_TIME = "wall_time"
@@ -49,7 +50,7 @@ class MetricWriter:
         self._x_axis = x_axis
         self._start = time.monotonic() - seconds
         self._tables: dict[str, _Table] = {}
-        self._boards: dict[str, Any] = {}
+        self._boards: dict[str, EventFile] = {}
         self._trackers: Trackers | None = None
         self._lock = threading.Lock()
 
@@ -68,6 +69,7 @@ class MetricWriter:
 
         Raises:
           ConfigError: if `group` has other characters, or its file has another x-axis.
+          OSError: if it cannot be written, because the disk is full for example.
         """
         with self._lock:
             if group not in self._tables:
@@ -78,8 +80,10 @@ class MetricWriter:
             if self._trackers is None:
                 self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
             self._trackers.write(group, int(step), self.seconds, numbers)
+            board = self._board(group)
             for name, value in numbers.items():
-                self._board(group).add_scalar(name, value, step)
+                board.add_scalar(name, value, step)
+            board.flush()
 
     def write_image(self, group: str, step: int, name: str, image: np.ndarray) -> None:
         """Adds an image, for TensorBoard only. Any thread may call.
@@ -89,15 +93,22 @@ class MetricWriter:
           step: position on the x-axis.
           name: the name of the image.
           image: [height, width, channels] uint8, with 1 or 3 channels.
+
+        Raises:
+          OSError: see `write`.
         """
         with self._lock:
-            self._board(_checked(group)).add_image(name, image, step, dataformats="HWC")
+            board = self._board(_checked(group))
+            board.add_image(name, image, step)
+            board.flush()
 
     def close(self) -> None:
         """Closes the files; a later `write` opens them again."""
         with self._lock:
-            for opened in (*self._tables.values(), *self._boards.values()):
-                opened.close()
+            for table in self._tables.values():
+                table.close()
+            for board in self._boards.values():
+                board.close()
             self._tables.clear()
             self._boards.clear()
             if self._trackers is not None:
@@ -105,16 +116,11 @@ class MetricWriter:
                 self._trackers = None
             self._resume_step = None
 
-    def _board(self, group: str) -> Any:
+    def _board(self, group: str) -> EventFile:
         if group not in self._boards:
-            # Imported here because it is slow, and only a process that writes needs it.
-            import tensorboardX
-
-            self._boards[group] = tensorboardX.SummaryWriter(
-                str(self._run_dir / "tensorboard" / group),
-                flush_secs=1,
-                purge_step=None if self._resume_step is None else self._resume_step + 1,
-            )
+            purge_step = None if self._resume_step is None else self._resume_step + 1
+            folder = self._run_dir / "tensorboard" / group
+            self._boards[group] = EventFile(folder, purge_step)
         return self._boards[group]
 
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 
+import imageio.v3
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 import rl_replicator as rr
-from rl_replicator.runs import metrics
+from rl_replicator.runs import metrics, tensorboard
 
 
 def test_rows_and_late_columns(tmp_path):
@@ -79,6 +81,57 @@ def test_images_go_to_tensorboard_alone(tmp_path):
     writer.close()
     assert list((tmp_path / "tensorboard" / "samples").glob("events*"))
     assert not (tmp_path / "metrics").exists()
+
+
+def test_tensorboard_reads_points_and_hides_what_a_resume_makes_again(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    for step in (10, 20, 30):
+        writer.write("eval", step, {"return": step / 4})
+    writer.close()
+    writer = metrics.MetricWriter(tmp_path, "steps", resume_step=20)
+    writer.write("eval", 25, {"return": -1.0})
+    writer.write_image("eval", 25, "observation", np.full([4, 5, 3], 7, np.uint8))
+    writer.close()
+    board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "eval"))
+    board.Reload()
+    points = [(event.step, event.value) for event in board.Scalars("return")]
+    assert points == [(10, 2.5), (20, 5.0), (25, -1.0)]
+    (image,) = board.Images("observation")
+    assert (image.step, image.height, image.width) == (25, 4, 5)
+    pixels = imageio.v3.imread(image.encoded_image_string)
+    assert (pixels == 7).all() and pixels.shape == (4, 5, 3)
+
+
+def test_points_reach_the_disk_before_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorboard, "_SECONDS_BETWEEN_FLUSHES", 0.0)
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    writer.write("eval", 10, {"return": 1.0})
+    board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "eval"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("return")] == [10]
+    writer.close()
+
+
+FULL = """
+import errno, os, resource, sys
+import numpy as np
+from rl_replicator.runs import metrics
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # Python ignores the signal.
+writer = metrics.MetricWriter(sys.argv[1], "environment_steps")
+image = np.random.default_rng(0).integers(256, size=[40, 40, 3], dtype=np.uint8)
+try:
+    for step in range(30):
+        writer.write_image("eval", step, "observation", image)
+    writer.close()
+except OSError as error:
+    assert error.errno == errno.EFBIG
+    os._exit(7)
+"""
+
+
+def test_a_disk_without_space_is_an_error_and_no_wait(tmp_path):
+    child = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], timeout=120, check=False)
+    assert child.returncode == 7
 
 
 KILLED = """

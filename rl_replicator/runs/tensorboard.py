@@ -1,0 +1,90 @@
+"""Event files of TensorBoard, written by the caller."""
+
+import pathlib
+import time
+
+import numpy as np
+
+_SECONDS_BETWEEN_FLUSHES = 1.0
+
+
+class EventFile:
+    """Scalars and images for TensorBoard.
+
+    tensorboardX's own `SummaryWriter` hands them to a thread. When that thread cannot write, on a
+    full disk for example, it ends, and after ten more values each caller waits for ever. Here the
+    caller writes and gets the error.
+    """
+
+    def __init__(self, folder: pathlib.Path, purge_step: int | None):
+        """Creates a new file.
+
+        Args:
+          folder: made if it does not exist; its files are one curve.
+          purge_step: TensorBoard hides what earlier files hold from this step on. None: nothing.
+
+        Raises:
+          OSError: if the file cannot be written.
+        """
+        # Imported here because it is slow, and only a process that writes needs it.
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        self._summary, self._events = summary, event_pb2
+        folder.mkdir(parents=True, exist_ok=True)
+        # The name itself has whole seconds: without the suffix, a run that goes on within one would
+        # overwrite the file. TensorBoard reads the files in the order of their names.
+        suffix = f".{time.time_ns()}"
+        self._writer = event_file_writer.EventsWriter(str(folder / "events"), suffix)
+        self._flushed_at = 0.0
+        if purge_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(file_version="brain.Event:2", step=purge_step)
+            self._write(session_log=start, step=purge_step)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Adds a point to a curve.
+
+        Args:
+          name: name of the curve.
+          value: its value.
+          step: its position.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        self._write(summary=self._summary.scalar(name, value), step=step)
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Adds an image.
+
+        Args:
+          name: its name.
+          image: [height, width, channels] uint8, with 1 or 3 channels.
+          step: its position.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        self._write(summary=self._summary.image(name, image, dataformats="HWC"), step=step)
+
+    def flush(self) -> None:
+        """Passes what was added to the disk, if that was not done in the last second.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        if time.monotonic() - self._flushed_at >= _SECONDS_BETWEEN_FLUSHES:
+            self._writer.flush()
+            self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Passes everything to the disk and closes the file.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        self._writer.close()
+
+    def _write(self, **fields: object) -> None:
+        self._writer.write_event(self._events.Event(wall_time=time.time(), **fields))
