@@ -44,7 +44,8 @@ _POLL = 0.1
 _HEALTHY_SECONDS = 8.0
 # No program takes longer between two rows of metrics, even beside others.
 _ROW_SECONDS = 60.0
-_DISK = "size=96m"
+# More than the checkpoints of the longest run; a full disk is made so in seconds.
+_DISK = "size=512m"
 
 
 @dataclasses.dataclass
