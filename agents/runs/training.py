@@ -20,7 +20,7 @@ from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
 from agents.program import make_deterministic_program, make_program
-from agents.replay.checkpoint import replay_scratch
+from agents.replay.checkpoint import part_name, replay_scratch
 from agents.replay.memory_estimate import available_memory
 from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
@@ -239,6 +239,7 @@ def _run(
     _plot(run)
     if options.video:
         film_at_the_end(run)
+    trackers.add_files(run, without=part_name(0))  # A replay may have gigabytes.
     return 0
 
 

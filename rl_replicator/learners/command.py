@@ -434,6 +434,7 @@ def _train(
         return 128 + signal_number
     if replicator.is_chief:
         _print(training, _last_figures(run))
+        trackers.add_files(run)
     return 0
 
 

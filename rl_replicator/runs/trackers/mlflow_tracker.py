@@ -15,7 +15,7 @@ _LONGEST = 500
 
 
 class MLflowTracker:
-    """A run of MLflow, with the settings as its parameters; see `Tracker`."""
+    """A run of MLflow, with the settings as parameters and the commit; see `Tracker`."""
 
     def __init__(self, run_dir: Path, x_axis: str, resume_step: int | None):
         """Begins the run there, or continues it.
@@ -39,7 +39,7 @@ class MLflowTracker:
             return
         found = self._client.get_experiment_by_name(_EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
-        run = self._client.create_run(experiment, run_name=run_dir.name)
+        run = self._client.create_run(experiment, tags=_commit(), run_name=run_dir.name)
         self._run_id = run.info.run_id
         for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
@@ -54,9 +54,33 @@ class MLflowTracker:
         metrics = [Metric(f"{group}/{name}", value, now, step) for name, value in row.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
+    def add_files(self, files: Mapping[str, Path]) -> None:
+        """Logs the files as artifacts of the run."""
+        for name, path in files.items():
+            if path.is_dir():
+                self._client.log_artifacts(self._run_id, str(path), name)
+            else:
+                self._client.log_artifact(self._run_id, str(path))
+
     def close(self) -> None:
         """Ends the run there."""
         self._client.set_terminated(self._run_id)
+
+
+def _commit() -> dict[str, str]:
+    """Returns the commit of the working directory, if it is in a repository, as MLflow's tag.
+
+    MLflow itself looks around the program, which is in an environment that git ignores.
+    """
+    try:
+        import git  # MLflow needs it too. Without the program `git`, the import fails.
+    except ImportError:
+        return {}
+    try:
+        head = git.Repo(search_parent_directories=True).head
+        return {"mlflow.source.git.commit": head.commit.hexsha}
+    except (git.InvalidGitRepositoryError, ValueError):  # ValueError: no commit yet.
+        return {}
 
 
 def _flat(prefix: str, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -5,12 +5,14 @@ import importlib
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl_replicator.checkpoints.checkpointer import Checkpointer
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import RunDirectory
 
 GROUP = "rl_replicator.trackers"
 
@@ -37,6 +39,13 @@ class Tracker(Protocol):
           values: the values by name.
         """
 
+    def add_files(self, files: Mapping[str, Path]) -> None:
+        """Takes files of a run that is complete. A tracker may do without this method.
+
+        Args:
+          files: files and folders by their name there, such as `checkpoint/learner`.
+        """
+
     def close(self) -> None:
         """Ends the run there."""
 
@@ -61,26 +70,52 @@ class Trackers:
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
-        for name, tracker in list(self._trackers.items()):
-            try:
-                tracker.write(group, step, seconds, values)
-            except Exception as error:
-                self._leave_out(name, error)
+        self._for_each(lambda tracker: tracker.write(group, step, seconds, values))
+
+    def add_files(self, files: Mapping[str, Path]) -> None:
+        """See `Tracker`."""
+
+        def add(tracker: Tracker) -> None:
+            if hasattr(tracker, "add_files"):
+                tracker.add_files(files)
+
+        self._for_each(add)
 
     def close(self) -> None:
         """See `Tracker`."""
+        self._for_each(lambda tracker: tracker.close())
+        self._trackers.clear()
+
+    def _for_each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.close()
+                call(tracker)
             except Exception as error:
                 self._leave_out(name, error)
-        self._trackers.clear()
 
     def _leave_out(self, name: str, error: Exception) -> None:
         # A run of hours must not end because a server of others does not answer.
         text = " ".join(str(error).split()) or type(error).__name__
         _LOG.warning("--track %s: left out from now on: %s", name, text)
         self._trackers.pop(name, None)
+
+
+def add_files(run: RunDirectory, without: str | None = None) -> None:
+    """Hands plots, films and the newest checkpoint to the trackers that a run's settings name.
+
+    Args:
+      run: the run, which is complete: no process writes its metrics any more.
+      without: parts of the checkpoint whose name begins so are left out.
+    """
+    trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
+    pictures = (path for path in run.path.iterdir() if path.suffix in (".png", ".mp4"))
+    files = {path.name: path for path in pictures}
+    newest = Checkpointer(run.checkpoints).latest()
+    if newest is not None:
+        parts = (part for part in newest.parts if without is None or not part.startswith(without))
+        files |= {f"checkpoint/{part}": newest.path / part for part in parts}
+    trackers.add_files(files)
+    trackers.close()
 
 
 def check(names: Sequence[str]) -> None:

@@ -44,6 +44,20 @@ class WandbTracker:
         row = {f"{group}/{name}": value for name, value in values.items()}
         self._run.log({axis: step, f"{group}/wall_time": seconds, **row})
 
+    def add_files(self, files: Mapping[str, Path]) -> None:
+        """Logs one artifact with all files, and the films among them as media too."""
+        import wandb
+
+        artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
+        for name, path in files.items():
+            if path.is_dir():
+                artifact.add_dir(str(path), name)
+            else:
+                artifact.add_file(str(path), name)
+                if path.suffix == ".mp4":
+                    self._run.log({name: wandb.Video(str(path))})
+        self._run.log_artifact(artifact)
+
     def close(self) -> None:
         """Ends the run there."""
         self._run.finish()

@@ -4,9 +4,12 @@ import importlib.metadata
 import json
 import logging
 import time
+from pathlib import Path
 
 import pytest
 
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import trackers
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
@@ -93,13 +96,8 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run_dir = make_run(tmp_path / "run", "wandb")
     write(run_dir)
-    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    deadline = time.monotonic() + 30  # Its service writes what it holds after `finish` returns.
-    while not (records := _wandb_records(file)) or records[-1].WhichOneof("record_type") != "exit":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     found, config = [], []
-    for record in records:
+    for record in _complete_records(run_dir):
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             found.append(items)
@@ -109,6 +107,15 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
     assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
     assert {"trainable", "options"} <= {*config}
+
+
+def _complete_records(run_dir):
+    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 30  # Its service writes what it holds after `finish` returns.
+    while not (records := _wandb_records(file)) or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return records
 
 
 def _wandb_records(file):
@@ -123,10 +130,69 @@ def _wandb_records(file):
     return records
 
 
+def complete(run_dir):
+    """Makes what a complete run has: a film, a plot, and checkpoints with a replay."""
+    run = RunDirectory(run_dir)
+    for step in (1, 2):
+        parts = {name: JsonPart(lambda step=step: step, None) for name in ("learner", "replay-1")}
+        Checkpointer(run.checkpoints).save(step, parts)
+    (run_dir / "evaluation.mp4").write_bytes(b"a film")
+    (run_dir / "evaluation.png").write_bytes(b"a plot")
+    (run_dir / "best.txt").write_text("neither")
+    trackers.add_files(run, without="replay")
+    return run
+
+
+def test_weights_and_biases_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Artifacts wait there.
+    complete(run_dir := make_run(tmp_path / "run", "wandb"))
+    records = _complete_records(run_dir)
+    (artifact,) = (r.artifact for r in records if r.WhichOneof("record_type") == "artifact")
+    files = {entry.path: entry for entry in artifact.manifest.contents}
+    assert {*files} == {"evaluation.mp4", "evaluation.png", "checkpoint/learner/state.json"}
+    assert Path(files["checkpoint/learner/state.json"].local_path).read_text() == "2"
+    media = [item.value_json for r in records for item in r.history.item]
+    assert any("video-file" in value for value in media)
+
+
+def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch):
+    import git
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "code" / "package").mkdir(parents=True)
+    repository = git.Repo.init(tmp_path / "code")
+    author = git.Actor("A", "a@example.com")
+    commit = repository.index.commit("first", author=author, committer=author)
+    monkeypatch.chdir(tmp_path / "code" / "package")
+    complete(run_dir := make_run(tmp_path / "run", "mlflow"))
+    uri = (run_dir / "mlflow").as_uri()
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("rl-replicator")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    names = [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert sorted(names) == ["checkpoint", "evaluation.mp4", "evaluation.png"]
+    folder = client.download_artifacts(run.info.run_id, "checkpoint", str(tmp_path))
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    assert [path.relative_to(folder).as_posix() for path in files] == ["learner/state.json"]
+    assert files[0].read_text() == "2"
+    assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
+
+
+def test_a_tracker_without_files_is_no_failure(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        complete(make_run(tmp_path / "run", "jsonl"))
+    assert not caplog.records and not (tmp_path / "run/metrics").exists()
+
+
 def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     import mlflow  # Takes a second.
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)  # No repository.
     run_dir = make_run(tmp_path / "run", "mlflow")
     write(run_dir)
     write(run_dir, resume_step=20, steps=(30,))  # Continues the same run.
