@@ -307,7 +307,10 @@ def main() -> int:
         "is_good": is_good,
     }
     print(json.dumps(result, indent=2))
-    result["faults"] = [dataclasses.asdict(row) for row in soak.rows]
+    folder = f"{run.folder}/"
+    result["faults"] = [
+        dataclasses.asdict(row) | {"line": row.line.replace(folder, "")} for row in soak.rows
+    ]
     path = RESULTS / f"faults_{options.program}_{options.seed}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     if not is_good:
