@@ -3,10 +3,14 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl_replicator.runs.run_directory import RunDirectory
 
 _PROJECT = "rl-replicator"
+# Run id -> the run, while it is open in this process. A second one of the same id is refused, and in
+# threads the node that wrote the metrics still has it open when the files of the end are added.
+_OPEN: dict[str, Any] = {}
 
 
 class WandbTracker:
@@ -20,16 +24,23 @@ class WandbTracker:
           x_axis: name of the x-axis.
           resume_step: unused: rows have their step, and later ones replace them in plots.
         """
-        import wandb
-
         del resume_step
         self._x_axis = x_axis
         self._known: set[str] = set()
-        self._run = wandb.init(
+        run_id = hashlib.sha1(str(run_dir.resolve()).encode()).hexdigest()[:16]
+        if run_id not in _OPEN:
+            _OPEN[run_id] = self._begin(run_dir, run_id)
+        self._run = _OPEN[run_id]
+
+    @staticmethod
+    def _begin(run_dir: Path, run_id: str) -> Any:
+        import wandb
+
+        return wandb.init(
             project=None if wandb.setup().settings.project else _PROJECT,
             dir=str(run_dir),
             name=run_dir.name,
-            id=hashlib.sha1(str(run_dir.resolve()).encode()).hexdigest()[:16],
+            id=run_id,
             resume="allow",
             reinit="create_new",
             config=RunDirectory(run_dir).config(),
@@ -60,4 +71,5 @@ class WandbTracker:
 
     def close(self) -> None:
         """Ends the run there."""
+        _OPEN.pop(self._run.id, None)
         self._run.finish()

@@ -147,7 +147,10 @@ def test_weights_and_biases_gets_films_plots_and_the_newest_checkpoint(tmp_path,
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))  # Artifacts wait there.
-    complete(run_dir := make_run(tmp_path / "run", "wandb"))
+    run_dir = make_run(tmp_path / "run", "wandb")
+    writer = MetricWriter(run_dir, "environment_steps")
+    writer.write("actor", 10, {"return": 2.5})  # And stays open, as in a node of the process.
+    complete(run_dir)
     records = _complete_records(run_dir)
     (artifact,) = (r.artifact for r in records if r.WhichOneof("record_type") == "artifact")
     files = {entry.path: entry for entry in artifact.manifest.contents}
