@@ -8,7 +8,7 @@ from typing import Any
 from rl_replicator.runs.run_directory import RunDirectory
 
 _PROJECT = "rl-replicator"
-# Run id -> the run, while it is open in this process. A second one of the same id is refused, and in
+# Run id -> the run, while this process has it open. A second one of the same id is refused, and in
 # threads the node that wrote the metrics still has it open when the files of the end are added.
 _OPEN: dict[str, Any] = {}
 
