@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -18,12 +19,13 @@ _MARK = "FAULTS_RUN"
 class Run:
     """A run of a command, watched from outside, and started again when it ended."""
 
-    def __init__(self, program: Program, folder: pathlib.Path):
+    def __init__(self, program: Program, folder: pathlib.Path, steps: int | None = None):
         """Starts it.
 
         Args:
           program: what to run.
           folder: for its run directory and its output.
+          steps: that it takes; default: those of the program, which it never reaches.
         """
         self.program, self.folder = program, folder
         self.run_dir = folder / "disk" / "run"
@@ -31,7 +33,7 @@ class Run:
         self.log = folder / "log"
         self.begun = time.monotonic()
         self.shared_before = set(os.listdir("/dev/shm"))
-        self.steps = program.steps
+        self.steps = steps or program.steps
         self.start()
 
     def start(self) -> None:
@@ -49,6 +51,14 @@ class Run:
     def progress(self) -> tuple[int, ...]:
         """The newest row of metrics: (environment steps, learner steps), or (learner steps,)."""
         return self.program.progress(self.run_dir)
+
+    def megabytes(self) -> float:
+        """Memory of all its processes; PSS, so that shared pages are shared out."""
+        total = 0
+        for process in [self.process, *self.process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
+                total += process.memory_full_info().pss
+        return total / 1e6
 
     def roles(self) -> dict[str, int]:
         """Process ids of the nodes, or of the workers of a job, by name."""

@@ -17,12 +17,12 @@ _POLL = 0.1
 Fault = Callable[[Run, random.Random], str]
 
 
-def signal_role(number: signal.Signals) -> Fault:
-    """Sends a signal to one role."""
+def signal_role(number: signal.Signals, role: str | None = None) -> Fault:
+    """Sends a signal to a role; without one, to any."""
 
     def damage(run: Run, draw: random.Random) -> str:
         roles = run.roles()
-        name = draw.choice(sorted(roles))
+        name = role or draw.choice(sorted(roles))
         os.kill(roles[name], number)
         return f"{number.name} to {name}"
 
@@ -127,8 +127,10 @@ _ANY: dict[str, Fault] = {
     "interrupt": restart(signal.SIGINT),
     "disk": fill_disk,
 }
+_LEARNER: dict[str, Fault] = {"kill-learner": signal_role(signal.SIGKILL, "learner/0")}
 KINDS: dict[str, dict[str, Fault]] = {
     "actors": {**_ANY, "port": take_port},
     "learners": {**_ANY, "port": take_port},
+    "defaults": _LEARNER,
     "job": _ANY,
 }

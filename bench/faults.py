@@ -3,16 +3,20 @@
     python bench/faults.py --program actors --seed 1 --faults 10       # D4PG with 4 actors
     python bench/faults.py --program learners --seed 1 --faults 6      # a learner of two processes
     python bench/faults.py --program job --seed 1 --faults 6           # ResNet on two workers
+    python bench/faults.py --program defaults --faults 3 --pause 600   # goodput of default settings
 
 The faults are drawn from those of the program (`--kinds` chooses some). After each, the run gets
 `--deadline` seconds to make progress again: in environment steps and learner steps, past the values
 before the fault, with the damaged role up again. At the end the run is stopped with SIGTERM and
 continued for some more steps to its regular end, which must leave the exact number of steps, exit
-status 0, and no process. Rows are printed as they come, and written to
-`bench/results/faults_PROGRAM_SEED.json`.
+status 0, and no process. `--undisturbed N` then makes N runs of as many steps without faults: their
+returns are those between which the damaged run should end. Rows are printed as they come, and
+written to `bench/results/faults_PROGRAM_SEED.json`.
 
 Goodput is the number of steps that were kept, divided by those that an undisturbed run makes in the
-same time. The speed of the undisturbed run is that of the same run while nothing was damaged.
+same time. The speed of the undisturbed run is that of the same run while nothing was damaged. The
+memory of all processes (PSS: shared pages are shared out) is measured before the first fault and
+after the last one.
 Mounting a small file system, which the full disk needs, takes root; without it that fault is left
 out, and the table says so.
 """
@@ -37,11 +41,10 @@ from collections.abc import Iterator, Sequence
 import psutil
 from damaged_run import Run
 from fault_kinds import KINDS, THIEVES, Fault
-from programs import PROGRAMS
+from programs import PROGRAMS, Program
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 _POLL = 0.1
-_HEALTHY_SECONDS = 8.0
 # No program takes longer between two rows of metrics, even beside others.
 _ROW_SECONDS = 60.0
 # More than the checkpoints of the longest run; a full disk is made so in seconds.
@@ -83,6 +86,7 @@ class Soak:
         """
         self._run, self._deadline = run, deadline
         self.rows: list[Row] = []
+        self.megabytes: list[float] = []
         self._healthy_steps, self._healthy_seconds = 0, 0.0
         self.first_at = 0.0
         self._first_step = 0
@@ -108,6 +112,7 @@ class Soak:
             if newer == now:
                 break
             now, ended = newer, at
+        self.megabytes.append(self._run.megabytes())
         if now[-1] > before[-1]:
             self._healthy_steps += now[-1] - before[-1]
             self._healthy_seconds += ended - started
@@ -204,9 +209,27 @@ def finish(run: Run) -> dict[str, object]:
         "status at the regular end": status,
         "steps asked for": run.steps,
         "steps taken": run.program.taken(run.run_dir),
+        "return": run.program.final_return(run.run_dir),
         "processes left": len(left),
         "files left in /dev/shm": len(_shared(run.shared_before)),
     }
+
+
+def undisturbed_returns(program: Program, steps: int, count: int) -> list[float | None]:
+    """Returns the final returns of runs without faults.
+
+    Args:
+      program: what to run.
+      steps: of each run.
+      count: number of runs.
+    """
+    returns = []
+    for _ in range(count):
+        with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+            run = Run(program, pathlib.Path(directory), steps)
+            run.process.wait()
+            returns.append(program.final_return(run.run_dir))
+    return returns
 
 
 def _shared(before: set[str]) -> set[str]:
@@ -256,12 +279,12 @@ def _damage(
     for kind in schedule:
         if time.monotonic() - soak.first_at > 60.0 * options.minutes:
             break
-        soak.run_undisturbed(_HEALTHY_SECONDS * draw.uniform(0.6, 1.4))
+        soak.run_undisturbed(options.pause * draw.uniform(0.6, 1.4))
         row = soak.damage(KINDS[options.program][kind], draw)
         print(json.dumps(dataclasses.asdict(row)), flush=True)
         if row.recovered_after is None:
             break
-    soak.run_undisturbed(_HEALTHY_SECONDS)
+    soak.run_undisturbed(options.pause)
 
 
 def main() -> int:
@@ -273,6 +296,10 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", help="the faults to draw from; default: all")
     parser.add_argument("--deadline", type=float, default=240.0, help="seconds to recover")
     parser.add_argument("--minutes", type=float, default=60.0, help="after them, no more faults")
+    parser.add_argument("--pause", type=float, default=8.0, help="seconds between faults, about")
+    parser.add_argument(
+        "--undisturbed", type=int, default=0, help="runs to compare the return with"
+    )
     options = parser.parse_args()
     # Without a handler SIGTERM would end this process and leave the run behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -299,8 +326,14 @@ def main() -> int:
         and checks["steps asked for"] == checks["steps taken"]
         and not checks["processes left"]
     )
+    returns = undisturbed_returns(
+        run.program, int(checks.get("steps taken", 0)), options.undisturbed if is_good else 0
+    )
     result = {
         "command": " ".join(sys.argv),
+        "returns of undisturbed runs": returns,
+        "megabytes before the first fault": round(soak.megabytes[0]),
+        "megabytes after the last fault": round(soak.megabytes[-1]),
         "goodput": round(goodput, 3),
         "undisturbed learner steps per second": round(soak.rate(), 1),
         "checks": checks,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import psutil
 
 _TRAIN = [sys.executable, "-m", "rl_replicator.cli.main", "train"]
-_SMALL = "--checkpoint-seconds 5 --evaluation.every 100000000 --evaluation.last-episodes 1"
+_QUIET = ("--no-video", "--evaluation.every", "100000000")
 _LIGHT = (
-    "--agent.policy-layers 32 32 --agent.critic-layers 32 32 --agent.global-batch-size 32 "
+    "--checkpoint-seconds 5 --agent.policy-layers 32 32 --agent.critic-layers 32 32 --agent.global-batch-size 32 "
     "--agent.replay.samples-per-insert 32 --agent.replay.min-size 200"
 )
 _IMAGES, _BATCH = 640, 64
@@ -72,6 +72,14 @@ class Program:
             return int(newest.name.rpartition("_")[2])
         return json.loads((newest / "progress" / "state.json").read_text())["environment_steps"]
 
+    def final_return(self, run_dir: pathlib.Path) -> float | None:
+        """The mean return of the evaluation at the run's end; None for a supervised learner."""
+        path = run_dir / "metrics" / "evaluator.csv"
+        if not path.exists():
+            return None
+        with path.open() as file:
+            return float(list(csv.DictReader(file))[-1]["episode_return"])
+
     def role(self, process: psutil.Process) -> str | None:
         """The name of a worker of a job, such as "worker/1"; None for other processes."""
         if "resnet" not in self.words or "rl_replicator.cli.main" not in process.cmdline():
@@ -104,13 +112,15 @@ def _d4pg(*words: str) -> Program:
         2_000,
         "learner",
         ("environment_steps", "learner_steps"),
-        [*command, "--no-video", *_SMALL.split(), *_LIGHT.split()],
+        [*command, *_QUIET],
     )
 
 
 PROGRAMS = {
-    "actors": _d4pg("--actors", "4"),
-    "learners": _d4pg("--actors", "2", "--replicas", "multi_worker:2"),
+    "actors": _d4pg("--actors", "4", *_LIGHT.split()),
+    "learners": _d4pg("--actors", "2", "--replicas", "multi_worker:2", *_LIGHT.split()),
+    # With the default settings, so that a fault costs what it costs a user.
+    "defaults": _d4pg("--actors", "4"),
     "job": Program(
         1_000_000,
         20,

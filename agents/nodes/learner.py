@@ -27,8 +27,6 @@ from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
 from agents.replay.table import TABLE
 from agents.replay.transitions import transitions_per_item
-from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
@@ -76,20 +74,17 @@ class LearnerNode:
             [replay.server_address for replay in replays],
             plan.task.agent_steps(plan.total_steps),
         )
-        self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
-        if self._checkpointer.latest() is not None:
-            self._checkpointer.restore({"learner": TrackablePart(**self._learner.trackables())})
-            self._learner.refresh()
         self._profiler = StepProfiler(plan.profile_steps if self._is_chief else None, run.path)
         self._saver = Saver(
-            self._checkpointer, self._learner, replays, counter, plan.checkpoint_seconds
+            run, plan.keep_checkpoints, self._learner, replays, counter, plan.checkpoint_seconds
         )
+        self._saver.restore()
         # The first call, which compiles the step, and the wait for the first rows are not counted.
         self._is_building = True
         self._steps_at_start = self._learner.num_steps
         self._stopwatch = Stopwatch()
         self._stopwatch.attach(self._learner, {"step": "step"})
-        self._stopwatch.attach(self._saver, {"begin": "save"})
+        self._stopwatch.attach(self._saver, {"begin": "save", "begin_learner": "save"})
         self._stopwatch.start(**self._learner.seconds)
         self._trained = threading.Event()
         self._no_more_rows = threading.Event()
@@ -105,7 +100,7 @@ class LearnerNode:
             report = executor.submit(self._report)
             try:
                 # A save in the background is completed even if another worker is lost.
-                with self._checkpointer:
+                with self._saver:
                     self._train(report)
                     if self._is_chief:
                         self._save_last()

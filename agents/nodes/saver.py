@@ -1,8 +1,15 @@
-"""Saves the checkpoints of a run while its learner trains."""
+"""Saves the checkpoints of a run while its learner trains.
+
+A run has two kinds. A checkpoint holds everything, replay included: the whole run continues from
+it. Between two of them, the learner alone is saved every few seconds: a learner whose process is
+killed continues from there, while the other nodes keep what they have.
+"""
 
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
 
 import reverb
 
@@ -13,6 +20,8 @@ from agents.nodes.counter import Counter
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.errors import CheckpointError
+from rl_replicator.runs.run_directory import RunDirectory
 
 _LOG = logging.getLogger("agents")
 
@@ -27,18 +36,24 @@ _BYTES_PER_SECOND = 1.5e7
 # A large table takes seconds to write, which occupies processors and disk: saves take at most a
 # twentieth of the time.
 _PAUSE_PER_WRITING = 20.0
+# What a killed learner repeats at most, beside its restart. Saving it may take a hundredth of the
+# time: a learner from pixels, which takes long to write, is saved less often.
+_LEARNER_SECONDS = 2.0
+_PAUSE_PER_LEARNER = 100.0
 
 
 class Saver:
     """Saves checkpoints of everything: replay, learner, counters, random generators.
 
     The learner stands still while its state is copied. The copy and the replay are written in the
-    background, so the replay holds slightly newer rows than the counters say.
+    background, so the replay holds slightly newer rows than the counters say. As a context manager,
+    it waits at the end for what is being written.
     """
 
     def __init__(
         self,
-        checkpointer: Checkpointer,
+        run: RunDirectory,
+        keep: int,
         learner: AgentLearner,
         replays: Sequence[reverb.Client],
         counter: Counter,
@@ -47,18 +62,20 @@ class Saver:
         """Saves nothing yet.
 
         Args:
-          checkpointer: the checkpointer of the run.
+          run: the directory of the run.
+          keep: number of newest checkpoints to keep.
           learner: the learner.
           replays: clients of the replay servers.
           counter: knows the progress of the run.
           seconds: time between two checkpoints.
         """
-        self._checkpointer = checkpointer
+        self._checkpointer = Checkpointer(run.checkpoints, keep)
+        self._learner_only = Checkpointer(learner_folder(run.path), keep=1)
         self._learner = learner
         self._replays = replays
         self._counter = counter
         self._seconds = seconds
-        latest = checkpointer.latest()
+        latest = self._checkpointer.latest()
         self._expected_seconds = latest.num_bytes / _BYTES_PER_SECOND if latest else 0.0
         # Learner steps and environment steps of the newest checkpoint, and of the one being saved.
         self._saved: tuple[int, int] | None = None
@@ -66,6 +83,48 @@ class Saver:
         self._begun_at = time.monotonic()
         self._save_at = self._begun_at + seconds
         self._unsaved_since: float | None = None
+        self._save_learner_at = self._begun_at + _LEARNER_SECONDS
+        self._saved_learner: int | None = None
+        self._copy_seconds = 0.0
+
+    def __enter__(self) -> "Saver":
+        """Returns this object."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Waits for what is being written; raises its error if nothing else was raised."""
+        with self._checkpointer:
+            self._learner_only.__exit__(kind, error, traceback)
+
+    def restore(self) -> None:
+        """Restores the learner from what was saved last, if anything was.
+
+        Raises:
+          CheckpointError: if the newest checkpoint does not fit.
+        """
+        checkpoint = self._checkpointer.latest()
+        if not self._restore_learner_only(checkpoint.step if checkpoint else -1):
+            if checkpoint is None:
+                return
+            self._checkpointer.restore(self._learner_part())
+        self._learner.refresh()
+
+    def _restore_learner_only(self, step: int) -> bool:
+        """Restores the learner if it was saved alone after `step`; returns whether it was."""
+        try:
+            latest = self._learner_only.latest()
+            if latest is None or latest.step <= step:
+                return False
+            self._learner_only.restore(self._learner_part())
+        except CheckpointError as error:  # The checkpoint of the whole run is older, and whole.
+            _LOG.warning("the learner continues from the newest checkpoint: %s", error)
+            return False
+        return True
 
     def tick(self) -> None:
         """Begins a save if one is due; called by the learner between its steps.
@@ -74,11 +133,28 @@ class Saver:
           CheckpointError: if the last save failed.
           ReplayError: if the replay has not been saved for ten minutes.
         """
-        if self._checkpointer.is_saving:
+        if not self._checkpointer.is_saving:
+            self._finish()
+            if time.monotonic() >= self._save_at:
+                self.begin()
+                return
+        if time.monotonic() >= self._save_learner_at and not self._learner_only.is_saving:
+            self.begin_learner()
+
+    def begin_learner(self) -> None:
+        """Copies the state of the learner alone, and begins to save it.
+
+        Raises:
+          CheckpointError: if the last save of the learner failed.
+        """
+        self._learner_only.wait()
+        busy = self._copy_seconds + self._learner_only.write_seconds
+        started, steps = time.monotonic(), self._learner.num_steps
+        self._save_learner_at = started + max(_LEARNER_SECONDS, _PAUSE_PER_LEARNER * busy)
+        if steps == self._saved_learner:
             return
-        self._finish()
-        if time.monotonic() >= self._save_at:
-            self.begin()
+        self._learner_only.begin_save(steps, self._learner_part())
+        self._copy_seconds, self._saved_learner = time.monotonic() - started, steps
 
     def begin(self) -> None:
         """Copies the state and begins to save it, unless the newest checkpoint holds it."""
@@ -94,7 +170,7 @@ class Saver:
             steps,
             {
                 **self._replay_parts(),  # First, so that little is inserted before it is written.
-                "learner": TrackablePart(**self._learner.trackables()),
+                **self._learner_part(),
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },
@@ -137,6 +213,9 @@ class Saver:
         self._save_at = self._begun_at + pause
         return True
 
+    def _learner_part(self) -> dict[str, TrackablePart]:
+        return {"learner": TrackablePart(**self._learner.trackables())}
+
     def _replay_parts(self) -> dict[str, ReplayPart | SameReplayPart]:
         latest = self._checkpointer.latest()
         is_long = self._expected_seconds > _SECONDS_TO_SAVE_IN_HASTE
@@ -147,3 +226,12 @@ class Saver:
             else ReplayPart(replay)
             for shard, replay in enumerate(self._replays)
         }
+
+
+def learner_folder(run_dir: Path) -> Path:
+    """Returns the folder of the learner that is saved alone, for the time of a program.
+
+    Args:
+      run_dir: directory of the run.
+    """
+    return RunDirectory(run_dir).checkpoints / ".learner"

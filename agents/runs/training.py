@@ -16,12 +16,14 @@ import launchpad as lp
 from agents.agent import Agent
 from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
+from agents.nodes.saver import learner_folder
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
 from agents.program import make_deterministic_program, make_program
 from agents.replay.checkpoint import part_name, replay_scratch
 from agents.replay.memory_estimate import available_memory
+from agents.runs import goodput
 from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
 from agents.runs.films import Films, film_at_the_end
@@ -196,6 +198,8 @@ def _run(
     before = Checkpointer(run.checkpoints).latest()
     make = make_deterministic_program if options.deterministic else make_program
     described = make(agent, plan)
+    # Of a program that was killed: the whole run continues from its newest checkpoint.
+    shutil.rmtree(learner_folder(plan.run_dir), ignore_errors=True)
     manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
     scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
     line = AgentProgressLine()
@@ -220,11 +224,14 @@ def _run(
             manager.wait(raise_error=False)
         raise
     finally:
-        _note_restarts(run, manager, noted)
+        noted = _note_restarts(run, manager, noted)
         line.close()
         films.close()
-        shutil.rmtree(replay_scratch(plan.run_dir), ignore_errors=True)
+        for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
+            shutil.rmtree(folder, ignore_errors=True)
     _tell(listener, evaluations)
+    if noted:
+        print(goodput.line(run.path), flush=True)
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"

@@ -42,6 +42,10 @@ class Worker(Protocol):
     def silent_secs(self) -> float:
         """Seconds since the last sign of life of the node."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the node's process, as far as this machine can tell."""
+
 
 @dataclasses.dataclass
 class Member:

@@ -50,6 +50,11 @@ class RemoteWorker(abc.ABC):
         return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process; False if this machine cannot tell."""
+        return False
+
+    @property
     def is_attached(self) -> bool:
         """True once the process has called."""
         return self._channel is not None

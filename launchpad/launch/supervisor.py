@@ -35,6 +35,8 @@ _RELEASE_PART = 0.7
 _KILL_SECS = 1.0
 # A supervisor that looks at its nodes ten times per second, and has not for this long, was stopped.
 _ASLEEP_SECS = 2.0
+# A process that was stopped by a signal, and is silent for this long, does not go on by itself.
+_STOPPED_SECS = 10.0
 # A node that is not constructed after this long is named, in seconds; again after twice the time.
 _SLOW_START_SECS = 120.0
 # Stores get at least this long to end after their release, in seconds.
@@ -370,7 +372,8 @@ class Supervisor:
                 continue
             if worker is not None and not member.is_gone and not member.is_replaced:
                 silent = min(worker.silent_secs, now - self._awake_since)
-                if silent > policy.frozen_after_secs:
+                is_stopped = silent > _STOPPED_SECS and worker.is_stopped
+                if silent > policy.frozen_after_secs or is_stopped:
                     worker.end_frozen(silent)
 
     def _name_slow_starts(self, now: float) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from rl_replicator.processes import command_entry
 from rl_replicator.processes import guard as guards
 
@@ -76,6 +78,14 @@ class ProcessGroup:
         )
         process.returncode = 0  # Makes `subprocess` leave the reaping to us.
         return cls(process.pid, guard)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped the leader; False under a debugger."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False  # It has ended.
 
     def poll(self) -> int | None:
         """Returns the leader's exit status, or minus the signal that killed it; None if alive."""

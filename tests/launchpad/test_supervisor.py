@@ -16,6 +16,7 @@ class _Worker:
     """Writes down what it is told; the test tells the supervisor what it does."""
 
     silent_secs = 0.0
+    is_stopped = False
 
     def __init__(self, name: str, log: list[str]):
         self._name = name
@@ -244,6 +245,30 @@ def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():
     for tenth in range(590, 620):
         supervisor._end_frozen(1300.2 + tenth / 10)
     assert log[0].startswith("end actor after 60")
+
+
+def test_a_node_that_a_signal_has_stopped_is_not_given_the_time_of_a_busy_one():
+    log: list[str] = []
+    member = lp_member.Member("actor", 0, lp.PyNode(print))
+    member.restart_policy = lp.RestartPolicy(frozen_after_secs=60.0)
+    member.worker = worker = _Worker("actor", log)
+    supervisor = lp_supervisor.Supervisor(
+        [member], lambda *_: worker, lp_address_book.AddressBook(), 1.0
+    )
+    for tenth in range(300):
+        supervisor._end_frozen(1000.0 + tenth / 10)
+    worker.silent_secs = 11.0
+    supervisor._end_frozen(1030.0)
+    assert not log, "it may hold Python's lock"
+    worker.is_stopped, worker.silent_secs = True, 9.0
+    supervisor._end_frozen(1030.1)
+    assert not log
+    worker.silent_secs = 11.0
+    supervisor._end_frozen(1030.2)
+    assert log == ["end actor after 11 s"]
+    member.restart_policy = lp.RestartPolicy(frozen_after_secs=None)
+    supervisor._end_frozen(1030.3)
+    assert len(log) == 1, "this node may be silent for ever"
 
 
 def test_a_node_that_hangs_in_its_constructor_is_named_again_and_again(caplog):

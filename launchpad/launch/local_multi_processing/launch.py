@@ -85,6 +85,11 @@ class ProcessWorker(remote_worker.RemoteWorker):
         """Process id of the node; None before it is started."""
         return self._group.pid if self._group is not None else None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped the process."""
+        return self._group is not None and self._group.is_stopped
+
     def start(self) -> None:
         """Begins to start the process; that takes as long as the imports of the fork server."""
         # One thread from the start to the end: the kernel kills a child when the thread that

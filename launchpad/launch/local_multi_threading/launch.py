@@ -94,6 +94,11 @@ class ThreadWorker:
         """Always 0: a thread that is stuck cannot be killed, so nobody needs to know."""
         return 0.0
 
+    @property
+    def is_stopped(self) -> bool:
+        """Always False: a stopped thread is one of a stopped launcher."""
+        return False
+
     def end_frozen(self, secs: float) -> None:
         """Does nothing; never called, because `silent_secs` is 0."""
 

@@ -25,6 +25,7 @@ class CountingLearner:
 
     def __init__(self):
         self._count = tf.Variable(0)
+        self.num_refreshed = 0
 
     @property
     def num_steps(self):
@@ -32,6 +33,9 @@ class CountingLearner:
 
     def step(self):
         self._count.assign_add(1)
+
+    def refresh(self):
+        self.num_refreshed += 1
 
     def trackables(self):
         return {"count": self._count}
@@ -79,13 +83,13 @@ def restored(run_dir):
 
 def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
     client = reverb.Client(f"localhost:{serve().port}")
-    checkpointer = Checkpointer(RunDirectory(tmp_path).checkpoints)
-    learner = CountingLearner()
-    saves = saver.Saver(checkpointer, learner, [client], Counter(tmp_path, 100, None), 0.0)
-    learner.step()
-    saves.tick()
-    learner.step()
-    checkpointer.wait()
+    run, learner = RunDirectory(tmp_path), CountingLearner()
+    checkpointer = Checkpointer(run.checkpoints)
+    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    with saves:
+        learner.step()
+        saves.tick()
+        learner.step()
     assert restored(tmp_path) == [1, 1, 1, 1]
     assert saves.save_last()
     assert restored(tmp_path) == [2, 2, 2, 2]
@@ -97,9 +101,9 @@ def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
 def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog):
     server = serve()
     client = reverb.Client(f"localhost:{server.port}")
-    checkpointer = Checkpointer(RunDirectory(tmp_path).checkpoints)
-    learner = CountingLearner()
-    saves = saver.Saver(checkpointer, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    run, learner = RunDirectory(tmp_path), CountingLearner()
+    checkpointer = Checkpointer(run.checkpoints)
+    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
     server.stop()
     assert not saves.save_last()
     assert checkpointer.latest() is None
@@ -110,3 +114,39 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert restored(tmp_path)[-1] == 0
+
+
+def continued(run):
+    """Learner steps of a learner that is started again in a run."""
+    learner = CountingLearner()
+    saver.Saver(run, 2, learner, [], None, 1000.0).restore()
+    assert learner.num_refreshed == (learner.num_steps > 0)
+    return learner.num_steps
+
+
+def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(saver, "_LEARNER_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "_PAUSE_PER_LEARNER", 0.0)
+    client = reverb.Client(f"localhost:{serve().port}")
+    run, learner = RunDirectory(tmp_path), CountingLearner()
+    assert continued(run) == 0
+    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 1000.0)
+    with saves:
+        learner.step()
+        saves.tick()
+    assert continued(run) == 1, "there is no checkpoint yet"
+    learner.step()
+    assert saves.save_last()
+    assert continued(run) == 2, "the checkpoint is newer"
+    for _ in range(3):
+        learner.step()
+    with saves:
+        saves.tick()
+    assert continued(run) == 5 and restored(tmp_path) == [2, 2, 2, 2]
+    newest = Checkpointer(saver.learner_folder(run.path)).latest()
+    with saves:
+        saves.tick()
+    assert Checkpointer(saver.learner_folder(run.path)).latest() == newest, "it has not moved"
+    (newest.path / "learner" / "variables.index").write_bytes(b"damaged")
+    assert continued(run) == 2
+    assert "the learner continues from the newest checkpoint: " in caplog.text

@@ -315,6 +315,7 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     assert "replay/0 is up again" in output and "evaluation return" in output
+    assert "goodput " in output and ": the learner got no further for " in output
     assert "reverb/cc" not in output
     (fault,) = events.faults(events.read(run_dir))
     assert (fault.node, fault.event) == ("replay/0", "restarted") and "died" in fault.detail.lower()

@@ -57,6 +57,19 @@ def test_what_the_leader_has_started_ends_with_it(tmp_path, script, code):
 
 
 @pytest.mark.processes
+def test_a_leader_that_a_signal_has_stopped(tmp_path):
+    group = start(tmp_path, "sleep 1000")
+    assert not group.is_stopped
+    group.send_signal(signal.SIGSTOP)
+    wait_until(lambda: group.is_stopped)
+    group.send_signal(signal.SIGCONT)
+    wait_until(lambda: not group.is_stopped)
+    group.kill()
+    assert group.wait() == -signal.SIGKILL
+    assert not group.is_stopped
+
+
+@pytest.mark.processes
 def test_polling_does_not_wait(tmp_path):
     group = start(tmp_path, "exec sleep 1000")
     assert group.poll() is None

@@ -1,0 +1,47 @@
+"""What restarts have cost a run."""
+
+import pytest
+
+from agents.runs import goodput
+
+
+def write(run_dir, rows):
+    """Writes rows of (seconds, learner steps)."""
+    lines = ["environment_steps,wall_time,learner_steps"]
+    lines += [f"{step},{seconds},{float(step)}" for seconds, step in rows]
+    (run_dir / "metrics").mkdir()
+    (run_dir / "metrics" / "learner.csv").write_text("\n".join([*lines, ""]))
+
+
+def undisturbed(seconds):
+    return [(float(second), 100 * second) for second in range(seconds)]
+
+
+def test_an_undisturbed_run_loses_nothing(tmp_path):
+    write(tmp_path, undisturbed(60))
+    assert goodput.lost_seconds(tmp_path) == (0.0, pytest.approx(59.0))
+
+
+def test_the_time_of_a_restart_and_of_repeated_steps_is_lost(tmp_path):
+    """Down from 30 s to 40 s, and back at the steps of second 25: level again after 45 s."""
+    after = [(second + 10.0, 100 * (second - 5)) for second in range(30, 80)]
+    write(tmp_path, undisturbed(31) + after)
+    lost, trained = goodput.lost_seconds(tmp_path)
+    assert lost == pytest.approx(15.0, abs=0.1) and trained == pytest.approx(89.0)
+    assert goodput.line(tmp_path) == (
+        f"goodput {74 / 89:.1%}: the learner got no further for 15 s of 1:29"
+    )
+
+
+def test_a_wait_for_another_node_is_lost_and_a_slow_second_is_not(tmp_path):
+    """The second from 30 s on makes 60 steps; from 31 s to 41 s there are none."""
+    after = [(second + 41.0, 3060 + 100 * second) for second in range(1, 40)]
+    write(tmp_path, [*undisturbed(31), (31.0, 3060), *after])
+    assert goodput.lost_seconds(tmp_path)[0] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("rows", [[], undisturbed(2), [(0.0, 5), (9.0, 5), (20.0, 5)]])
+def test_a_run_that_has_hardly_trained(tmp_path, rows):
+    write(tmp_path, rows)
+    assert goodput.lost_seconds(tmp_path)[0] == 0.0
+    assert goodput.line(tmp_path).startswith("goodput ")
