@@ -45,6 +45,8 @@ from programs import PROGRAMS, Program
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 _POLL = 0.1
+# The run must go on for this long after the last fault.
+_LAST_SECONDS = 8.0
 # No program takes longer between two rows of metrics, even beside others.
 _ROW_SECONDS = 60.0
 # More than the checkpoints of the longest run; a full disk is made so in seconds.
@@ -284,7 +286,7 @@ def _damage(
         print(json.dumps(dataclasses.asdict(row)), flush=True)
         if row.recovered_after is None:
             break
-    soak.run_undisturbed(options.pause)
+    soak.run_undisturbed(min(options.pause, _LAST_SECONDS))
 
 
 def main() -> int:
@@ -297,9 +299,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=240.0, help="seconds to recover")
     parser.add_argument("--minutes", type=float, default=60.0, help="after them, no more faults")
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between faults, about")
-    parser.add_argument(
-        "--undisturbed", type=int, default=0, help="runs to compare the return with"
-    )
+    parser.add_argument("--undisturbed", type=int, default=0, help="runs without faults")
     options = parser.parse_args()
     # Without a handler SIGTERM would end this process and leave the run behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -16,8 +16,8 @@ import psutil
 _TRAIN = [sys.executable, "-m", "rl_replicator.cli.main", "train"]
 _QUIET = ("--no-video", "--evaluation.every", "100000000")
 _LIGHT = (
-    "--checkpoint-seconds 5 --agent.policy-layers 32 32 --agent.critic-layers 32 32 --agent.global-batch-size 32 "
-    "--agent.replay.samples-per-insert 32 --agent.replay.min-size 200"
+    "--checkpoint-seconds 5 --agent.policy-layers 32 32 --agent.critic-layers 32 32 "
+    "--agent.global-batch-size 32 --agent.replay.samples-per-insert 32 --agent.replay.min-size 200"
 )
 _IMAGES, _BATCH = 640, 64
 
