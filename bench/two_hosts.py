@@ -273,7 +273,8 @@ def _main() -> None:
     code.joinpath("two_hosts_program.py").write_text(_PROGRAM)
     environment = {
         **os.environ,
-        "RL_REPLICATOR_OPEN_PORTS": "1",  # The namespaces reach nobody else.
+        # For TensorFlow's servers. The namespaces reach nobody else.
+        "RL_REPLICATOR_OPEN_PORTS": "1" if "multi_worker" in " ".join(words) else "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }

@@ -64,8 +64,8 @@ class AgentOptions:
     address: str | None = None
     """Ray cluster to run on, `host:port`. Default: start Ray on this machine."""
     open_ports: bool = False
-    """Allow ports that other machines can reach without a password: those of Reverb and TensorFlow
-    in a program on several machines, see SECURITY.md."""
+    """Allow ports that other machines can reach without a password: that of TensorFlow in a learner
+    on several machines, see SECURITY.md."""
     deterministic: bool = False
     """Run actor and learner in turn, so that runs with the same settings end with the same weights,
     interrupted or not. One actor, from the state, in threads; slower."""

@@ -33,4 +33,4 @@ sleep 20 # Nodes go where there is a Ray when the run starts.
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
     rl-replicator train d4pg --env cartpole:swingup --steps 250000 --actors 16 \
-    --launch ray --address "$address:$port" --open-ports --run-dir runs/swingup
+    --launch ray --address "$address:$port" --run-dir runs/swingup

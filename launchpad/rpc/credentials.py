@@ -7,8 +7,8 @@ of a dead node has no secret, so it learns none and its answers are not believed
 the server is part of the signature, so that another node of the same program is not taken for the
 one that was called.
 
-This protects against processes that can open connections to a node. It hides nothing from
-whoever can read the network between two hosts.
+This protects against processes that can open connections to a node. What travels between two
+machines is encrypted besides; see `certificates`.
 """
 
 from __future__ import annotations

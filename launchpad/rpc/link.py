@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from launchpad.rpc import credentials, wire
+from launchpad.rpc import certificates, credentials, wire
 from launchpad.rpc import server as rpc_server
 
 _OPTIONS = (
@@ -51,9 +51,7 @@ class Link:
         self.was_ready = False
         self._secret = secret
         self._identity = identity
-        self._channel = grpc.insecure_channel(
-            address, options=list(_OPTIONS), compression=compression
-        )
+        self._channel = certificates.channel(address, secret, list(_OPTIONS), compression)
         self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
 
     def start(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> Any:

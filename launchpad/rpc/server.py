@@ -11,7 +11,7 @@ import grpc
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
-from launchpad.rpc import answers, credentials, threads, wire
+from launchpad.rpc import answers, certificates, credentials, threads, wire
 
 logger = logging.getLogger("launchpad")
 
@@ -69,7 +69,7 @@ class MethodServer:
         self._server = grpc.server(
             self._pool, handlers=(_Router(self._handler),), options=list(_OPTIONS)
         )
-        self._port = _bind(self._server, host, port)
+        self._port = _bind(self._server, host, port, secret)
         self.address = f"{host}:{self._port}"
 
     @property
@@ -168,13 +168,13 @@ def _refuse(body: Any, context: grpc.ServicerContext) -> None:
     context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call is not signed by this program")
 
 
-def _bind(server: grpc.Server, host: str, port: int) -> int:
+def _bind(server: grpc.Server, host: str, port: int, secret: bytes) -> int:
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = certificates.add_port(server, host, port, secret)
     except RuntimeError:
         bound = 0
     if not bound and port:
-        return _bind(server, host, 0)
+        return _bind(server, host, 0, secret)
     if not bound:
         raise OSError(f"no port of {host} can be bound; is it an address of this machine?")
     return bound

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from rl_replicator.processes import command_entry
 from rl_replicator.processes import guard as guards
 
@@ -83,9 +81,11 @@ class ProcessGroup:
     def is_stopped(self) -> bool:
         """Whether a signal such as SIGSTOP has stopped the leader; False under a debugger."""
         try:
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        except psutil.Error:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
             return False  # It has ended.
+        # The name, in parentheses, may contain anything.
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def poll(self) -> int | None:
         """Returns the leader's exit status, or minus the signal that killed it; None if alive."""

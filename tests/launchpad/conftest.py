@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import time
 
 import psutil
@@ -60,3 +63,33 @@ def nothing_is_left_behind():
         time.sleep(0.1)
     assert not left, f"processes left behind: {left}"
     assert running is None, "a program is still running"
+
+
+@pytest.fixture
+def other_host():
+    """A network namespace that a link joins to this one: its name, and a function to cut it."""
+    name = f"lp-test-{os.getpid()}"
+    near, far = f"lpa{os.getpid()}"[:15], f"lpb{os.getpid()}"[:15]
+
+    def ip(words):
+        return subprocess.run(["ip", *words.split()], capture_output=True, timeout=30).returncode
+
+    if shutil.which("ip") is None or ip(f"netns add {name}"):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        if ip(f"link add {near} type veth peer name {far} netns {name}"):
+            pytest.skip("this kernel has no veth")
+        assert not ip(f"address add 10.77.43.1/24 dev {near}") and not ip(f"link set {near} up")
+        assert not ip(f"-n {name} address add 10.77.43.2/24 dev {far}")
+        assert not ip(f"-n {name} link set {far} up") and not ip(f"-n {name} link set lo up")
+        nobody = "lladdr 02:00:00:00:00:99 nud permanent"
+
+        def cut():
+            """Loses every packet, both ways; no side is told."""
+            assert not ip(f"neighbor replace 10.77.43.2 {nobody} dev {near}")
+            assert not ip(f"-n {name} neighbor replace 10.77.43.1 {nobody} dev {far}")
+
+        yield name, cut
+    finally:
+        ip(f"netns delete {name}")
+        ip(f"link delete {near}")

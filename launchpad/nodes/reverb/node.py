@@ -10,6 +10,7 @@ from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 from launchpad.nodes.python import node as python
+from launchpad.nodes.reverb import tunnel
 from rl_replicator.processes import ports
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("launchpad")
 
 REVERB_PORT_NAME = "reverb"
-LOOPBACK = "127.0.0.1"
 _BIND_ATTEMPTS = 5
 
 
 class ReverbHandle(base.Handle["reverb.Client"]):
-    """Handle of a ReverbNode; becomes a `reverb.Client` in the node that gets it."""
+    """Handle of a ReverbNode; becomes a `reverb.Client` in the node that gets it.
+
+    Between machines the client's connections are encrypted; see `tunnel`.
+    """
 
     def __init__(self, address: lp_address.Address):
         self._address = address
@@ -37,7 +40,14 @@ class ReverbHandle(base.Handle["reverb.Client"]):
         """Returns a Reverb client of the server."""
         import reverb  # Only nodes that use the tables pay for it, and for TensorFlow.
 
-        return reverb.Client(self._address.resolve())
+        address = self._address.resolve()
+        host, _, port = address.rpartition(":")
+        runtime = self._address.runtime()
+        if runtime is None or host == tunnel.LOOPBACK:
+            return reverb.Client(address)
+        if host == runtime.info.host:
+            return reverb.Client(f"{tunnel.LOOPBACK}:{port}")
+        return reverb.Client(tunnel.connect(address, runtime.info.secret))
 
 
 class ReverbNode(python.PyNode[ReverbHandle, None]):
@@ -103,21 +113,18 @@ class ReverbNode(python.PyNode[ReverbHandle, None]):
         """
         import reverb
 
-        is_local = runtime.info.host == LOOPBACK
         make_checkpointer = self._checkpoint_ctor or (lambda: None)
         before = runtime.book.get(self._address.key)
         port = lp_address.get_port_from_address(before) if before else runtime.reserve_port()
         for _ in range(_BIND_ATTEMPTS):
             if not ports.count_foreign(port):
-                if not is_local:
-                    reason = "the program runs on several machines"
-                    ports.check_may_be_open(port, "Reverb", "the replay", reason)
                 server = reverb.Server(
                     tables=self._priority_tables_fn(), port=port, checkpointer=make_checkpointer()
                 )
                 if not ports.count_foreign(port):
-                    if is_local:
-                        ports.confine_to_loopback(port, "Reverb", "the replay")
+                    ports.confine_to_loopback(port, "Reverb", "the replay")
+                    if runtime.info.host != tunnel.LOOPBACK:
+                        tunnel.serve(runtime.info.host, port, runtime.info.secret)
                     return server
                 server.stop()
             logger.warning("%s: another server listens on port %d", runtime.name, port)

@@ -1,0 +1,134 @@
+"""An encrypted way to a Reverb server on another machine, for the processes of its program only.
+
+Reverb's server has no password and no encryption. It is confined to the loopback device of its
+machine. On the machine's own address, the tunnel listens at the same port, accepts connections that
+show the program's certificate, and passes them on. A client on another machine connects to a port
+of its own machine, from which the tunnel leads to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable
+
+from launchpad.rpc import certificates
+
+LOOPBACK = "127.0.0.1"
+# Of one read: large samples pass in few pieces.
+_CHUNK_BYTES = 1 << 20
+_HANDSHAKE_SECS = 10.0
+# A peer whose machine falls silent is given up after this time.
+_SILENCE_SECS = 60.0
+
+_Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+def serve(host: str, port: int, secret: bytes) -> None:
+    """Leads clients on other machines to a port that only this machine can connect to.
+
+    It lasts until this process ends.
+
+    Args:
+      host: IP address of this machine, not a loopback one.
+      port: Port of a server that is confined to the loopback device.
+      secret: The secret of the program.
+
+    Raises:
+      OSError: the port is taken.
+    """
+    listener = socket.socket()
+    # The confined server has the port as well, of another device: so all of its sockets say this.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, port))
+    listener.listen(128)
+    shown = certificates.context(secret, is_server=True)
+    _listen(listener, lambda: _open(LOOPBACK, port, None), shown)
+
+
+def connect(address: str, secret: bytes) -> str:
+    """Returns the address of a port of this machine that leads to a server on another one.
+
+    It lasts until this process ends. Connections are made when a client makes them; one that cannot
+    be made is closed, and the client tries again.
+
+    Args:
+      address: "host:port" at which `serve` listens.
+      secret: The secret of the program.
+    """
+    host, _, port = address.rpartition(":")
+    listener = socket.create_server((LOOPBACK, 0))
+    shown = certificates.context(secret, is_server=False)
+    _listen(listener, lambda: _open(host, int(port), shown), None)
+    return f"{LOOPBACK}:{listener.getsockname()[1]}"
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop of all tunnels of this process, which runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tunnel", daemon=True).start()
+    return loop
+
+
+def _listen(listener: socket.socket, connect: _Connect, shown: ssl.SSLContext | None) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            _give_up_silence(writer)
+            await _join(reader, writer, *await connect())
+        writer.close()
+
+    timeout = None if shown is None else _HANDSHAKE_SECS
+    server = asyncio.start_server(
+        accept, sock=listener, ssl=shown, limit=_CHUNK_BYTES, ssl_handshake_timeout=timeout
+    )
+    asyncio.run_coroutine_threadsafe(server, _loop()).result()
+
+
+async def _open(
+    host: str, port: int, shown: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    timeout = None if shown is None else _HANDSHAKE_SECS
+    reader, writer = await asyncio.open_connection(
+        host, port, ssl=shown, limit=_CHUNK_BYTES, ssl_handshake_timeout=timeout
+    )
+    _give_up_silence(writer)
+    return reader, writer
+
+
+async def _join(
+    near_reader: asyncio.StreamReader,
+    near_writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+) -> None:
+    """Passes bytes on between two connections until one of them ends; then closes both."""
+    ways = [
+        asyncio.ensure_future(_pass_on(near_reader, far_writer)),
+        asyncio.ensure_future(_pass_on(far_reader, near_writer)),
+    ]
+    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    near_writer.close()
+    far_writer.close()
+    await asyncio.wait(ways)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # SSLError is one, too.
+        while data := await reader.read(_CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def _give_up_silence(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    silence = int(1000 * _SILENCE_SECS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)

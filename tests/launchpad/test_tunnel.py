@@ -1,0 +1,262 @@
+"""Servers of a program on several machines: who reaches them, and what a stranger gets."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+import launchpad as lp
+from launchpad import address_book as lp_address_book
+from launchpad import runtime as lp_runtime
+from launchpad.nodes.reverb import tunnel
+from launchpad.rpc import certificates, credentials, wire
+from launchpad.rpc import link as rpc_link
+from launchpad.rpc import server as rpc_server
+
+_SECRET, _WRONG = b"r" * 32, b"w" * 32
+
+
+def _runtime(host: str, book: lp_address_book.AddressBook) -> lp_runtime.NodeRuntime:
+    """A node of one program, on the machine that has this address."""
+    info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
+    ignore = [lambda *args: None] * 4
+    return lp_runtime.NodeRuntime(
+        "node", 0, info, book, lp_runtime.Callbacks(book.publish, *ignore)
+    )
+
+
+def _tables():
+    import reverb
+
+    return [reverb.Table.queue("queue", 100)]
+
+
+@pytest.fixture
+def serve():
+    """Returns a function that runs a ReverbNode on "another machine"; returns a handle."""
+    running = []
+
+    def start(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode) -> None:
+        runtime = _runtime(host, book)
+
+        def execute() -> None:
+            lp_runtime.set_thread_runtime(runtime)
+            node.execute()
+
+        thread = threading.Thread(target=execute)
+        thread.start()
+        running.append((runtime, thread))
+        deadline = time.monotonic() + 60
+        while book.get(node.reverb_address.key) is None:
+            assert time.monotonic() < deadline and thread.is_alive()
+            time.sleep(0.01)
+
+    def stop() -> None:
+        while running:
+            runtime, thread = running.pop()
+            runtime.release_event.set()
+            thread.join(60)
+            runtime.close()
+
+    yield start, stop
+    stop()
+
+
+def _client(host: str, book: lp_address_book.AddressBook, node: lp.ReverbNode):
+    """The client that a node on the machine with this address gets."""
+    lp_runtime.set_thread_runtime(_runtime(host, book))
+    try:
+        return node.create_handle().dereference()
+    finally:
+        lp_runtime.set_thread_runtime(None)
+
+
+def _refuses(address: str) -> bool:
+    import reverb
+
+    try:
+        reverb.Client(address).server_info(timeout=2)
+    except (reverb.errors.ReverbError, RuntimeError):  # The latter from a connection that breaks.
+        return True
+    return False
+
+
+@pytest.mark.processes
+def test_nodes_of_other_machines_reach_a_table_and_nobody_else_does(serve):
+    start, stop = serve
+    node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
+    start("127.0.0.2", book, node)
+    address = book.get(node.reverb_address.key)
+    host, _, port = address.rpartition(":")
+    assert host == "127.0.0.2"
+    assert _client("127.0.0.2", book, node).server_address == f"127.0.0.1:{port}"
+    far = _client("127.0.0.3", book, node)
+    assert far.server_address not in (address, f"127.0.0.1:{port}")
+    sent = [np.random.default_rng(seed).bytes(3_000_000) for seed in range(4)]
+    for content in sent:
+        far.insert([np.frombuffer(content, np.uint8)], {"queue": 1.0})
+    got = [sample[0].data[0].tobytes() for sample in far.sample("queue", 4)]
+    assert got == sent
+    assert _refuses(address), "a client without the program's certificate"
+    assert _refuses(tunnel.connect(address, _WRONG)), "a client of another program"
+    stop()
+    assert _refuses(far.server_address)
+    start("127.0.0.2", book, node)  # As after a kill: at its old port, for its old clients.
+    assert book.get(node.reverb_address.key) == address
+    deadline = time.monotonic() + 60
+    while _refuses(far.server_address):
+        assert time.monotonic() < deadline
+    assert far.server_info()["queue"].current_size == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "is_client_known"), [(_SECRET, True), (_WRONG, False), (None, False)]
+)
+def test_both_sides_of_an_encrypted_connection_show_a_certificate(secret, is_client_known):
+    if secret is None:
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    else:
+        client = certificates.context(secret, is_server=False)
+    left, right = socket.socketpair()
+    got = []
+
+    def accept() -> None:
+        try:
+            with certificates.context(_SECRET, is_server=True).wrap_socket(left, True) as server:
+                got.append(server.recv(100))
+        except ssl.SSLError as error:
+            got.append(error)
+            left.close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        with client.wrap_socket(right) as connection:
+            connection.sendall(b"hello")
+    except OSError:
+        pass
+    thread.join(20)
+    assert (got == [b"hello"]) == is_client_known, got
+
+
+def test_calls_between_machines_are_encrypted(monkeypatch):
+    monkeypatch.setattr(certificates, "is_local", lambda host: False)
+    server = rpc_server.MethodServer(_SECRET)
+    server.bind("same", lambda value: value)
+    server.start()
+    request = wire.encode(b"", b"same", (("secret words",), {}))
+    ticket = credentials.Ticket(b"c" * 16, 1, 0)
+    try:
+        link = rpc_link.Link(server.address, _SECRET, b"", None)
+        assert wire.decode(link.call(request, ticket, 20), 1) == "secret words"
+        link.close()
+        link = rpc_link.Link(server.address, _WRONG, b"", None)
+        with pytest.raises(grpc.RpcError) as caught:
+            link.call(request, ticket, 3)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "it never came to a call"
+        link.close()
+        metadata = credentials.sign_request(_SECRET, b"", ticket)
+        with grpc.insecure_channel(server.address) as plain, pytest.raises(grpc.RpcError):
+            plain.unary_unary(rpc_server.CALL_PATH)(request, timeout=3, metadata=metadata)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("10.0.0.7", False), ("a", False)],
+)
+def test_which_connections_stay_on_this_machine(host, is_local):
+    assert certificates.is_local(host) == is_local
+
+
+# What a process on another machine tries, at the ports of a replay and of a node.
+_STRANGER = """
+import socket, ssl, sys
+import grpc, reverb
+from launchpad.nodes.reverb import tunnel
+from launchpad.rpc import credentials, wire
+from launchpad.rpc import link as rpc_link
+from launchpad.rpc import server as rpc_server
+
+def attempt(what, do):
+    try:
+        print(what, "->", do())
+    except Exception as error:
+        print(what, "-> refused", type(error).__name__)
+
+def read(address, secret):
+    client = reverb.Client(address if secret is None else tunnel.connect(address, secret))
+    client.server_info(timeout=5)  # Raises where an insertion would wait for ever.
+    client.insert([1.0], {"queue": 1.0})
+    return client.server_info(timeout=5)["queue"].current_size
+
+def call(address, secret):
+    ticket = credentials.Ticket(b"c" * 16, 1, 0)
+    body = wire.encode(b"", b"same", (("words",), {}))
+    if secret is not None:
+        return wire.decode(rpc_link.Link(address, secret, b"", None).call(body, ticket, 5), 1)
+    with grpc.insecure_channel(address) as channel:
+        return channel.unary_unary(rpc_server.CALL_PATH)(body, timeout=5)
+
+def read_some(connection):
+    if not (found := connection.recv(100)) or found[0] == 21:  # An alert of TLS is no answer.
+        raise ConnectionError
+    return found
+
+def greet(address):
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port)), 5) as plain:
+        with context.wrap_socket(plain) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+            return read_some(connection)
+
+replay, node = sys.argv[1:]
+for name, secret in (("plain", None), ("other program", b"w" * 32), ("program", b"r" * 32)):
+    if name != "plain":
+        attempt(name + ": replay", lambda: read(replay, secret))
+    attempt(name + ": call", lambda: call(node, secret))
+attempt("no certificate: replay", lambda: greet(replay))
+attempt("no certificate: call", lambda: greet(node))
+with socket.create_connection(tuple([replay.split(":")[0], int(replay.split(":")[1])]), 5) as raw:
+    raw.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(9))
+    raw.settimeout(5)
+    attempt("plain: replay", lambda: read_some(raw))
+"""
+
+
+@pytest.mark.processes
+def test_a_stranger_on_another_machine_reads_writes_and_runs_nothing(serve, other_host):
+    name, _ = other_host
+    start, _ = serve
+    node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
+    start("10.77.43.1", book, node)
+    server = rpc_server.MethodServer(_SECRET, host="10.77.43.1")
+    calls = []
+    server.bind("same", lambda value: calls.append(value) or value)
+    server.start()
+    try:
+        replay = book.get(node.reverb_address.key)
+        command = ["ip", "netns", "exec", name, sys.executable, "-c", _STRANGER]
+        found = subprocess.run(
+            [*command, replay, server.address], capture_output=True, text=True, timeout=110
+        )
+        lines = [line for line in found.stdout.splitlines() if "->" in line]
+        assert lines.count("program: replay -> 1") == 1, found
+        assert lines.count("program: call -> words") == 1, found
+        refused = [line for line in lines if not line.startswith("program:")]
+        assert len(refused) == 6 and all("refused" in line for line in refused), lines
+        assert calls == ["words"]
+    finally:
+        server.stop()
