@@ -1,22 +1,38 @@
-"""Random data in place of checkpoints, settings and remote calls: one line, and no crash."""
+"""Random data in place of checkpoints, settings, calls, rows and datasets: one line, and no crash.
+
+The suite tries the same examples each time. To try others, say how many of each kind:
+
+    FUZZ_EXAMPLES=5000 python -m pytest tests/faults/test_fuzz.py --timeout 3000
+"""
 
 import json
+import os
 import shutil
+import types
 
+import numpy as np
 import pytest
+import reverb
+from acme import specs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
+from agents.datasets.reading import EpisodeDataset
+from agents.replay.config import ReplayConfig
+from agents.replay.table import TABLE, LearnerDemand, make_table
+from agents.replay.transitions import TransitionLayout
 from launchpad.rpc import credentials, server, wire
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
+_COUNT = os.environ.get("FUZZ_EXAMPLES")
 often = settings(
-    max_examples=150,
+    max_examples=int(_COUNT or 150),
     deadline=None,
-    derandomize=True,  # The same in every run of the suite.
+    derandomize=_COUNT is None,  # The same in every run of the suite.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 values = st.recursive(
@@ -113,3 +129,84 @@ def test_signatures_of_calls(value):
     )[0][0]
     metadata = ((key, value), ("other", "text"))
     assert credentials.verify_request(b"s" * credentials.SECRET_BYTES, b"", metadata) is None
+
+
+SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((2,), np.float32),
+    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
+    rewards=specs.Array((), np.float32),
+    discounts=specs.Array((), np.float32),
+)
+numbers = st.floats(width=32) | st.floats(-1.0, 1.0, width=32)
+arrays = npst.arrays(
+    st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_]),
+    npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7),
+)
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A client of a replay with the table of an agent, and the layout of its rows."""
+    layout = TransitionLayout(SPEC)
+    made = make_table(ReplayConfig(min_size=100_000), LearnerDemand(1, 1, 1), layout)
+    found = reverb.Server([made])
+    yield reverb.Client(f"localhost:{found.port}"), layout
+    found.stop()
+
+
+@often
+@given(row=arrays | npst.arrays(np.float32, (7,)))
+def test_rows_of_the_replay(table, row):
+    """The table holds rows of its signature; others are refused when they are inserted."""
+    client, layout = table
+    signature = layout.signature
+    fits = signature.dtype.as_numpy_dtype == row.dtype and signature.shape == row.shape
+    before = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
+    try:
+        with client.trajectory_writer(1) as writer:
+            writer.append([row])
+            writer.create_item(TABLE, 1.0, writer.history[0][-1])
+            writer.flush()
+        inserted = True
+    except (ValueError, RuntimeError):
+        inserted = False
+    assert inserted == fits
+    after = client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
+    assert after - before == inserted
+
+
+@often
+@given(
+    steps=st.integers(0, 3),
+    extra=st.sampled_from([0, 0, 0, 1, -1]),
+    shapes=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    data=st.data(),
+)
+def test_episodes_of_a_dataset(steps, extra, shapes, data):
+    """An episode is taken as it is, or refused in a line; nothing else comes out of it."""
+
+    def draw(*shape):
+        return data.draw(npst.arrays(np.float32, shape, elements=numbers))
+
+    episode = types.SimpleNamespace(
+        observations=draw(steps + 1, shapes[0]),
+        actions=draw(max(steps + extra, 0), shapes[1]),
+        rewards=draw(steps),
+        terminations=data.draw(npst.arrays(np.bool_, (steps,))),
+        truncations=data.draw(npst.arrays(np.bool_, (steps,))),
+        infos=None,
+    )
+    bounds = np.full(shapes[1], 1.0)
+    try:
+        read = EpisodeDataset("mine", None, -bounds, bounds)._episode(3, episode)
+    except UsageError as error:
+        message = str(error)
+    else:
+        message = None
+    if message is not None:
+        assert "\n" not in message and "in episode 3 of the dataset mine" in message
+        return
+    assert len(read.actions) == len(read.rewards) == len(read.discounts) == steps > 0
+    assert len(read.observations) == steps + 1 and np.abs(read.actions).max() <= 1
+    for array in (read.observations, read.actions, read.rewards, read.discounts):
+        assert np.isfinite(array).all()
