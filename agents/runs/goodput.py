@@ -40,11 +40,12 @@ def lost_seconds(run_dir: Path) -> tuple[float, float]:
     if len(seconds) < 3:
         return 0.0, 0.0
     duration = np.diff(seconds)
-    grown = np.diff(np.maximum.accumulate(table["learner_steps"]))
+    grown = np.diff(table["learner_steps"])
     moved = (grown > 0) & (duration > 0)
     if not moved.any():
         return 0.0, float(seconds[-1] - seconds[0])
     rate = float(np.median(grown[moved] / duration[moved]))
+    # Steps that a kill has undone count as negative ones.
     still = grown < _STANDS_STILL * rate * duration
     lost = duration[still] - grown[still] / rate
     return float(lost.sum()), float(seconds[-1] - seconds[0])

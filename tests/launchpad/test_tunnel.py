@@ -217,6 +217,7 @@ def greet(address):
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
     with socket.create_connection((host, int(port)), 5) as plain:
         with context.wrap_socket(plain) as connection:
             connection.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
