@@ -55,9 +55,9 @@ class Run:
     def megabytes(self) -> float:
         """Memory of all its processes; PSS, so that shared pages are shared out."""
         total = 0
-        for process in [self.process, *self.process.children(recursive=True)]:
+        for pid in self.left():
             with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
-                total += process.memory_full_info().pss
+                total += psutil.Process(pid).memory_full_info().pss
         return total / 1e6
 
     def roles(self) -> dict[str, int]:
@@ -90,6 +90,10 @@ class Run:
         """The newest checkpoint; None before the first."""
         found = sorted((self.run_dir / "checkpoints").glob("0*_step_*"))
         return found[-1] if found else None
+
+    def num_checkpoints(self) -> int:
+        """How many checkpoints there are."""
+        return len(list((self.run_dir / "checkpoints").glob("0*_step_*")))
 
     def saved_step(self) -> int:
         """Learner steps of the newest checkpoint; 0 before the first."""

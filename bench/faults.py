@@ -94,10 +94,10 @@ class Soak:
         self._first_step = 0
 
     def await_first(self) -> None:
-        """Waits until the run makes steps and has a checkpoint."""
+        """Waits until the run makes steps and has two checkpoints, of which one may be damaged."""
         self._await_progress((0,) * len(self._run.progress()), self._deadline)
         until = time.monotonic() + self._deadline
-        while self._run.newest() is None and time.monotonic() < until:
+        while self._run.num_checkpoints() < 2 and time.monotonic() < until:
             time.sleep(_POLL)
         self.first_at, self._first_step = time.monotonic(), self._run.progress()[-1]
 
