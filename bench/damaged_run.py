@@ -95,11 +95,6 @@ class Run:
         """How many checkpoints there are."""
         return len(list((self.run_dir / "checkpoints").glob("0*_step_*")))
 
-    def saved_step(self) -> int:
-        """Learner steps of the newest checkpoint; 0 before the first."""
-        newest = self.newest()
-        return int(newest.name.rpartition("_")[2]) if newest else 0
-
     def wait_for_end(self, seconds: float) -> int | None:
         """Exit status of the command; None if it does not end within `seconds`."""
         try:
