@@ -14,6 +14,8 @@ _LOG = logging.getLogger(__name__)
 
 # Set to 1 by `--open-ports`, for this process and those that it starts.
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
+# Keepalives probe a connection on which nothing is sent.
+_PROBE_SECONDS = 5
 _INTERFACES = Path("/sys/class/net")
 
 
@@ -36,6 +38,24 @@ def reserve(host: str) -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((host, 0))
     return holder
+
+
+def give_up_silence(connection: socket.socket, seconds: float) -> None:
+    """Ends a connection whose other machine has been silent for a time.
+
+    Args:
+      connection: a TCP connection.
+      seconds: time without a sign of the other machine.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _PROBE_SECONDS),
+        (socket.TCP_KEEPINTVL, _PROBE_SECONDS),
+        # Without it, what was sent last is sent again for some fifteen minutes.
+        (socket.TCP_USER_TIMEOUT, int(1000 * seconds)),
+        (socket.TCP_NODELAY, 1),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo") -> bool:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 
 from launchpad.launch import channel as lp_channel
+from rl_replicator.processes import ports
 
 # What a node sends first: a random challenge, its own key, its process id, and the signature of
 # these. The launcher answers with its signature of the challenge. The secret itself never travels.
@@ -24,8 +25,6 @@ _HELLO_SECS = 10.0
 # node elsewhere, and a node on a machine that was cut off must not go on as well. A shorter
 # interruption is survived.
 _SILENCE_SECS = 60.0
-# Keepalives probe a connection on which nothing is sent.
-_PROBE_SECS = 5
 
 OnCall = Callable[[lp_channel.Channel, int], object]
 
@@ -74,7 +73,7 @@ class Switchboard:
                 if on_call is not None:
                     connection.sendall(_sign(self._secret, b"launcher", challenge))
                     connection.settimeout(None)
-                    _keep_alive(connection)
+                    ports.give_up_silence(connection, _SILENCE_SECS)
                     on_call(lp_channel.Channel(connection), pid)
                     return
         except OSError:
@@ -108,21 +107,9 @@ def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Chan
             f"the process at {address[0]}:{address[1]} is not the launcher of this program"
         )
     connection.settimeout(None)
-    _keep_alive(connection)
+    ports.give_up_silence(connection, _SILENCE_SECS)
     return lp_channel.Channel(connection)
 
 
 def _sign(secret: bytes, role: bytes, content: bytes) -> bytes:
     return hmac.digest(secret, role + content, "sha256")
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, _PROBE_SECS),
-        (socket.TCP_KEEPINTVL, _PROBE_SECS),
-        # Without it, what was sent last is sent again for some fifteen minutes.
-        (socket.TCP_USER_TIMEOUT, int(1000 * _SILENCE_SECS)),
-        (socket.TCP_NODELAY, 1),
-    ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from launchpad.rpc import certificates
+from rl_replicator.processes import ports
 
 LOOPBACK = "127.0.0.1"
 # Of one read: large samples pass in few pieces.
@@ -79,7 +80,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _listen(listener: socket.socket, connect: _Connect, shown: ssl.SSLContext | None) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            _give_up_silence(writer)
+            ports.give_up_silence(writer.get_extra_info("socket"), _SILENCE_SECS)
             await _join(reader, writer, *await connect())
         writer.close()
 
@@ -97,7 +98,7 @@ async def _open(
     reader, writer = await asyncio.open_connection(
         host, port, ssl=shown, limit=_CHUNK_BYTES, ssl_handshake_timeout=timeout
     )
-    _give_up_silence(writer)
+    ports.give_up_silence(writer.get_extra_info("socket"), _SILENCE_SECS)
     return reader, writer
 
 
@@ -123,12 +124,3 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         while data := await reader.read(_CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
-
-
-def _give_up_silence(writer: asyncio.StreamWriter) -> None:
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    silence = int(1000 * _SILENCE_SECS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)
