@@ -49,7 +49,14 @@ class Verdict(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The arguments of `attempt`."""
+    """A module whose text is replaced, and the tests to run on it.
+
+    Attributes:
+      module: dotted name.
+      source: its text.
+      tests: files of tests, from the repository's root.
+      timeout: seconds after which the tests are ended, which counts as killed.
+    """
 
     module: str
     source: str
@@ -78,36 +85,27 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, self._path)
 
 
-def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdict:
+def verdict(attempt: Attempt) -> Verdict:
     """Runs tests on a module whose text is replaced, in a fork.
 
     The text is written to a file, because AutoGraph compiles from the source file of a function.
-
-    Args:
-      module: dotted name of the module.
-      source: its text.
-      tests: files of tests, from the repository's root.
-      timeout: seconds after which the tests are ended, which counts as killed.
-
-    Returns:
-      The verdict.
 
     Raises:
       RuntimeError: if pytest could not run the tests.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder) / f"{module.rpartition('.')[2]}.py", Path(folder) / "log"
-        path.write_text(source)
+        path, log = Path(folder) / f"{attempt.module.rpartition('.')[2]}.py", Path(folder) / "log"
+        path.write_text(attempt.source)
         child = os.fork()
         if child == 0:
             status = 70
             try:
-                status = _test(module, path, log, tests)
+                status = _test(attempt.module, path, log, attempt.tests)
             finally:
                 os._exit(status)
         try:
-            status = _wait(child, started + timeout)
+            status = _wait(child, started + attempt.timeout)
         finally:  # Ends all that the tests have started, too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
@@ -119,7 +117,7 @@ def attempt(module: str, source: str, tests: list[str], timeout: float) -> Verdi
     if status == 0:
         return Verdict(None, seconds)
     if status in (4, 5):
-        raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{text}")
+        raise RuntimeError(f"pytest could not run {' '.join(attempt.tests)}:\n{text}")
     found = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\w+\.py(?:::\w+)?)", text, re.M)
     return Verdict(found.group(1) if found else f"exit status {status}", seconds)
 
@@ -191,10 +189,6 @@ def _preload() -> None:
         sys.exit("expected one thread before the forks; set OPENBLAS_NUM_THREADS=1")
 
 
-def _attempt(arguments: Attempt) -> Verdict:
-    return attempt(*arguments)
-
-
 def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], jobs: int) -> None:
     """Runs mutants, and prints their table and a summary.
 
@@ -211,12 +205,12 @@ def _try_all(selected: dict[str, list[Mutant]], tests: dict[str, list[str]], job
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
         unchanged = [Attempt(m, _file_of(m).read_text(), tests[m], 1800) for m in selected]
         limits = {}
-        for module, verdict in zip(selected, pool.imap(_attempt, unchanged), strict=True):
-            if verdict.killer:
-                sys.exit(f"{module}: its tests fail without any fault: {verdict.killer}")
-            limits[module] = max(_MIN_SECONDS, 5 * verdict.seconds)
+        for module, result in zip(selected, pool.imap(verdict, unchanged), strict=True):
+            if result.killer:
+                sys.exit(f"{module}: its tests fail without any fault: {result.killer}")
+            limits[module] = max(_MIN_SECONDS, 5 * result.seconds)
         verdicts = pool.imap(
-            _attempt,
+            verdict,
             [Attempt(m, x.source, tests[m], limits[m]) for m in selected for x in selected[m]],
         )
         counts = {
