@@ -133,7 +133,7 @@ class Convolution(snt.Module):
 class ResidualSection(snt.Module):
     """A convolution, a pooling that halves the maps, and two residual blocks (IMPALA)."""
 
-    def __init__(self, filters: int, input_scale: float = 1.0, name: str = "section"):
+    def __init__(self, filters: int, input_scale: float, name: str):
         super().__init__(name=name)
         self._first = Convolution(filters, 3, 1, "SAME", input_scale, name="first")
         self._residuals = [

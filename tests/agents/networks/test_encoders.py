@@ -24,6 +24,56 @@ def test_encoders_agree_in_both_precisions(kind):
     assert features.shape == (2, sizes[kind])
 
 
+# (height, width, channels in, filters) of all convolutions, for frames of nine channels.
+_KERNELS = {
+    "small": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
+    "nature": [(8, 8, 9, 32), (4, 4, 32, 64), (3, 3, 64, 64)],
+    "drq_v2": [(3, 3, 9, 32)] + 3 * [(3, 3, 32, 32)],
+    "impala": [
+        kernel
+        for channels, filters in ((9, 16), (16, 32), (32, 32))
+        for kernel in [(3, 3, channels, filters)] + 4 * [(3, 3, filters, filters)]
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ["small", "nature", "drq_v2", "impala"])
+def test_convolutions_have_the_published_shapes_and_keep_the_variance(kind):
+    encoder = make_encoder(kind, tf.float32, "encoder")
+    encoder(tf.zeros([1, 64, 64, 9], tf.uint8))
+    kernels = [v.numpy() for v in encoder.variables if v.shape.rank == 4]
+    assert sorted(k.shape for k in kernels) == sorted(_KERNELS[kind])
+    for kernel in kernels:
+        matrix = kernel.reshape(-1, kernel.shape[-1])
+        rows, columns = matrix.shape
+        product = matrix.T @ matrix if rows >= columns else matrix @ matrix.T
+        np.testing.assert_allclose(product, 2 * np.eye(min(rows, columns)), atol=1e-5)
+
+
+def test_impala_is_three_sections_of_two_residual_blocks():
+    encoder = make_encoder("impala", tf.float32, "encoder")
+    frames = np.random.default_rng(1).integers(0, 256, (2, 21, 18, 3), dtype=np.uint8)
+    encoder(tf.constant(frames))  # Makes the variables.
+    for variable in encoder.variables:  # Biases are 0 in the beginning.
+        if variable.shape.rank == 1:
+            variable.assign(np.random.default_rng(2).normal(size=variable.shape))
+    features = encoder(tf.constant(frames))
+    weights = {variable.name: variable for variable in encoder.variables}
+
+    def convolve(x, name):
+        w, b = weights[f"encoder/{name}/w:0"], weights[f"encoder/{name}/b:0"]
+        return tf.nn.conv2d(x, w, 1, "SAME") + b
+
+    x = tf.constant(frames / 255 - 0.5, tf.float32)
+    for i in range(3):
+        x = tf.nn.max_pool2d(convolve(x, f"block_{i}/first"), 3, 2, "SAME")
+        for j in range(2):
+            inner = convolve(tf.nn.relu(x), f"block_{i}/residual_{j}_0")
+            x = x + convolve(tf.nn.relu(inner), f"block_{i}/residual_{j}_1")
+        x = tf.nn.relu(x)
+    np.testing.assert_allclose(features, tf.reshape(x, [2, -1]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["small", "impala"])
 def test_frames_are_scaled_to_half_around_zero(kind):
     frames = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 9), dtype=np.uint8)
