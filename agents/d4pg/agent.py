@@ -45,8 +45,9 @@ class D4PG(OffPolicyAgent):
     def atoms(self) -> np.ndarray:
         """Returns the support of the critic: [Z] float32, evenly spaced.
 
-        A return lies between the lowest and the highest reward times 1 / (1 - gamma), the sum of
-        gamma**t over all t.
+        The sum of gamma**t over all t is 1 / (1 - gamma). An episode may end at any step, with
+        returns near 0. So a return lies between the lowest reward, or 0 if that is less, times this
+        sum, and the highest reward, or 0 if that is more, times this sum.
 
         Raises:
           ConfigError: if neither the environment nor the config bounds the rewards.
@@ -55,9 +56,9 @@ class D4PG(OffPolicyAgent):
         horizon = 1.0 / (1.0 - self.discount)
         low, high = config.value_min, config.value_max
         if low is None:
-            low = float(getattr(reward, "minimum", -np.inf)) * horizon
+            low = min(0.0, float(getattr(reward, "minimum", -np.inf))) * horizon
         if high is None:
-            high = float(getattr(reward, "maximum", np.inf)) * horizon
+            high = max(0.0, float(getattr(reward, "maximum", np.inf))) * horizon
         if math.isfinite(low) and math.isfinite(high) and low >= high:
             raise ConfigError(
                 f"--agent.value-min: expected less than the highest return ({high:g}), got "

@@ -67,3 +67,19 @@ def test_a_run_of_before_keeps_the_items_of_its_table():
     assert restored(D4PGConfig, {"replay": {"min_size": 5}}).replay.transitions_per_item == 1
     later = restored(D4PGConfig, {"replay": {"min_size": 5, "transitions_per_item": 4}})
     assert (later.replay.transitions_per_item, later.replay.min_size) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "support"),
+    [((0, 1), (0, 100)), ((-2, -1), (-200, 0)), ((0.5, 1), (0, 100)), ((-1, 2), (-100, 200))],
+)
+def test_the_support_holds_the_returns_of_episodes_that_end_soon(rewards, support):
+    """A last step has a return of one reward, which a sum over all time would leave out."""
+    spec = specs.EnvironmentSpec(
+        observations=specs.Array((3,), np.float32),
+        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        rewards=specs.BoundedArray((), np.float32, *rewards),
+        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
+    )
+    atoms = D4PG(D4PGConfig(discount=0.99), spec).atoms()
+    assert (atoms[0], atoms[-1]) == pytest.approx(support, rel=1e-4)
