@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
-from environments.errors import EnvironmentNameError
+from environments.errors import EnvironmentNameError, of_user_code
 from environments.libraries.similar_names import hint
 
 
@@ -22,8 +23,14 @@ def make(name: str) -> Any:
     """
     import gymnasium
 
+    module, _, identifier = name.rpartition(":")
     try:
-        spec = gymnasium.spec(name)
+        if module:
+            if importlib.util.find_spec(module.partition(".")[0]) is None:
+                raise ModuleNotFoundError(f"no module named {module!r}")
+            with of_user_code(f"the module {module}", "be imported"):
+                importlib.import_module(module)
+        spec = gymnasium.spec(identifier)
         # Without Gymnasium's own checks, which warn where `timesteps` refuses.
         options: dict[str, Any] = {"disable_env_checker": True}
         try:

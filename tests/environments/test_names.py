@@ -1,6 +1,7 @@
 """Environments of other libraries by name, wrappers, time limits, and what check-env finds."""
 
 import re
+import sys
 
 import gymnasium
 import numpy as np
@@ -53,6 +54,22 @@ def test_any_id_of_gymnasium():
         assert timesteps[-1].last() and timesteps[-1].discount == 0.0
     finally:
         del gymnasium.registry["tests/Seven-v0"]
+
+
+@pytest.mark.parametrize("identifier", ["Own-v0", "own/Own-v0"])
+def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identifier):
+    (tmp_path / "registering.py").write_text(
+        "import gymnasium\n"
+        "from tests.environments.gymnasium_fake import Seven\n"
+        f"gymnasium.register({identifier!r}, Seven, kwargs={{'terminates': True}})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        timesteps = _play(environments.make(f"gym:registering:{identifier}", seed=0), 7)
+        assert timesteps[-1].last()
+    finally:
+        gymnasium.registry.pop(identifier, None)
+        sys.modules.pop("registering", None)
 
 
 @pytest.mark.parametrize(
