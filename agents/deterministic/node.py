@@ -81,6 +81,7 @@ class DeterministicNode:
         """Trains until all environment steps are taken, or the program stops."""
         try:
             with self._watch:
+                self._evaluate_if_due()  # A run that was stopped meanwhile has not.
                 while self._steps < self._plan.total_steps and not lp.stop_event().is_set():
                     self._step()
                     if time.monotonic() >= self._save_at:
@@ -117,10 +118,15 @@ class DeterministicNode:
             self._report(episodes)
         if self._steps % _STEPS_PER_METRICS == 0:
             self._counter.report_learner(self._learner.num_steps, 0.0, self._learner.metrics())
-        every = self._plan.evaluation.every
-        if self._steps % every == 0 and self._steps < self._plan.total_steps:
+        self._evaluate_if_due()
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluates the policy after so many steps, unless that was done before a stop."""
+        is_due = self._steps % self._plan.evaluation.every == 0
+        if is_due and 0 < self._steps < self._plan.total_steps:
             self._report([])
-            self._evaluator.evaluate(self._steps, self._plan.evaluation.episodes)
+            if self._counter.progress().evaluation_step < self._steps:
+                self._evaluator.evaluate(self._steps, self._plan.evaluation.episodes)
 
     def _report(self, episodes: list[Episode]) -> None:
         self._counter.lease(0, self._unreported, 0.0, episodes)

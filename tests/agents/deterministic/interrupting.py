@@ -8,8 +8,13 @@ from pathlib import Path
 import dm_env
 
 # "SIGNAL STEP RUN_DIR": from that step of this process on, the signal is sent as soon as the run
-# has a checkpoint of a learner that has trained.
+# has a checkpoint of a learner that has trained. "SIGNAL eSTEP RUN_DIR": that step of the first
+# evaluation.
 VARIABLE = "TEST_INTERRUPT"
+
+
+# Those that step, in the order in which they began: that of the actor, then one of evaluations.
+_stepping: list["Interrupting"] = []
 
 
 class Interrupting(dm_env.Environment):
@@ -19,14 +24,18 @@ class Interrupting(dm_env.Environment):
         self._environment = environment
         self._steps = 0
         name, step, run_dir = os.environ.get(VARIABLE, "SIGINT -1 .").split()
-        self._signal, self._first, self._run = getattr(signal, name), int(step), Path(run_dir)
+        self._signal, self._run = getattr(signal, name), Path(run_dir)
+        self._first, self._stepping = int(step.lstrip("e")), int(step.startswith("e"))
 
     def step(self, action):
         self._steps += 1
-        if 0 <= self._first <= self._steps:
+        if self._steps == 1:
+            _stepping.append(self)
+        if _stepping.index(self) == self._stepping and 0 <= self._first <= self._steps:
             if self._has_checkpoint():
                 self._first = -1
                 os.kill(os.getpid(), self._signal)
+                time.sleep(0.5)  # An evaluation shall not end before the main thread has noticed.
             else:
                 time.sleep(0.1)  # On a busy machine the next checkpoint takes its time.
         return self._environment.step(action)

@@ -1,6 +1,7 @@
 """Deterministic runs: killed, stopped or left alone, they end with the same bits."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -83,7 +84,14 @@ def test_a_killed_and_a_stopped_run_end_with_the_weights_of_an_undisturbed_one(t
     status, output = finish(start(tmp_path / "cut", "SIGINT 90"))
     assert status == 128 + signal.SIGINT and "stopped and saved" in output, output
     assert "continuing in" in output
-    step = Checkpointer(tmp_path / "cut" / "checkpoints").latest().step
+    status, output = finish(start(tmp_path / "cut", "SIGTERM e5"))
+    assert status == 128 + signal.SIGTERM and "stopped and saved" in output, output
+    checkpoint = Checkpointer(tmp_path / "cut" / "checkpoints").latest()
+    progress = json.loads((checkpoint.path / "progress" / "state.json").read_text())
+    # An evaluation was cut off.
+    assert progress["environment_steps"] in (500, 1000)
+    assert progress["evaluation"]["step"] == progress["environment_steps"] - 500
+    step = checkpoint.step
     assert 0 < step < (1500 - 200) * 8 / 16
     status, output = finish(start(tmp_path / "cut"))
     assert status == 0, output
