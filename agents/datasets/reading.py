@@ -24,7 +24,14 @@ class EpisodeDataset:
       name: the name as the user gave it.
     """
 
-    def __init__(self, name: str, data: Any, low: np.ndarray, high: np.ndarray):
+    def __init__(
+        self,
+        name: str,
+        data: Any,
+        low: np.ndarray,
+        high: np.ndarray,
+        rewards: tuple[float, float],
+    ):
         """Stores the dataset; see `open_dataset`.
 
         Args:
@@ -32,8 +39,9 @@ class EpisodeDataset:
           data: the `minari.MinariDataset`.
           low: [A] lower bounds of its actions, which become -1.
           high: [A] upper bounds, which become 1.
+          rewards: the lowest and the highest reward of the environment.
         """
-        self.name = name
+        self.name, self._rewards = name, rewards
         self._data = data
         self._low, self._high = low, high
 
@@ -92,7 +100,16 @@ class EpisodeDataset:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise wrong(f"finite {name}", "NaN or infinity")
+        lowest, highest = self._rewards
+        beyond = _TOLERANCE * max([1.0, *(abs(x) for x in self._rewards if np.isfinite(x))])
+        rewards = arrays["rewards"]
+        if rewards.min() < lowest - beyond or rewards.max() > highest + beyond:
+            raise wrong(
+                f"rewards from {lowest:g} to {highest:g}, as the environment gives them",
+                f"{rewards.min():g} to {rewards.max():g}",
+            )
         scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
+        scale = np.where(scale > 0, scale, 1.0)  # A number that is always the same.
         actions = ((arrays["actions"].reshape(steps, -1) - offset) / scale).astype(np.float32)
         if np.abs(actions).max() > 1 + _TOLERANCE:
             raise wrong("actions within the dataset's action space", "one outside of it")
@@ -128,14 +145,22 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     with _readable(name):
         data = _opened(name)
     about = data.storage.metadata.get(minari_library.METADATA, {})
-    recorded = about.get("config", {}).get("identity", {}).get("env", task.name)
-    if recorded != task.name:
-        raise UsageError(
-            f"expected episodes of {task.name} in the dataset {name}, got those of {recorded}, "
-            "whose rewards are others"
+    identity = about.get("config", {}).get("identity", {})
+    if identity:
+        own, recorded = (
+            " in ".join([named, *wrappers])
+            for named, wrappers in (
+                (task.name, task.wrap),
+                (identity["env"], identity.get("wrap", ())),
+            )
         )
+        if recorded != own:
+            raise UsageError(
+                f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
+                "whose rewards are others"
+            )
     environment: Any = task.make(seed=0)
-    own = environment.own_action_spec
+    action_spec, rewards = environment.own_action_spec, environment.reward_spec()
     size, num_actions = environment.observation_spec().shape[0], environment.action_spec().shape[0]
     environment.close()
     for kind, expected, space in (
@@ -148,8 +173,9 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
                 f"expected {kind} in a Box of {expected} numbers in the dataset {name}, as "
                 f"{task.name} has them, got {space}; record episodes of {task.name}"
             )
-    low, high = _range(name, data.action_space, own)
-    return EpisodeDataset(name, data, low, high)
+    low, high = _range(name, data.action_space, action_spec)
+    bounds = getattr(rewards, "minimum", -np.inf), getattr(rewards, "maximum", np.inf)
+    return EpisodeDataset(name, data, low, high, (float(bounds[0]), float(bounds[1])))
 
 
 def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:

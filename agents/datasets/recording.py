@@ -11,10 +11,7 @@ from acme.adders import base as adders
 
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode
-from agents.plan.evaluation import EvaluationSchedule
 from agents.policies.policy import Policy
-
-_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +112,13 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
     context = ExplorationContext(np.random.default_rng(seed), lambda: policy.environment_steps)
     actor = _SingleActor(policy, context) if explore else policy.actor
     recorder = _Recorder(actor)
-    max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
     for episode_seed in range(seed, seed + episodes):
         # An episode follows from its own seed, whatever was played before it.
         context.random.bit_generator.state = np.random.default_rng(episode_seed).bit_generator.state
         context.memory.clear()
         environment = policy.make_environment(episode_seed)
         try:
-            evaluation_episode(environment, recorder, max_actions)
+            evaluation_episode(environment, recorder, policy.max_actions)
         finally:
             environment.close()
         yield recorder.episode(episode_seed)

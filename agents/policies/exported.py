@@ -31,7 +31,8 @@ class ExportedActor(core.Actor):
         self._model = model
         low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
         high = np.broadcast_to(action_spec.maximum, action_spec.shape).astype(np.float32)
-        self._half, self._middle = ((high - low) / 2).reshape(-1), ((high + low) / 2).reshape(-1)
+        half, self._middle = ((high - low) / 2).reshape(-1), ((high + low) / 2).reshape(-1)
+        self._half = np.where(half > 0, half, 1)  # A number that is always the same.
 
     def select_action(self, observation: np.ndarray) -> np.ndarray:
         """Returns the action, [A] float32 in [-1, 1], as our environments take it."""

@@ -19,7 +19,7 @@ def minari_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
 
-def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED):
+def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=()):
     """Makes a dataset of two actions as other programs do; `changes` replaces arrays of it."""
     arrays = {
         "observations": np.arange(15.0).reshape(3, 5),
@@ -35,7 +35,8 @@ def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED):
         observation_space=spaces.Box(-np.inf, np.inf, observation, np.float64),
         action_space=spaces.Box(low, high, dtype=np.float64),
     )
-    dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": {"env": env}}}})
+    identity = {"env": env, "wrap": [*wrap]}
+    dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": identity}}})
 
 
 def test_actions_are_mapped_from_the_range_of_the_environment():
@@ -70,6 +71,13 @@ def test_an_episode_without_an_end_was_cut_off():
         ({}, {"observation": (4,)}, "expected observations in a Box of 5 numbers"),
         ({}, {"low": np.zeros(3), "high": np.ones(3)}, "expected actions in a Box of 2 numbers"),
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
+        (
+            {"rewards": np.array([0.5, 50.0])},
+            {},
+            "expected rewards from 0 to 1, as the environment gives them in episode 0 of the "
+            "dataset a-v0, got 0.5 to 50",
+        ),
+        ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, whose rewards are others"),
     ],
 )
