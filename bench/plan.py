@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.capacity.command import deploy
+from agents.capacity.command import deploy, samples_ahead
 from agents.capacity.hardware import Hardware
 from agents.capacity.parts import Parts
 from bench import harness
@@ -59,6 +59,7 @@ CASES = {
 COMMON = [*TASK, "--no-video", "--evaluation.every", "100000000", "--checkpoint-seconds", "1000"]
 STEPS = 10_000_000  # More than a run takes before it is stopped.
 RUNS_PER_MEASUREMENT = 4
+SIMULATED_SECONDS = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -157,14 +158,19 @@ def watched(process: subprocess.Popen, run_dir: Path, seconds: float) -> float:
     return watch.free(begun or 0.0, time.time())
 
 
-def predict(parts: Parts, words: list[str], cores: float) -> Any:
-    """Returns the prediction for a run."""
-    from agents.capacity import model
+def predict(parts: Parts, words: list[str], cores: float) -> tuple[Any, Any]:
+    """Returns the bound on a run's speed, and its simulation."""
+    from agents.capacity import model, simulation
 
     trainable: Any = trainables.load("d4pg")
     settings = options.parse(trainable.options_type([]), "bench", [*COMMON, *words])
     hardware = Hardware(cores=cores)
-    return model.predict(parts, deploy(settings, hardware), hardware)
+    deployment = deploy(settings, hardware)
+    ahead = samples_ahead(settings.agent, deployment)
+    return (
+        model.predict(parts, deployment, hardware),
+        simulation.simulate(parts, deployment, hardware, ahead, SIMULATED_SECONDS),
+    )
 
 
 def main() -> None:
@@ -187,7 +193,7 @@ def main() -> None:
                 parts = measure_parts(Path(folder), chosen.measure_seconds)
                 print(dataclasses.asdict(parts), flush=True)
             environment, learner, free = run(words, Path(folder), chosen.seconds)
-            predicted = predict(parts, words, free)
+            predicted, simulated = predict(parts, words, free)
             # The limiter lets either side run ahead for some seconds.
             actions = (environment + learner / predicted.deployment.steps_per_action) / 2
             row = {
@@ -198,6 +204,8 @@ def main() -> None:
                 "predicted_environment_steps": round(predicted.environment_steps, 1),
                 "predicted_learner_steps": round(predicted.learner_steps, 2),
                 "error": round(predicted.actions / actions - 1, 3),
+                "simulated_environment_steps": round(simulated.actions, 1),
+                "simulated_error": round(simulated.actions / actions - 1, 3),
                 "bottleneck": predicted.bottleneck.name,
                 "machine": parts.machine,
             }
@@ -206,6 +214,7 @@ def main() -> None:
             print(
                 f"| {name} | {free:.2f} | {environment:,.0f} | {predicted.environment_steps:,.0f} "
                 f"| {learner:,.1f} | {predicted.learner_steps:,.1f} | {row['error']:+.0%} "
+                f"| {simulated.actions:,.0f} | {row['simulated_error']:+.0%} "
                 f"| {predicted.bottleneck.name} |",
                 flush=True,
             )

@@ -1,8 +1,10 @@
 """What `rl-replicator plan` does: measures, predicts, and prints."""
 
+import dataclasses
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
@@ -47,6 +49,8 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
         samples_per_insert=options.agent.replay.samples_per_insert,
         action_repeat=options.task.action_repeat,
         evaluation=options.evaluation.episodes / options.evaluation.every,
+        item_length=options.agent.replay.item_length,
+        steps_per_call=options.agent.steps_per_call,
     )
 
 
@@ -68,6 +72,7 @@ def run(
     hardware: Hardware,
     path: Path | None,
     seconds: float,
+    simulated_seconds: float,
 ) -> int:
     """Prints the plan.
 
@@ -77,6 +82,7 @@ def run(
       hardware: its machines.
       path: file of the parts: read if it is there, otherwise written; None for neither.
       seconds: the duration of the measurement.
+      simulated_seconds: the time to simulate.
 
     Returns:
       Exit status 0.
@@ -95,24 +101,77 @@ def run(
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(deployment.replicas, deployment.replay_shards)
     what = f"{source.name} on {options.env}{' from pixels' if options.pixels else ''}"
-    parts = _known_parts(path, what)
+    settings = measured_settings(options)
+    parts = _known_parts(path, what, settings)
     if parts is None:
         from agents.capacity import measurement
 
         print(f"measuring {what} ...", flush=True)
-        parts = measurement.measure(source.make_agent, agent_config, options.task, what, seconds)
+        parts = measurement.measure(
+            source.make_agent, agent_config, options.task, what, settings, seconds
+        )
         if path is not None:
             parts.save(path)
-    from agents.capacity import changes, model, report
+    from agents.capacity import changes, model, report, simulation
 
     prediction = model.predict(parts, deployment, hardware)
+    ahead = samples_ahead(agent_config, deployment)
+    simulated = simulation.simulate(parts, deployment, hardware, ahead, simulated_seconds)
     better = changes.best_changes(parts, deployment, hardware)
-    for line in report.lines(parts, deployment, hardware, prediction, better, options.steps):
+    for line in report.lines(
+        parts, deployment, hardware, prediction, simulated, better, options.steps
+    ):
         print(line)
     return 0
 
 
-def _known_parts(path: Path | None, what: str) -> Parts | None:
+def samples_ahead(config: Any, deployment: Deployment) -> float:
+    """Returns the tolerance of the rate limiters of all shards, in sampled transitions.
+
+    Args:
+      config: the agent's hyper-parameters.
+      deployment: how the run is spread.
+
+    Raises:
+      ConfigError: if the replay and the batch do not fit each other.
+    """
+    from agents.replay.table import LearnerDemand, error_buffer
+
+    run, shards = deployment, deployment.replay_shards
+    demand = LearnerDemand(run.batch, run.steps_per_call, run.replicas)
+    replay = config.replay.of_shard(shards)
+    return shards * error_buffer(replay, demand.of_shard(shards), run.item_length)
+
+
+# Options of the agent on which its parts do not depend, or as the model expects.
+_FREE = ("agent.global_batch_size", "agent.replay.samples_per_insert", "agent.replay.min_size")
+
+
+def measured_settings(options: AgentOptions) -> dict[str, Any]:
+    """Returns the options on which the cost of the parts depends, by name.
+
+    Args:
+      options: the options of the run.
+    """
+    task = options.task
+    plain = {"agent": options.agent, "wrap": task.wrap, "time_limit": task.time_limit}
+    if task.pixels is not None:
+        plain["frame"] = task.pixels
+    return {name: value for name, value in _flat("", plain) if name not in _FREE}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the numbers and words of nested settings, as JSON gives them back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, item)
+    else:
+        yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> Parts | None:
     """Returns the parts in a file; None if they are yet to be measured."""
     if path is None:
         return None
@@ -127,4 +186,12 @@ def _known_parts(path: Path | None, what: str) -> Parts | None:
         f"the parts of {what}",
         f"{path} of {parts.what}; choose another file",
     )
+    for name in sorted({*settings, *parts.settings}):
+        ours, theirs = settings.get(name), parts.settings.get(name)
+        check_option(
+            ours == theirs,
+            "parts",
+            f"parts that were measured with {name.replace('_', '-')} {ours}",
+            f"{path}, measured with {theirs}; choose another file",
+        )
     return parts

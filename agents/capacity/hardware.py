@@ -53,6 +53,8 @@ class Deployment:
       samples_per_insert: transitions sampled for each one inserted.
       action_repeat: environment steps of an action.
       evaluation: episodes of evaluation for each environment step.
+      item_length: transitions in an item of the replay.
+      steps_per_call: learner steps of one call, after which the weights are published.
     """
 
     actors: int
@@ -66,6 +68,8 @@ class Deployment:
     samples_per_insert: float
     action_repeat: int
     evaluation: float = 0.0
+    item_length: int = 1
+    steps_per_call: int = 1
 
     @property
     def steps_per_action(self) -> float:

@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,7 @@ _SHARES = {"environment": 0.08, "policy": 0.06, "insert": 0.18, "sample": 0.14, 
 _LEARNER_SHARE = 0.2  # Of each of two batches.
 # Figures are medians over so many windows.
 _WINDOWS = 5
+_MOST_TIMES = 1000  # The newest ones tell how much a part varies.
 _TOTAL_STEPS = 100_000
 _SECONDS_TO_CONFIRM = 60.0
 
@@ -64,7 +67,12 @@ class Cost(NamedTuple):
 
 
 def measure(
-    make_agent: Callable[[Any, Any], Agent], config: Any, task: Task, what: str, seconds: float
+    make_agent: Callable[[Any, Any], Agent],
+    config: Any,
+    task: Task,
+    what: str,
+    settings: Mapping[str, Any],
+    seconds: float,
 ) -> Parts:
     """Measures the parts.
 
@@ -73,6 +81,7 @@ def measure(
       config: the agent's hyper-parameters.
       task: the environment.
       what: name of agent and environment, for `Parts`.
+      settings: further options, for `Parts`.
       seconds: roughly how long it may take, after everything has been imported and compiled.
 
     Returns:
@@ -98,17 +107,20 @@ def measure(
         figures = bench.acting(learner)
         figures |= bench.sampling(batch)
         figures |= bench.fetching(learner)
-        figures |= _step_figures(
-            {
-                batch: bench.learning(learner, config.steps_per_call),
-                small_batch: bench.learning(bench.learner(small), config.steps_per_call),
-            },
-            figures["sample_learner"],
-        )
+        cost, figures["step_variation"] = bench.learning(learner, config.steps_per_call)
+        small_cost, _ = bench.learning(bench.learner(small), config.steps_per_call)
+        figures |= _step_figures({batch: cost, small_batch: small_cost}, figures["sample_learner"])
         figures["gradient_bytes"] = _gradient_bytes(learner)
         bench.close()
     environment.close()
-    return Parts(what=what, machine=_machine(), cores=_cores(), batch=batch, **figures)
+    return Parts(
+        what=what,
+        settings=settings,
+        machine=_machine(),
+        cores=_cores(),
+        batch=batch,
+        **figures,
+    )
 
 
 class _Bench:
@@ -166,18 +178,27 @@ class _Bench:
         actions = itertools.cycle(random.uniform(-1.0, 1.0, shape).astype(np.float32))
         self._environment.reset()
         length, longest = 0, 0
+        # Of actions without a reset, which comes once an episode.
+        times: deque[float] = deque(maxlen=_MOST_TIMES)
 
         def act(count: int) -> None:
             nonlocal length, longest
             for action in itertools.islice(actions, count):
                 length += 1
                 longest = max(longest, length)
-                if self._environment.step(action).last():
+                started = time.thread_time()
+                is_last = self._environment.step(action).last()
+                times.append(time.thread_time() - started)
+                if is_last:
                     self._environment.reset()
                     length = 0
 
         cost = self._timed(act, "environment")
-        return {"environment": cost.thread, "episode_actions": float(longest)}
+        return {
+            "environment": cost.thread,
+            "environment_variation": _variation(times),
+            "episode_actions": float(longest),
+        }
 
     def learner(self, agent: Agent) -> AgentLearner:
         """Makes a learner on the server; it samples once it steps."""
@@ -222,14 +243,22 @@ class _Bench:
             "call": small.process - small.thread,
         }
 
-    def learning(self, learner: AgentLearner, steps_per_call: int) -> Cost:
-        """Measures a learner step, its input and its priorities included."""
+    def learning(self, learner: AgentLearner, steps_per_call: int) -> tuple[Cost, float]:
+        """Measures a learner step, its input and its priorities included.
+
+        Returns:
+          Its cost, and the relative variation of a call's mean step.
+        """
+        times: deque[float] = deque(maxlen=_MOST_TIMES)
 
         def step(count: int) -> None:
             for _ in range(-(-count // steps_per_call)):
+                started = time.process_time()
                 learner.step()
+                times.append(time.process_time() - started)
 
-        return self._timed(step, _LEARNER_SHARE, unit=steps_per_call)
+        cost = self._timed(step, _LEARNER_SHARE, unit=steps_per_call)
+        return cost, _variation(times)
 
     def close(self) -> None:
         """Ends the learners' threads."""
@@ -284,6 +313,15 @@ def _repeated(function: Callable[..., Any], *args: Any) -> Callable[[int], None]
             function(*args)
 
     return call
+
+
+def _variation(times: Sequence[float]) -> float:
+    """Returns the standard deviation relative to the mean, without the largest hundredth.
+
+    Those are interruptions rather than the work itself.
+    """
+    kept = sorted(times)[: max(2, math.ceil(0.99 * len(times)))]
+    return statistics.pstdev(kept) / statistics.mean(kept) if len(kept) > 1 else 0.0
 
 
 def _thread_seconds() -> dict[str, float]:

@@ -16,7 +16,8 @@ from agents.capacity.parts import Parts
 from agents.nodes.counter import LEASE
 from agents.program import CACHE_MS
 
-_CALLS_PER_LEASE = 2
+# Remote calls of an actor for each lease of environment steps.
+CALLS_PER_LEASE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +85,22 @@ def predict(parts: Parts, deployment: Deployment, hardware: Hardware) -> Predict
       deployment: how it is spread.
       hardware: on which machines.
     """
-    model = _Model(parts, deployment, hardware)
-    resources = sorted(model.resources(), key=lambda resource: resource.limit)
+    demands = Demands(parts, deployment, hardware)
+    resources = sorted(demands.resources(), key=lambda resource: resource.limit)
     return Prediction(tuple(resources), resources[0].limit, deployment)
 
 
-class _Model:
-    """The demands of one run on its resources, in processor seconds and bytes of an action."""
+class Demands:
+    """What one run demands of its resources, in processor seconds and bytes of an action."""
 
     def __init__(self, parts: Parts, deployment: Deployment, hardware: Hardware):
+        """Computes nothing yet.
+
+        Args:
+          parts: what the parts of the run cost.
+          deployment: how it is spread.
+          hardware: on which machines.
+        """
         self._parts, self._run, self._hardware = parts, deployment, hardware
         self._ratio = deployment.steps_per_action
         self._samples = self._ratio * deployment.batch
@@ -102,7 +110,7 @@ class _Model:
     def resources(self) -> Iterator[Resource]:
         """Yields everything that can be used up."""
         parts, run, hardware = self._parts, self._run, self._hardware
-        act = self._act
+        act = self.act
         thread = act + parts.insert_thread + self._fetches * parts.fetch_actor
         yield Resource("the actors", thread, run.actors)
         if run.in_threads:
@@ -115,9 +123,9 @@ class _Model:
         server = parts.insert_server + self._samples * parts.sample_server
         cores = min(hardware.cores, hardware.server_cores)
         yield Resource("the replay servers", server / run.replay_shards, cores)
-        learner = self._ratio * self._step_processors() + self._samples * parts.sample_learner
+        learner = self._ratio * self.step_processors + self._samples * parts.sample_learner
         actor = act + parts.insert_actor + self._fetches * parts.fetch_actor
-        calls = _CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
+        calls = CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
         fetched, fetched_always = self._fetched()
         served, always = fetched * parts.fetch_learner, fetched_always * parts.fetch_learner
         processors = actor + self._evaluate + learner + served + server + calls
@@ -134,7 +142,7 @@ class _Model:
             yield from self._network(fetched, fetched_always)
 
     @property
-    def _act(self) -> float:
+    def act(self) -> float:
         """An action, without insertion."""
         parts = self._parts
         policy = parts.policy_call / self._run.envs_per_actor + parts.policy_row
@@ -158,28 +166,31 @@ class _Model:
             return 0.0, self._run.caches * 1000.0 / CACHE_MS
         return self._fetches, 0.0
 
-    def _one_replica(self) -> float:
+    @property
+    def one_replica(self) -> float:
         """Processor seconds of a learner step of one replica."""
         parts, run = self._parts, self._run
         return parts.step_call + parts.step_row * run.batch / run.replicas
 
-    def _step_processors(self) -> float:
+    @property
+    def step_processors(self) -> float:
         """Processor seconds of a learner step; none if accelerators compute it."""
         if self._hardware.device_speedup is not None:
             return 0.0
-        return self._one_replica() * self._run.replicas
+        return self.one_replica * self._run.replicas
 
     def _step_clock(self) -> float:
         """Seconds of a learner step by the clock, its input being there."""
         parts, run, hardware = self._parts, self._run, self._hardware
-        seconds = self._one_replica() / parts.step_threads
+        seconds = self.one_replica / parts.step_threads
         if hardware.device_speedup is not None:
-            return seconds / hardware.device_speedup + self._all_reduce()
+            return seconds / hardware.device_speedup + self.all_reduce
         machines = min(run.learner_processes, hardware.machines)
         threads = min(machines * hardware.cores, run.replicas * parts.step_threads)
-        return self._one_replica() * run.replicas / threads + self._all_reduce()
+        return self.one_replica * run.replicas / threads + self.all_reduce
 
-    def _all_reduce(self) -> float:
+    @property
+    def all_reduce(self) -> float:
         """Seconds to average the gradients in a ring, by the clock.
 
         On the processors of one machine it is part of the step.

@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rl_replicator.errors import UsageError
+
+# Types of what is no number.
+_TYPES: dict[str, Any] = {"what": str, "machine": str, "settings": dict}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,10 +21,12 @@ class Parts:
 
     Attributes:
       what: the agent and the environment that were measured.
+      settings: further options of the run that was measured, by name.
       machine: description of the machine.
       cores: processors of the machine.
       batch: transitions of a learner step for which the parts were measured.
       environment: one action in an environment, in the actor's thread.
+      environment_variation: its standard deviation, relative to its mean.
       policy_call: one call of the policy, without its observations, in the actor's thread.
       policy_row: each observation of that call, exploration included.
       insert_thread: one transition into the replay, in the actor's thread, and what else the actor
@@ -35,6 +41,7 @@ class Parts:
       step_call: one learner step, without its transitions; priorities and the weights' copy
         included.
       step_row: each transition of that step.
+      step_variation: standard deviation of a learner step, relative to its mean.
       step_threads: processors that a learner step keeps busy: all its threads by the busiest one.
       weight_bytes: bytes of the weights that an actor fetches.
       fetch_actor: one such fetch, in the actor.
@@ -45,10 +52,12 @@ class Parts:
     """
 
     what: str
+    settings: Mapping[str, Any]
     machine: str
     cores: int
     batch: int
     environment: float
+    environment_variation: float
     policy_call: float
     policy_row: float
     insert_thread: float
@@ -61,6 +70,7 @@ class Parts:
     sample_bytes: float
     step_call: float
     step_row: float
+    step_variation: float
     step_threads: float
     weight_bytes: float
     fetch_actor: float
@@ -94,8 +104,7 @@ class Parts:
         names = {field.name for field in dataclasses.fields(cls)}
         given = {*plain} if isinstance(plain, dict) else set()
         if given != names or not all(
-            isinstance(value, str if name in ("what", "machine") else int | float)
-            for name, value in plain.items()
+            isinstance(value, _TYPES.get(name, int | float)) for name, value in plain.items()
         ):
             raise UsageError(
                 f"--parts: expected what this version of 'rl-replicator plan' has measured, got "

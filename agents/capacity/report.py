@@ -6,6 +6,7 @@ from agents.capacity.changes import Change
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.model import Prediction
 from agents.capacity.parts import Parts
+from agents.capacity.simulation import Simulated
 
 # Resources that are used less than this are left out.
 _LEAST_LOAD = 0.005
@@ -16,6 +17,7 @@ def lines(
     deployment: Deployment,
     hardware: Hardware,
     prediction: Prediction,
+    simulated: Simulated,
     changes: Sequence[Change],
     steps: int,
 ) -> Iterator[str]:
@@ -25,7 +27,8 @@ def lines(
       parts: what was measured.
       deployment: how the run is spread.
       hardware: on which machines.
-      prediction: the prediction of its speed.
+      prediction: the bound on its speed.
+      simulated: how its simulation went.
       changes: options that would make it faster.
       steps: environment steps of the run.
     """
@@ -35,7 +38,7 @@ def lines(
     yield "assumed, not measured"
     for option, text in _assumed(hardware):
         yield f"  {option:<28} {text}"
-    yield f"predicted for {_spread(deployment, hardware)}"
+    yield f"predicted at most for {_spread(deployment, hardware)}"
     yield (
         f"  {prediction.environment_steps:,.0f} environment steps/s, "
         f"{prediction.learner_steps:,.1f} learner steps/s, "
@@ -46,12 +49,29 @@ def lines(
         load = resource.load(prediction.actions)
         if load >= _LEAST_LOAD:
             yield f"  {load:4.0%} of {resource.name}"
+    yield from _simulated(simulated, prediction)
     yield "what would help" if changes else "no single option makes it faster"
     for change in changes:
         yield (
             f"  {change.option}: {change.gain:.2f} x, {change.prediction.environment_steps:,.0f} "
             f"environment steps/s; then {change.prediction.bottleneck.name}"
         )
+
+
+def _simulated(run: Simulated, bound: Prediction) -> Iterator[str]:
+    """Yields what the simulation adds to the bound."""
+    repeat = bound.deployment.action_repeat
+    yield (
+        f"simulated for {run.seconds:.3g} s: {repeat * run.actions:,.0f} environment steps/s "
+        f"({run.actions / bound.actions:.0%}), {run.learner_steps:,.1f} learner steps/s"
+    )
+    for who, shares in (("an actor", run.actor), ("the learner", run.learner)):
+        parts = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LEAST_LOAD]
+        yield f"  {who}: {', '.join(parts)}"
+    yield (
+        f"  actors use weights that are {run.weight_age:,.0f} learner steps old, 5% of the time "
+        f"more than {run.weight_age_95:,.0f}"
+    )
 
 
 def _measured(parts: Parts, run: Deployment) -> Iterator[tuple[str, str]]:

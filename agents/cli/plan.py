@@ -43,7 +43,14 @@ def run(args: Sequence[str]) -> int:
     names = [field.name for field in dataclasses.fields(Hardware)]
     hardware = Hardware(**{name: getattr(chosen, name) for name in names})
     stderr_filter.silence()
-    return command.run(trainable, settings, hardware, chosen.parts, chosen.measure_seconds)
+    return command.run(
+        trainable,
+        settings,
+        hardware,
+        chosen.parts,
+        chosen.measure_seconds,
+        chosen.simulate_seconds,
+    )
 
 
 def _options_type() -> Any:
@@ -72,10 +79,14 @@ def _options_type() -> Any:
         """File of the measured parts: read if it is there, otherwise written."""
         measure_seconds: float = 30.0
         """Roughly how long to measure, after start-up and compilation."""
+        simulate_seconds: float = 60.0
+        """Seconds of the run to simulate; fewer if that would take more than some ten seconds."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            seconds = self.measure_seconds
-            check_option(0 < seconds <= 3600, "measure_seconds", "0 to 3600", seconds)
+            for name in ("measure_seconds", "simulate_seconds"):
+                seconds = getattr(self, name)
+                expected = "more than 0 and at most 3600"
+                check_option(0 < seconds <= 3600, name, expected, seconds)
 
     return PlanOptions

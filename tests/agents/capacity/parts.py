@@ -5,10 +5,12 @@ from agents.capacity.parts import Parts
 # A millisecond for an action, two for a learner step of 100 transitions; all else for free.
 PARTS = Parts(
     what="tests",
+    settings={},
     machine="tests",
     cores=4,
     batch=100,
     environment=0.4e-3,
+    environment_variation=0.0,
     policy_call=0.3e-3,
     policy_row=0.1e-3,
     insert_thread=0.2e-3,
@@ -21,6 +23,7 @@ PARTS = Parts(
     sample_bytes=500.0,
     step_call=1e-3,
     step_row=10e-6,
+    step_variation=0.0,
     step_threads=1.0,
     weight_bytes=1e6,
     fetch_actor=0.0,

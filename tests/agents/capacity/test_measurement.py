@@ -33,7 +33,7 @@ CRITIC_BYTES = 4 * ((3 * 7 + 7) + (7 + 7) + (7 * 11 + 11))
 @pytest.fixture(scope="module")
 def parts():
     task = Task("environments.fakes:chain")
-    return measurement.measure(D4PG, CONFIG, task, "d4pg on a chain", seconds=1.0)
+    return measurement.measure(D4PG, CONFIG, task, "d4pg on a chain", {}, seconds=1.0)
 
 
 def test_everything_costs_something(parts):
@@ -47,6 +47,7 @@ def test_everything_costs_something(parts):
             assert figure > 0 or name in may_vanish, name
     assert parts.policy_call + parts.policy_row > 0
     assert 1 <= parts.step_threads <= parts.cores
+    assert 0 < parts.environment_variation < 10 and 0 < parts.step_variation < 10
 
 
 def test_sizes_are_exact(parts):

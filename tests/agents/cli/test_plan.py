@@ -5,10 +5,15 @@ import json
 
 import pytest
 
-from rl_replicator.cli import main, stderr_filter
+from agents.capacity.command import measured_settings
+from rl_replicator.cli import main, options, stderr_filter, trainables
 from tests.agents.capacity.parts import PARTS
 
 FAKE = ("plan", "d4pg", "--env", "environments.fakes:target")
+PREDICTED = (
+    "predicted at most for 64 actors of 1 environment, 1 replica, 1 replay server, "
+    "8 machines of 16 processors"
+)
 WHAT = "d4pg on environments.fakes:target"
 
 
@@ -22,22 +27,33 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
-    dataclasses.replace(PARTS, what=WHAT).save(tmp_path / "parts.json")
+    settings = measured_settings(parsed(*FAKE[2:]))
+    dataclasses.replace(PARTS, what=WHAT, settings=settings).save(tmp_path / "parts.json")
+
+
+def parsed(*words):
+    """The options of a run of D4PG."""
+    kind = trainables.load("d4pg").options_type([])
+    return options.parse(kind, "rl-replicator train d4pg", words)
 
 
 def test_it_names_what_saturates_and_what_helps(capsys):
     # A step of 100 actions takes 2 ms on one thread of 16: 500 a second, and as many actions.
     words = ("--parts", "parts.json", "--actors", "64", "--launch", "ray", "--machines", "8")
-    words += ("--cores", "16", "--steps", "30000", "--agent.global-batch-size", "100")
+    words += ("--cores", "16", "--steps", "30000", "--simulate-seconds", "5")
+    words += ("--agent.global-batch-size", "100")
     words += ("--agent.replay.samples-per-insert", "100", "--agent.replay.min-size", "1000")
     assert main.main([*FAKE, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "measured on tests" in lines[0]
-    (predicted,) = [line for line in lines if "learner steps/s" in line]
+    predicted = lines[lines.index(PREDICTED) + 1]
     assert predicted == (
         "  500 environment steps/s, 500.0 learner steps/s, 1.0 minutes to 30,000 environment steps"
     )
     assert "saturates first: the learner's steps" in lines
+    simulated = [line for line in lines if line.startswith("simulated for ")]
+    assert len(simulated) == 1 and "learner steps/s" in simulated[0]
+    assert any(line.startswith("  actors use weights that are ") for line in lines)
     assert any("--network-gbps 10" in line for line in lines)
     assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
 
@@ -53,6 +69,7 @@ def test_it_names_what_saturates_and_what_helps(capsys):
         ((*FAKE, "--device-speedup", "-1"), "--device-speedup"),
         ((*FAKE, "--latency-us", "-1"), "--latency-us"),
         ((*FAKE, "--measure-seconds", "0"), "--measure-seconds"),
+        ((*FAKE, "--simulate-seconds", "-1"), "--simulate-seconds: expected more than 0"),
         ((*FAKE, "--machines", "2"), "--launch: expected ray on several machines, got threads"),
         ((*FAKE, "--replicas", "mesh:data=2"), "--replicas: expected a number"),
         ((*FAKE, "--replicas", "multi_worker:2"), "--launch processes"),
@@ -62,6 +79,11 @@ def test_it_names_what_saturates_and_what_helps(capsys):
         ((*FAKE, "--macines", "2"), "got '--macines'"),
         ((*FAKE, "--parts", "nowhere/parts.json"), "--parts: expected a file in a folder"),
         ((*FAKE, "--parts", "broken.json"), "--parts"),
+        (
+            (*FAKE, "--parts", "parts.json", "--agent.policy-layers", "8"),
+            "parts that were measured with agent.policy-layers [8], got parts.json, measured with "
+            "[256, 256",
+        ),
         ((*FAKE, "--env", "cartpole:balance", "--parts", "parts.json"), f"parts.json of {WHAT}"),
     ],
     ids=lambda value: " ".join(value[3:])[:60] if isinstance(value, tuple) else "",
