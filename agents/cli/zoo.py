@@ -68,13 +68,14 @@ def _added(run_dir: Path, chosen: Any) -> str:
     from rl_replicator.cli import trainables
     from rl_replicator.errors import UsageError
     from rl_replicator.exports import formats
+    from rl_replicator.runs.run_directory import folder_name
 
     trainable: Any = trainables.of_run(run_dir)
     if not hasattr(trainable, "make_agent"):
         raise UsageError(f"expected a run of an agent, got {run_dir}, which trains a learner")
     model = trainable.exported(run_dir, chosen.best, "Apache-2.0")
     facts = model.card.facts
-    name = f"{facts['task'].replace(':', '-')}-{facts['agent'].replace(':', '-')}"
+    name = folder_name(f"{facts['task']}-{facts['agent']}")
     formats.write(model, "numpy", chosen.out / name)
     # What was written is measured, in the way of the evaluations of a run.
     policy = exported.load(chosen.out / name)

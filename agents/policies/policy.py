@@ -12,6 +12,7 @@ from acme import core
 import environments
 from agents.agent import Agent
 from agents.learning.weights import WeightsPart
+from agents.plan.evaluation import EvaluationSchedule
 from agents.task import Task
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import trainables
@@ -59,6 +60,7 @@ class Policy:
       weights: its weights.
       environment_steps: steps of the run that made the weights.
       learner_steps: learner steps that made them.
+      max_actions: actions after which the run's evaluations cut off an episode.
     """
 
     task: Task
@@ -67,6 +69,7 @@ class Policy:
     weights: WeightsPart
     environment_steps: int
     learner_steps: int
+    max_actions: int
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns the action for an observation.
@@ -126,7 +129,9 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
     Raises:
       UsageError: if there is no run or no checkpoint.
     """
-    identity = run.config()["identity"]
+    stored = run.config()
+    identity, evaluation = stored["identity"], stored.get("options", {}).get("evaluation", {})
+    most = evaluation.get("max_episode_steps", EvaluationSchedule().max_episode_steps)
     checkpointer = run.checkpointer(best)
     task, config = source.restore(identity)
     agent = source.make_agent(config, task.spec())
@@ -140,4 +145,5 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
         weights,
         int(progress["environment_steps"]),
         int(progress["learner_steps"]),
+        task.agent_steps(most),
     )

@@ -4,14 +4,12 @@ import itertools
 from pathlib import Path
 
 from agents.environment_loop import evaluation_episode, interact
-from agents.plan.evaluation import EvaluationSchedule
 from agents.policies import video_file
 from agents.policies.policy import AgentSource, restore
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
 _VIDEO = "evaluation.mp4"
-_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 
 
 def evaluate(
@@ -36,8 +34,9 @@ def evaluate(
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
     policy = restore(RunDirectory(run_dir), source, best)
     environment = policy.make_environment(seed)
-    max_actions = policy.task.agent_steps(_MAX_EPISODE_STEPS)
-    played = [evaluation_episode(environment, policy.actor, max_actions) for _ in range(episodes)]
+    played = [
+        evaluation_episode(environment, policy.actor, policy.max_actions) for _ in range(episodes)
+    ]
     return [episode.episode_return for episode in played if episode is not None]
 
 
@@ -65,9 +64,7 @@ def film(source: AgentSource, run_dir: Path, output: Path | None, seed: int) -> 
         steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
         total, frames = 0.0, []
         timesteps = interact(environment, policy.actor)
-        for step, timestep in enumerate(
-            itertools.islice(timesteps, task.agent_steps(_MAX_EPISODE_STEPS) + 1)
-        ):
+        for step, timestep in enumerate(itertools.islice(timesteps, policy.max_actions + 1)):
             total += float(timestep.reward or 0.0)
             if step % steps_per_frame == 0:
                 frames.append(environment.render(video_file.HEIGHT, video_file.WIDTH))

@@ -42,7 +42,7 @@ from rl_replicator.runs import events, plots, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.progress_line import clock
-from rl_replicator.runs.run_directory import RunDirectory, choose, settled
+from rl_replicator.runs.run_directory import RunDirectory, choose, folder_name, settled
 
 _LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
@@ -134,7 +134,7 @@ def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOp
     """
     if options.deterministic:  # A local replay has single rows, which nobody waits for.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
-    base = f"{options.env.replace(':', '-')}-seed{options.seed}"
+    base = f"{folder_name(options.env)}-seed{options.seed}"
     run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
     stored: Mapping[str, Any] = {}
     if run.exists:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import environments
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.run_directory import folder_name
 
 _DMC14 = (
     "cartpole:balance_sparse",
@@ -111,7 +112,7 @@ class SuiteRun:
     @property
     def name(self) -> str:
         """Name of its directory in the suite's directory."""
-        return f"{self.task.replace(':', '-')}-seed{self.seed}"
+        return f"{folder_name(self.task)}-seed{self.seed}"
 
     def __str__(self) -> str:
         return f"{self.task} seed {self.seed}"

@@ -12,6 +12,7 @@ import tyro
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, check_option
+from rl_replicator.runs.run_directory import folder_name
 from rl_replicator.sweeps import command, search
 from rl_replicator.sweeps.search import Parameter
 from rl_replicator.sweeps.study import SearchPlan
@@ -145,7 +146,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         trials=chosen.trials,
         seeds=tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,),
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
-        run_dir=chosen.run_dir or Path("runs/sweep") / chosen.name.replace(":", "-"),
+        run_dir=chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name),
     )
 
 

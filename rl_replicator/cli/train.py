@@ -54,6 +54,8 @@ def run(args: Sequence[str]) -> int:
                 f"--config after '{_COMMAND}', got {words[0]!r}"
             )
         stored = Stored(name, {})
+    if file is not None:
+        stored = dataclasses.replace(stored, options=_with_kind(stored.options, words))
     trainable = trainables.load(stored.trainable)
     command = f"{_COMMAND} {stored.trainable}"
     default: Any = None
@@ -153,7 +155,7 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
     if name not in (None, trainable):
         raise UsageError(
             f"expected the settings of {name} in {place}, got those of {trainable}; leave {name} "
-            "out, or choose another --run-dir"
+            f"out, or choose another {'--run-dir' if file is None else '--config'}"
         )
     plain = dict(found.get("options", {}))
     # A run may have been moved since, and one that goes on has not asked to `resume`.
@@ -200,6 +202,21 @@ def _read(path: Path) -> dict[str, Any]:
             "run, got something else"
         )
     return found
+
+
+def _with_kind(plain: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Returns a file's options with what the words say of observations and preset.
+
+    These decide which other options there are, so they come before all others.
+    """
+    chosen: dict[str, Any] = {}
+    preset = _take(list(words), "--preset")
+    if preset is not None:
+        chosen["preset"] = preset
+    for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
+        if word in words:
+            chosen["pixels"] = is_wanted
+    return {**plain, **chosen}
 
 
 def _check_kind(words: Sequence[str], default: Any) -> None:

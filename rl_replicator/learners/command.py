@@ -20,7 +20,13 @@ from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
-from rl_replicator.runs.run_directory import RunDirectory, choose, from_plain, settled
+from rl_replicator.runs.run_directory import (
+    RunDirectory,
+    choose,
+    folder_name,
+    from_plain,
+    settled,
+)
 from rl_replicator.runs.score import Score
 
 if TYPE_CHECKING:
@@ -273,7 +279,7 @@ class LearnerCommand:
                 f"expected --run-dir in a job of {replicator.num_processes} processes, got none; "
                 "name a directory that all of them share"
             )
-        base = self.name.removesuffix(":make_learner").replace(":", "-")
+        base = folder_name(self.name.removesuffix(":make_learner"))
         if not replicator.is_chief:
             return RunDirectory(options.run_dir)
         return choose(

@@ -15,6 +15,7 @@ import difflib
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import types
@@ -354,13 +355,23 @@ def _value(hint: Any, value: Any, name: str, command: str) -> Any:
     kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
     for kind in kinds:
         if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(value)
+            element, *others = typing.get_args(kind)
+            if others != [...]:
+                return tuple(value)  # None of our options is one.
+            return tuple(
+                _value(element, item, f"{name}[{index}]", command)
+                for index, item in enumerate(value)
+            )
         if kind is Path and isinstance(value, str):
             return Path(value)
         if _is_of(kind, value):
             return value
-    expected = getattr(hint, "__name__", str(hint)) if len(kinds) == 1 else str(hint)
-    raise UsageError(f"expected a value of type {expected} for {name!r}, got {value!r}; correct it")
+    if typing.get_origin(hint) is typing.Literal:
+        expected = " or ".join(repr(choice) for choice in typing.get_args(hint))
+    else:
+        is_plain = len(kinds) == 1 and typing.get_origin(hint) is None
+        expected = f"a value of type {getattr(hint, '__name__', hint) if is_plain else hint}"
+    raise UsageError(f"expected {expected} for {name!r}, got {value!r}; correct it")
 
 
 def _is_union(hint: Any) -> bool:
@@ -403,6 +414,15 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
     }
     config = dataclasses.replace(config, **adopted)
     return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+
+
+def folder_name(text: str) -> str:
+    """Returns a name as a part of a folder's name.
+
+    Args:
+      text: any name; characters but letters, digits, "_", "-" and "." become "-".
+    """
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def choose(

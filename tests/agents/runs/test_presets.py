@@ -38,11 +38,31 @@ def test_a_preset_in_a_file_or_from_python():
     assert chosen.identity["preset"] == "paper"  # A run cannot be continued with another one.
 
 
-def test_the_settings_of_a_run_keep_their_preset(tmp_path):
-    file = tmp_path / "settings.json"
-    file.write_text(json.dumps({"trainable": "d4pg", "options": {"env": "cartpole:swingup"}}))
-    with pytest.raises(UsageError, match="preset of the stored settings, default, got paper"):
-        train.run(["--config", str(file), "--preset", "paper"])
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--preset=paper", "preset of the stored settings, default, got paper"),
+        ("--pixels", "observations of the stored run, got --pixels"),
+    ],
+)
+def test_a_run_keeps_its_preset_and_its_observations(tmp_path, word, message):
+    options = {"env": "cartpole:swingup"}
+    stored = {"trainable": "d4pg", "identity": options, "options": options}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UsageError, match=message):
+        train.run(["--run-dir", str(tmp_path), word])
+
+
+def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, monkeypatch):
+    file, chosen = tmp_path / "settings.json", []
+    settings = {"env": "cartpole:swingup", "agent": {"n_step": 4}}
+    file.write_text(json.dumps({"trainable": "d4pg", "options": settings}))
+    monkeypatch.setattr(type(d4pg.command), "train", lambda self, options: chosen.append(options))
+    for words in (["--preset", "paper"], ["--pixels"]):
+        train.run(["--config", str(file), *words])
+    assert chosen[0].agent == dataclasses.replace(PAPER, n_step=4)
+    assert chosen[1].agent == d4pg.PixelD4PGConfig(n_step=4)
+    assert chosen[1].task.pixels is not None
 
 
 def test_the_default_is_ours():

@@ -2,7 +2,7 @@
 
 import io
 
-from agents.suites import board
+from agents.suites import board, tasks
 from agents.suites.anchors import Anchors
 from agents.suites.progress import RunStatus, State
 from agents.suites.tasks import SuiteRun
@@ -58,3 +58,10 @@ def test_a_terminal_is_drawn_over(tmp_path):
     assert first.endswith("\x1b[3A") and "1 running" in first  # A headline, a head and a row.
     assert second.endswith("\x1b[4A") and "a:b seed 1 failed, exit status 2: because" in second
     assert "\x1b" not in last and "0 of 1 runs done, 1 failed" in last
+
+
+def test_names_of_runs_are_single_folders():
+    assert (
+        tasks.SuiteRun("dm:manipulation/reach_site", 2).name == "dm-manipulation-reach_site-seed2"
+    )
+    assert tasks.SuiteRun("cartpole:swingup", 1).name == "cartpole-swingup-seed1"
