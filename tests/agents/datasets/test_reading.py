@@ -92,3 +92,11 @@ def test_what_is_no_dataset(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
     with pytest.raises(UsageError, match="expected a Minari dataset in"):
         reading.open_dataset(str(tmp_path), Task(RANGED))
+
+
+def test_a_number_of_the_action_that_is_always_the_same():
+    make({"actions": np.array([[[1.0, 0.25]], [[-3.0, 0.25]]])})
+    data = reading.open_dataset("a-v0", Task(RANGED))._data
+    low, high = np.array([-3.0, 0.25]), np.array([5.0, 0.25])
+    (episode,) = reading.EpisodeDataset("a-v0", data, low, high, (0.0, 1.0)).episodes([0])
+    np.testing.assert_allclose(episode.actions, [[0.0, 0.0], [-1.0, 0.0]])

@@ -9,10 +9,12 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from dm_env.specs import BoundedArray
 
 from agents import d4pg, load_policy, sac, td3
 from agents.learning.variables import copy_variables
 from agents.learning.weights import WeightsPart
+from agents.policies import exported as exported_policies
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from environments import PixelConfig
 from rl_replicator.checkpoints import Checkpointer
@@ -193,6 +195,15 @@ def test_actions_are_in_the_range_of_the_environment(exported):
     assert actions.shape == (OBSERVATIONS, 1, 2)
     assert (actions >= [-3.0, 0.0]).all() and (actions <= [5.0, 0.25]).all()
     assert np.ptp(actions[..., 0]) > 0.1 and not np.allclose(actions[..., 1], 0.125)
+
+
+def test_a_number_of_the_action_that_is_always_the_same():
+    class Model:
+        def act(self, observation):
+            return np.array([1.0, 0.25])
+
+    spec = BoundedArray((2,), np.float64, [-3.0, 0.25], [5.0, 0.25])
+    assert exported_policies.ExportedActor(Model(), spec).select_action(None).tolist() == [0, 0]
 
 
 def test_the_card_says_what_it_is(exported):

@@ -110,6 +110,23 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     )
 
 
+def test_episodes_are_cut_off_where_the_run_did(run_dir, capsys):
+    path = run_dir / "config.json"
+    config = json.loads(path.read_text())
+    config["options"]["evaluation"]["max_episode_steps"] = 7
+    path.write_text(json.dumps(config))
+    policy = agents.load_policy(run_dir)
+    environment = policy.make_environment(seed=5)
+    timestep, total = environment.reset(), 0.0
+    policy.reset()
+    for _ in range(7):
+        timestep = environment.step(policy.act(timestep.observation))
+        total += float(timestep.reward)
+    assert not timestep.last()
+    status, out, _ = command(capsys, "eval", run_dir, "--episodes", 1, "--seed", 5)
+    assert status == 0 and out.startswith(f"return {total:.1f} (")
+
+
 def test_a_run_without_a_best_checkpoint_says_so(run_dir):
     shutil.rmtree(run_dir / "best")
     with pytest.raises(rr.UsageError, match=r"best, found none yet; .*leave --best out"):
