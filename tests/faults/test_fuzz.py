@@ -175,6 +175,9 @@ def test_rows_of_the_replay(table, row):
     assert after - before == inserted
 
 
+REWARDS = (-np.inf, np.inf)  # No environment bounds them here.
+
+
 @often
 @given(
     steps=st.integers(0, 3),
@@ -198,7 +201,7 @@ def test_episodes_of_a_dataset(steps, extra, shapes, data):
     )
     bounds = np.full(shapes[1], 1.0)
     try:
-        read = EpisodeDataset("mine", None, -bounds, bounds)._episode(3, episode)
+        read = EpisodeDataset("mine", None, -bounds, bounds, REWARDS)._episode(3, episode)
     except UsageError as error:
         message = str(error)
     else:

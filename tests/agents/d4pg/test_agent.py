@@ -175,7 +175,7 @@ def test_a_range_without_returns_is_refused():
     with pytest.raises(ConfigError, match="expected less than the highest return"):
         D4PG(D4PGConfig(value_min=200.0), make_spec())  # The highest is 100.
     with pytest.raises(ConfigError, match="expected less than the highest return"):
-        D4PG(D4PGConfig(), make_spec(rewards=specs.BoundedArray((), np.float32, 1.0, 1.0)))
+        D4PG(D4PGConfig(), make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 0.0)))
 
 
 @pytest.mark.parametrize(
