@@ -11,7 +11,7 @@ from agents.d4pg import losses
 from agents.d4pg.config import D4PGConfig
 from agents.learning import diagnostics
 from agents.learning.importance import normalized_weights
-from agents.learning.randomness import step_seed
+from agents.learning.randomness import StepSeeds
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
@@ -58,6 +58,7 @@ class D4PGLearner(tf.Module):
         self._critic_loss = losses.find_critic_loss(config.critic_loss)
         self._total_steps = total_steps
         self._augment = augment
+        self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self._policy_optimizer = replicator.wrap_optimizer(
             rr.optimizers.Adam(config.policy_learning_rate),
@@ -94,8 +95,8 @@ class D4PGLearner(tf.Module):
         """
         config, online, target = self._config, self.online, self.target
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
-        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
 
         # The bootstrap distribution, from the target networks.
         s_t = target.encoder(o_t)  # [B, F]

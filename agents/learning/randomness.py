@@ -9,17 +9,29 @@ import tensorflow as tf
 from rl_replicator import collectives
 
 
-def step_seed(step: tf.Tensor, stream: int) -> tf.Tensor:
-    """A seed for one use of randomness in one learner step.
+class StepSeeds:
+    """The seeds of all randomness in the steps of one learner.
 
-    Args:
-      step: learner steps done, an integer scalar.
-      stream: number of the use within the step.
-
-    Returns:
-      [2] int32, equal on all replicas.
+    They differ between runs with different seeds: the constructor draws a number after
+    `tf.random.set_seed`. Workers that train together need the same seed there, as a run's have;
+    otherwise each of them draws batches of its own.
     """
-    return tf.stack([tf.cast(step, tf.int32), tf.constant(stream, tf.int32)])
+
+    def __init__(self):
+        """Draws the number that the seeds of this learner have in common."""
+        self._key = int(tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int32))
+
+    def __call__(self, step: tf.Tensor, stream: int) -> tf.Tensor:
+        """Returns the seed for one use of randomness in one learner step.
+
+        Args:
+          step: learner steps done, an integer scalar.
+          stream: number of the use within the step.
+
+        Returns:
+          [2] int32, equal on all replicas.
+        """
+        return tf.stack([tf.cast(step, tf.int32), tf.constant(self._key ^ stream, tf.int32)])
 
 
 def normal(shape, seed: tf.Tensor) -> tf.Tensor:

@@ -23,7 +23,9 @@ class ReplayConfig:
     """Transitions sampled for each one inserted, on average over the run."""
     priority_exponent: float = 0.0
     """alpha: P(i) is proportional to priority**alpha, 0.6 in the paper of prioritized replay.
-    0 samples uniformly."""
+    0 samples uniformly. New transitions have a constant priority, where the paper gives them the
+    highest one seen: log(num_atoms) for D4PG, 1 for TD3 and SAC, whose priorities are absolute TD
+    errors. So TD3 and SAC come late to new transitions where TD errors are above 1."""
     importance_exponent_start: float = 0.4
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all."""
     importance_exponent_end: float = 1.0

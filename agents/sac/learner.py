@@ -10,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
-from agents.learning.randomness import normal, step_seed
+from agents.learning.randomness import StepSeeds, normal
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
@@ -70,6 +70,7 @@ class SACLearner(tf.Module):
         self._td_loss = td_losses.find_td_loss(config.td_loss)
         self._total_steps = total_steps
         self._augment = augment
+        self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self.log_temperature = tf.Variable(
             math.log(config.initial_temperature), name="log_temperature"
@@ -112,8 +113,8 @@ class SACLearner(tf.Module):
         """
         config, online = self._config, self.online
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
-        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
         temperature = tf.exp(self.log_temperature)
 
         a_t, log_prob_t = self._sample_action(online.encoder(o_t), stream=2)  # [B, A], [B]
@@ -175,7 +176,7 @@ class SACLearner(tf.Module):
         """Returns actions of the policy [B, A] and their log-probabilities [B]."""
         gaussian = self.online.policy(features)
         shape = [tf.shape(gaussian.mean)[0], gaussian.mean.shape[1]]
-        noise = normal(shape, step_seed(self.num_steps, stream))
+        noise = normal(shape, self.step_seed(self.num_steps, stream))
         return losses.squashed_sample(gaussian.mean, gaussian.stddev, noise)
 
     def _target_entropy(self, action: tf.Tensor) -> float:

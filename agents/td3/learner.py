@@ -8,7 +8,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.learning import diagnostics, td_losses
 from agents.learning.importance import normalized_weights
-from agents.learning.randomness import normal, step_seed
+from agents.learning.randomness import StepSeeds, normal
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.actor_critic import ActorCritic
@@ -53,6 +53,7 @@ class TD3Learner(tf.Module):
         self._td_loss = td_losses.find_td_loss(config.td_loss)
         self._total_steps = total_steps
         self._augment = augment
+        self.step_seed = StepSeeds()
         self.online, self.target = online, target
         # A step without an update of the policy must not apply it, and within its `tf.cond` no
         # gradient can be averaged over the replicas: the step averages them before.
@@ -87,8 +88,8 @@ class TD3Learner(tf.Module):
         """
         config, online = self._config, self.online
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
-        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
         a_t, q_t = self._target_values(o_t)  # [B, A], [B, 2]
         target_t = losses.clipped_double_q_target(r_t, d_t, q_t)  # [B]
 
@@ -137,7 +138,7 @@ class TD3Learner(tf.Module):
         s_t = target.encoder(o_t)  # [B, F]
         action = target.policy(s_t)  # [B, A]
         noise = normal(
-            [tf.shape(action)[0], action.shape[1]], step_seed(self.num_steps, 2)
+            [tf.shape(action)[0], action.shape[1]], self.step_seed(self.num_steps, 2)
         )  # [B, A]
         smoothed = losses.smoothed_action(
             action, config.target_noise_sigma * noise, config.target_noise_clip

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
-from agents.learning.randomness import step_seed
+from agents.learning.randomness import StepSeeds
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.critics import ScalarCritic
@@ -45,6 +45,7 @@ class DDPGLearner(tf.Module):
         super().__init__(name="ddpg")
         self._config = config
         self._augment = augment
+        self.step_seed = StepSeeds()
         self.online, self.target = online, target
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
 
@@ -72,8 +73,8 @@ class DDPGLearner(tf.Module):
         """One update of the critic, the policy and the targets, from a batch of this replica."""
         online, target = self.online, self.target
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
-        o_tm1 = self._augment(o_tm1, step_seed(self.num_steps, 0))
-        o_t = self._augment(o_t, step_seed(self.num_steps, 1))
+        o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
+        o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
 
         s_t = target.encoder(o_t)  # [B, F]
         target_t = r_t + d_t * target.critic(s_t, target.policy(s_t))  # [B]

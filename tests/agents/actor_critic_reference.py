@@ -26,8 +26,9 @@ def check_training(
     Args:
       replicator_name: such as "multi_device:2".
       agent: makes the learner's module.
-      make_reference: makes the reference from the learner's weights, `{path: array}`; its `step`
-        returns priorities and metrics.
+      make_reference: makes the reference from the learner's weights, `{path: array}`. Its `step`
+        returns priorities and metrics, `steps` counts them, and `draw`, which is set here, returns
+        the learner's own noise: (shape, stream) -> float32 tensor.
       weights_of: returns the weights of the learner's module.
       is_due: (path, number of the step from 0) -> whether the step trains this variable.
       local_metrics: names of those whose mean over the replicas is not that of the global batch.
@@ -42,6 +43,9 @@ def check_training(
     for variable in (*module.online.trainable_variables, *module.target.trainable_variables):
         variable.assign(random.normal(scale=0.4, size=variable.shape).astype(np.float32))
     reference = make_reference(weights_of(module))
+    reference.draw = lambda shape, stream: tf.random.stateless_normal(
+        shape, module.step_seed(reference.steps, stream)
+    )
     samples = fixed_samples.make_samples(STEPS * BATCH, min_reward=-3.0)
 
     def input_fn(context):

@@ -33,7 +33,8 @@ def check_start(module):
 def check_augmentation(make_module):
     """Asserts that every augmentation draws from a seed of its own.
 
-    Neither two steps nor the two observations of a step share one; all replicas of a step do.
+    Neither two runs, two steps, nor the two observations of a step share one; all replicas of a
+    step do.
 
     Args:
       make_module: (replicator, augment) -> the learner's module.
@@ -44,16 +45,17 @@ def check_augmentation(make_module):
         tf.numpy_function(lambda seed: seeds.append(tuple(seed)), [seed], [])
         return observations
 
-    replicator = rr.make("multi_device:2")
-    module = make_module(replicator, augment)
-
     def input_fn(context):
         size = context.per_replica_batch_size(_BATCH)
         samples = make_samples(_STEPS * _BATCH, min_reward=-3.0)
         return tf.data.Dataset.from_tensor_slices(samples).batch(size, drop_remainder=True)
 
-    replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), _STEPS)()
-    assert len(seeds) == 2 * _STEPS * 2 and len(set(seeds)) == 2 * _STEPS
+    for run in (1, 2):
+        tf.random.set_seed(run)
+        replicator = rr.make("multi_device:2")
+        module = make_module(replicator, augment)
+        replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), _STEPS)()
+        assert len(seeds) == 2 * _STEPS * 2 * run and len(set(seeds)) == 2 * _STEPS * run
 
 
 def check_metrics(output):

@@ -108,6 +108,7 @@ def make_samples(agent, count):
 
 
 def make_module(agent, replicator, seed=5):
+    tf.random.set_seed(3)  # Of the run, from which noise and shifts follow.
     with replicator.scope():
         module = agent.make_module(replicator, total_steps=STEPS)
     random = np.random.default_rng(seed)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from acme import specs
 
 from agents.learning.variables import copy_variables
@@ -49,13 +48,13 @@ class NumpySAC:
             "policy": reference.Adam(CONFIG.policy_learning_rate),
             "temperature": reference.Adam(CONFIG.temperature_learning_rate),
         }
-        self._steps = 0
+        self.steps = 0
         np.testing.assert_allclose(np.exp(self.weights["temperature/log"]), 0.3, rtol=1e-6)
 
     def _act(self, weights, observation, stream):
         """An action of the policy and its log-probability, with the learner's own noise."""
         shape = (reference.BATCH, ACTION)
-        noise = tf.random.stateless_normal(shape, [self._steps, stream]).numpy().astype(np.float64)
+        noise = self.draw(shape, stream).numpy().astype(np.float64)
         torso = {path.replace("policy/torso", "policy"): x for path, x in weights.items()}
         heads = {}
         for head in ("mean", "log_stddev"):
@@ -76,7 +75,7 @@ class NumpySAC:
         a_next, log_prob_next = self._act(start, o_next, stream=2)
         soft = reference.twin(start, "target_", o_next, a_next).min(-1) - alpha * log_prob_next
         target = r + d * soft
-        beta = 0.3 + 0.7 * min(1.0, self._steps / reference.STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):
@@ -107,7 +106,7 @@ class NumpySAC:
         }
         for name, adam in self._adams.items():
             self.weights = adam.apply(self.weights, gradients[name])
-        self._steps += 1
+        self.steps += 1
         self.weights = reference.update_targets(self.weights, CONFIG.target_update_rate)
         return priorities, metrics
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from acme import specs
 
 from agents.learning.variables import copy_variables
@@ -46,7 +45,7 @@ class NumpyTD3:
         self.weights = {path: array.astype(np.float64) for path, array in weights.items()}
         self._policy_adam = reference.Adam(CONFIG.policy_learning_rate)
         self._critic_adam = reference.Adam(CONFIG.critic_learning_rate)
-        self._steps = 0
+        self.steps = 0
 
     def step(self, probabilities, table_size, transition):
         """Trains on a global batch; returns the new priorities and the metrics."""
@@ -54,12 +53,12 @@ class NumpyTD3:
         start = self.weights
         a_next = np.tanh(reference.mlp(start, "target_policy", o_next))
         # The learner's own noise, on both sides of its limit.
-        drawn = tf.random.stateless_normal(a_next.shape, [self._steps, 2]).numpy()
+        drawn = self.draw(a_next.shape, 2).numpy()
         noise = np.clip(CONFIG.target_noise_sigma * drawn.astype(np.float64), -0.3, 0.3)
         assert {True, False} == set((np.abs(noise) < 0.3).ravel())
         a_next = np.clip(a_next + noise, -1.0, 1.0)
         target = r + d * reference.twin(start, "target_", o_next, a_next).min(-1)
-        beta = 0.3 + 0.7 * min(1.0, self._steps / reference.STEPS)
+        beta = 0.3 + 0.7 * min(1.0, self.steps / reference.STEPS)
         importance = reference.importance(probabilities, table_size, beta)
 
         def critic_loss(weights):
@@ -79,9 +78,9 @@ class NumpyTD3:
             "critic_gradient_norm": reference.norm(critic),
             "policy_gradient_norm": 0.0,
         }
-        self._steps += 1
+        self.steps += 1
         self.weights = self._critic_adam.apply(start, critic)
-        if self._steps % CONFIG.policy_delay == 0:
+        if self.steps % CONFIG.policy_delay == 0:
             policy = reference.gradient(policy_loss, start, reference.names(start, "policy"))
             metrics["policy_gradient_norm"] = reference.norm(policy)
             self.weights = self._policy_adam.apply(self.weights, policy)
