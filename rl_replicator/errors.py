@@ -1,5 +1,7 @@
 """The errors that users of this package may have to handle."""
 
+from typing import Any
+
 
 class UsageError(ValueError):
     """Bad input. The command line prints it as one line and exits with status 2."""
@@ -33,7 +35,14 @@ class CheckpointError(UsageError):
 
 
 class StepCancelled(Exception):  # noqa: N818 - an event, not an error
-    """`cancel()` ended a step before it changed anything. Every earlier step is complete."""
+    """`cancel()` ended a step before it changed anything. Every earlier step is complete.
+
+    Attributes:
+      outputs: what the call would have returned for the k steps that it had taken, with a leading
+        axis [k]; None if k is 0, without `steps_per_call`, and with asynchronous workers.
+    """
+
+    outputs: Any = None
 
 
 class EndOfData(Exception):  # noqa: N818 - an event, not an error

@@ -279,6 +279,11 @@ class Training:
             call = pending.popleft()
             try:
                 self._absorb(call, self._wait(call))
+            except errors.StepCancelled as cancelled:
+                futures.wait([call.future for call in pending])
+                if cancelled.outputs is not None:
+                    self._absorb(call, cancelled.outputs)
+                raise
             except BaseException:
                 self._calls.cancel()
                 futures.wait([call.future for call in pending])

@@ -53,7 +53,7 @@ class ReplicatedStep(abc.ABC):
 
         Raises:
           StepCancelled: if `cancel` was called. The variables hold the last whole step before;
-            with `steps_per_call`, the outputs of steps that this call had taken are dropped.
+            with `steps_per_call`, the error has the outputs of the steps that this call had taken.
           EndOfData: if the data ends before the first step of the call.
         """
         with self._host.call_order.turn():
@@ -126,6 +126,8 @@ class CompiledStep(ReplicatedStep):
             raise failure from None
         if status != inputs_lib.ELEMENT:
             end = self._inputs.ended(status)
+            if num_steps and isinstance(end, errors.StepCancelled):
+                end.outputs = results_lib.join(self._unflatten(flat))
             if status != inputs_lib.END or not num_steps:
                 raise end
         if self._check is not None:

@@ -23,6 +23,7 @@ from tests.rl_replicator.learners.tiny_learners import (
     Headstrong,
     Overflowing,
     Regression,
+    Stalling,
     Varying,
     Waiting,
     Wrong,
@@ -202,6 +203,19 @@ def test_rows_of_training_are_those_of_an_uninterrupted_run(tmp_path, monkeypatc
     assert whole.pop("wall_time").size == parts.pop("wall_time").size == 40
     for name, column in whole.items():
         np.testing.assert_array_equal(parts[name], column, name)
+
+
+def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
+    _, training = make(Regression, tmp_path / "whole", seconds=1e-6)
+    training.run()
+    learner, training = make(Stalling, tmp_path / "parts", steps_per_call=3)
+    assert training.run() == signal.SIGINT
+    learner.goes_on.set()
+    assert training.step in (13, 14)  # Of 12 to 15, the steps of the call.
+    make(Regression, tmp_path / "parts")[1].run()
+    whole, parts = (read_metrics(tmp_path / name, "train") for name in ("whole", "parts"))
+    for name in ("steps", "loss"):
+        np.testing.assert_array_equal(parts[name], whole[name], name)
 
 
 def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):

@@ -1,6 +1,9 @@
 """Learners that take no time."""
 
 import dataclasses
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -163,6 +166,27 @@ class Varying(Headstrong):
     """Its batch size is not known before training."""
 
     drop_remainder = False
+
+
+class Stalling(Regression):
+    """Data that stops within a call of three steps, and interrupts the process then."""
+
+    def __init__(self, replicator, config):
+        super().__init__(replicator, config)
+        self.goes_on = threading.Event()
+
+    def input_fn(self, context):
+        def wait(number):
+            if number == 14:
+                os.kill(os.getpid(), signal.SIGINT)
+                self.goes_on.wait()
+            return number
+
+        def pass_on(number, batch):
+            with tf.control_dependencies([tf.numpy_function(wait, [number], tf.int64)]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return super().input_fn(context).enumerate().map(pass_on)
 
 
 class Endless(Regression):

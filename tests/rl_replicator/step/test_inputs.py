@@ -194,6 +194,34 @@ def test_positions(per_replica):
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_a_cancelled_call_returns_what_it_had_taken(name):
+    replicator = rr.make(name)
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def wait(number):
+        if number == 2 * replicator.num_replicas:  # The first row of the third step.
+            waits.set()
+            goes_on.wait()
+        return number
+
+    def input_fn(context):
+        return tf.data.Dataset.range(100).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(input_fn), steps_per_call=4)
+    future = step.begin()
+    assert waits.wait(60)
+    time.sleep(0.5)  # For the rows before it to arrive.
+    step.cancel()
+    with pytest.raises(rr.StepCancelled) as error:
+        future.result()
+    goes_on.set()
+    taken, rest = replicator.gather(error.value.outputs), replicator.gather(step())
+    assert taken.shape == (replicator.num_replicas, 2)
+    numbers = np.concatenate([taken.T.ravel(), rest.T.ravel()])
+    np.testing.assert_array_equal(numbers, np.arange(6 * replicator.num_replicas))
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
 def test_the_last_call_takes_the_steps_that_are_left(name):
     replicator = rr.make(name)
     n = replicator.num_replicas
