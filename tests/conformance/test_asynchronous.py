@@ -6,9 +6,11 @@ import os
 import pathlib
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
+import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import serving, staleness, watch
@@ -52,11 +54,12 @@ def make_cluster(workers, servers):
 class Job:
     """The processes of one cluster, from the entering of the context to its end."""
 
-    def __init__(self, folder, workers, servers, names):
+    def __init__(self, folder, workers, servers, names, worker_timeout=60):
         self.report = folder / "report"
         self.processes = {}
         self._cluster = make_cluster(workers, servers)
         self._names = names
+        self._worker_timeout = str(worker_timeout)
         for kind, addresses in self._cluster.items():
             for index in range(len(addresses)):
                 if kind != "chief":
@@ -70,7 +73,8 @@ class Job:
         root = str(PROGRAM.parents[2])
         environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": root}
         self.processes[f"{kind} {index}"] = subprocess.Popen(
-            [*forked.python(), str(PROGRAM), str(self.report), *self._names], env=environment
+            [*forked.python(), str(PROGRAM), str(self.report), self._worker_timeout, *self._names],
+            env=environment,
         )
 
     def results(self, timeout):
@@ -120,7 +124,7 @@ def test_workers_end_with_the_chief(contract):
 @pytest.mark.processes
 def test_a_frozen_worker_is_named_and_variables_spread(tmp_path):
     names = ("layers_and_slots_of_the_first_step_are_on_the_servers", "a_frozen_worker")
-    with Job(tmp_path, 1, 2, names) as job:
+    with Job(tmp_path, 1, 2, names, worker_timeout=16) as job:
         report, details = job.results(240)
         assert report == dict.fromkeys(names), report
         assert len(details["servers"]) == 2
@@ -154,6 +158,63 @@ def test_workers_that_are_all_gone_are_named():
     assert loss is not None and loss.workers == (0, 1)
     assert "expected at least one worker, but worker 0" in str(loss)
     assert tasks.given_up == {0, 1}
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """A Watch whose worker listens and answers nothing; silence is noticed after 2 seconds."""
+    asked = []
+    monkeypatch.setattr(watch, "_ask", lambda tasks: asked.append(tasks) or {("ps", 0)})
+    cluster = make_cluster(1, 1)
+    with contextlib.ExitStack() as stack:
+        for kind in ("worker", "ps"):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", int(cluster[kind][0].split(":")[1])))
+            listener.listen(64)
+        yield watch.Watch(rr.Cluster(cluster, "chief", 0), worker_timeout=2), asked
+
+
+def test_a_task_that_answers_nothing_is_named_after_the_timeout(deaf):
+    tasks, asked = deaf
+    begun = time.monotonic()
+    loss = None
+    while loss is None and time.monotonic() < begun + 60:
+        loss = tasks.check()
+    assert time.monotonic() - begun >= 2.0 and asked == [[("worker", 0), ("ps", 0)]]
+    assert loss.workers == (0,)
+    assert "worker 0" in str(loss) and "has not answered for 2 s" in str(loss)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "is_loss"),
+    [
+        (tf.errors.InvalidArgumentError, "bad : Tensor had Inf values [[CheckNumerics]]", False),
+        (tf.errors.InternalError, "a kernel failed", False),
+        (tf.errors.OutOfRangeError, "End of sequence", False),
+        (tf.errors.InvalidArgumentError, "Unable to find a context_id matching 17", True),
+        (tf.errors.AbortedError, "Unable to find a context_id matching 17", True),
+        (tf.errors.UnavailableError, "Socket closed", True),
+    ],
+)
+def test_only_a_lost_server_is_blamed(deaf, error, text, is_loss):
+    """The error of a step names the server too, if the server waited for its results."""
+    place = "Additional GRPC error information from remote target /job:ps/replica:0/task:0/device:"
+    loss = deaf[0].blame(error(None, None, f"2 root error(s) found. (0) {text} {place}CPU:0"))
+    assert (loss is not None) == is_loss
+    assert loss is None or ("ps 0" in str(loss) and "cut off, or was restarted empty" in str(loss))
+
+
+def test_a_result_ends_the_wait_for_answers(deaf):
+    tasks, asked = deaf
+
+    def note_when_asked():
+        while not asked:
+            time.sleep(0.01)
+        tasks.note_news()
+
+    threading.Thread(target=note_when_asked).start()
+    while not asked:
+        assert tasks.check() is None
 
 
 def test_a_server_whose_chief_never_comes_ends():

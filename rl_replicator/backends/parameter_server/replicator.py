@@ -54,7 +54,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             up to two calls per worker at the same time. With `steps_per_call=K`, a bound below K
             runs one call after the other.
           start_timeout: seconds for all processes to start.
-          worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive.
+          worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive
+            and a worker or parameter server does not answer.
 
         Raises:
           ConfigError: if the cluster lacks a type of task, an argument is invalid, or the port of

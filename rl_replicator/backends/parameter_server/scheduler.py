@@ -89,6 +89,8 @@ class CallScheduler:
             an error, or with neither if the call was dropped because of another call's error.
         """
         key = object()
+        if not self._bound.num_open:
+            self._tasks.note_news()  # No result was due before.
         self._bound.open(key, updates)
         self._waiting.put((key, function, arguments, on_end))
 
@@ -120,7 +122,7 @@ class CallScheduler:
             key, function, arguments, on_end = self._waiting.get()
             results, error = self._run(function, arguments)
             loss = None if error is None else self._tasks.blame(error)
-            self._tasks.note_result()
+            self._tasks.note_news()
             with self.news:
                 self._bound.close(key)
                 if loss is not None:

@@ -16,14 +16,12 @@ Task = tuple[str, int]
 _INTERVAL = 1.0
 # A parameter server that is unreachable in two checks in a row is lost, with its variables.
 _SERVER_PATIENCE = 0.9 * _INTERVAL
-_ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.1
 _SERVER = re.compile(r"/job:ps/replica:0/task:(\d+)")
-_SERVER_ERRORS = (
-    tf.errors.AbortedError,
-    tf.errors.InternalError,
-    tf.errors.InvalidArgumentError,
-    tf.errors.UnavailableError,
-)
+# The errors of a lost connection, and those of a server that knows nothing of this coordinator.
+_LOST = (tf.errors.AbortedError, tf.errors.UnavailableError)
+_UNKNOWN = (tf.errors.InternalError, tf.errors.InvalidArgumentError)
+_UNKNOWN_THINGS = re.compile(r"Unable to find (a context_id|the relevant tensor remote_handle)")
 
 
 class Watch:
@@ -34,8 +32,8 @@ class Watch:
 
         Args:
           cluster: the cluster.
-          worker_timeout: seconds after which all workers are lost if none is reachable, or if no
-            results arrive.
+          worker_timeout: seconds after which all workers are lost if none is reachable. If no
+            results arrive for half of it, all tasks are asked, and have the other half to answer.
         """
         self._cluster = cluster
         self._worker_timeout = worker_timeout
@@ -70,8 +68,8 @@ class Watch:
                 )
             time.sleep(0.2)
 
-    def note_result(self) -> None:
-        """Records that a result has arrived."""
+    def note_news(self) -> None:
+        """Records that a result has arrived, or that the first call has begun after a pause."""
         self._last_news = time.monotonic()
 
     @property
@@ -99,8 +97,7 @@ class Watch:
                 return self._server_loss(lost, "gone")
             if all(self._gone_for(task) >= self._worker_timeout for task in self._workers):
                 return self._all_workers_loss()
-            if time.monotonic() - self._last_news >= self._worker_timeout:
-                self.note_result()  # Delays the next such check by `worker_timeout`.
+            if time.monotonic() - self._last_news >= self._worker_timeout / 2:
                 return self._silence_loss()
             return None
 
@@ -113,13 +110,18 @@ class Watch:
         Returns:
           The error to raise instead; None if no parameter server is lost.
         """
-        if not isinstance(error, _SERVER_ERRORS):
+        text = str(error)
+        # An error of the step itself may arrive by way of a server that waits for its results.
+        if not (
+            isinstance(error, _LOST)
+            or (isinstance(error, _UNKNOWN) and _UNKNOWN_THINGS.search(text))
+        ):
             return None
-        named = {int(number) for number in _SERVER.findall(str(error))}
+        named = {int(number) for number in _SERVER.findall(text)}
         gone = [task for task in self._servers if not self._is_reachable(task)]
         if gone:
             return self._server_loss(gone, "gone")
-        if "remote target /job:ps" in str(error) and named:
+        if "remote target /job:ps" in text and named:
             restarted = [("ps", index) for index in sorted(named)]
             return self._server_loss(restarted, "cut off, or was restarted empty")
         return None
@@ -163,8 +165,16 @@ class Watch:
     def _silence_loss(self) -> errors.WorkerLost | None:
         """Returns the loss of tasks that listen but are frozen; None if all are only slow."""
         asked = [task for task in (*self._workers, *self._servers) if task not in self._gone_since]
-        silent = _silent(asked)
+        before = self._last_news
+        answered = _ask(asked)
+        deadline = time.monotonic() + self._worker_timeout / 2
+        while len(answered) < len(asked) and time.monotonic() < deadline:
+            if self._last_news != before:  # A result is an answer, and the caller waits for it.
+                return None
+            time.sleep(_POLL_SECONDS)
+        silent = [task for task in asked if task not in answered]
         if not silent:
+            self.note_news()
             return None
         return errors.WorkerLost(
             f"{self._names(silent)} has not answered for {self._worker_timeout:g} s: it is frozen, "
@@ -177,8 +187,8 @@ class Watch:
         return ", ".join(f"{kind} {i} ({self._cluster.address(kind, i)})" for kind, i in tasks)
 
 
-def _silent(tasks: list[Task]) -> list[Task]:
-    """Returns the tasks that do not execute a trivial operation within a few seconds."""
+def _ask(tasks: list[Task]) -> set[Task]:
+    """Returns a set to which each task is added when it has executed a trivial operation."""
     answered: set[Task] = set()
 
     def ask(task: Task) -> None:
@@ -191,13 +201,9 @@ def _silent(tasks: list[Task]) -> list[Task]:
             pass
         answered.add(task)
 
-    threads = [threading.Thread(target=ask, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [task for task in tasks if task not in answered]
+    for task in tasks:
+        threading.Thread(target=ask, args=(task,), daemon=True).start()
+    return answered
 
 
 def _indices(tasks: list[Task]) -> tuple[int, ...]:
