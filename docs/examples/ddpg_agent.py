@@ -1,7 +1,7 @@
 """DDPG (Lillicrap et al. 2015, arXiv:1509.02971) in one file. `docs/agents.md` explains it.
 
 cd docs/examples
-PYTHONPATH=. rl-replicator train ddpg_agent:command --env cartpole:balance --steps 30000
+rl-replicator train ddpg_agent:command --env cartpole:balance --steps 30000
 """
 
 import dataclasses
