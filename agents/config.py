@@ -116,8 +116,9 @@ class NoiseSettings(Settings):
     the action, where a policy may stay for long; `inverting` vanishes towards a limit but not away
     from it (`agents.networks.policies.inverting_tanh`)."""
     preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared inputs of that tanh. It holds a policy back
-    from the limits of the action (`agents.networks.policies.preactivation_penalty`)."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
+    It holds a policy back from the limits of the action
+    (`agents.networks.policies.preactivation_penalty`)."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""

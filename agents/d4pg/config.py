@@ -45,8 +45,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Environment steps, over all actors, before the policy acts; until then actions are random.
     The paper has none."""
     preactivation_penalty: float = 1e-3
-    """Weight, in the policy's loss, of half the squared inputs of the policy's tanh. The paper has
-    none."""
+    """Weight, in the policy's loss, of half the squared excess of the inputs of the policy's tanh
+    over 2. The paper has none."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy. The paper uses 1e-4."""
     critic_learning_rate: float = 3e-4

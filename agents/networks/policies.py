@@ -7,6 +7,10 @@ import tensorflow as tf
 
 from agents.networks.mlp import MakeTorso, layer_norm_mlp
 
+# Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
+# at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
+FREE_PREACTIVATION = 2.0
+
 
 @tf.custom_gradient
 def inverting_tanh(x: tf.Tensor):
@@ -36,17 +40,19 @@ def preactivation_penalty(preactivations: tf.Tensor, weight: float) -> tf.Tensor
     """Computes the term of a policy's loss that holds it back from the limits of its actions.
 
     Adam makes steps of one size whatever the size of dQ/da, so that a policy without rewards drifts
-    to where tanh saturates, and stays there. The penalty on the inputs of tanh (MR.Q, Fujimoto et
-    al. 2025, arXiv:2501.16142) outweighs a small dQ/da, and is outweighed by a large one.
+    to where tanh saturates, and stays there. The penalty on the inputs of tanh outweighs a small
+    dQ/da, and is outweighed by a large one. MR.Q (Fujimoto et al. 2025, arXiv:2501.16142) penalises
+    them all; here only their excess over `FREE_PREACTIVATION` costs.
 
     Args:
       preactivations: [B, A] float32, the inputs of tanh.
-      weight: the weight of half their squared norm.
+      weight: the weight of half the squared norm of their excess.
 
     Returns:
       float32 scalar: the mean over the batch.
     """
-    return 0.5 * weight * tf.reduce_mean(tf.reduce_sum(tf.square(preactivations), axis=-1))
+    excess = tf.nn.relu(tf.abs(preactivations) - FREE_PREACTIVATION)
+    return 0.5 * weight * tf.reduce_mean(tf.reduce_sum(tf.square(excess), axis=-1))
 
 
 class DeterministicPolicy(snt.Module):

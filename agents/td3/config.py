@@ -26,8 +26,8 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Environment steps, over all actors, before the policy acts. The paper uses 10,000 or 1,000,
     and does not hold the actions."""
     preactivation_penalty: float = 1e-3
-    """Weight, in the policy's loss, of half the squared inputs of the tanh that ends it
-    (`agents.networks.policies.preactivation_penalty`). The paper has none."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the tanh
+    that ends it (`agents.networks.policies.preactivation_penalty`). The paper has none."""
     global_batch_size: int = 256
     """Transitions of one learner step, over all replicas. The paper uses 100."""
     policy_learning_rate: float = 3e-4

@@ -25,6 +25,7 @@ class Settings:
     target_update_period: int
     target_update_rate: float
     preactivation_penalty: float
+    free_preactivation: float
     max_action_gradient_norm: float | None
     max_gradient_norm: float | None
     exponent_start: float
@@ -201,7 +202,10 @@ class NumpyD4PG:
 
         def policy_loss(weights):
             follows_q = (dq_da * act(weights, "", features)).sum(-1).mean()
-            squares = (mlp(weights, "policy", features) ** 2).sum(-1).mean()
+            sizes = np.abs(mlp(weights, "policy", features))
+            excess = np.maximum(sizes - s.free_preactivation, 0.0)
+            assert {True, False} == set((excess > 0).ravel())
+            squares = (excess**2).sum(-1).mean()
             return s.preactivation_penalty / 2 * squares - follows_q
 
         policy_gradients = gradient(policy_loss, start, self._names("policy"))

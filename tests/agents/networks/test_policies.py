@@ -1,9 +1,9 @@
-"""The gradients of a squashing function that never vanish on the way back."""
+"""What keeps a deterministic policy from the limits of its actions."""
 
 import numpy as np
 import tensorflow as tf
 
-from agents.networks.policies import inverting_tanh
+from agents.networks.policies import inverting_tanh, preactivation_penalty
 
 
 def test_a_policy_far_beyond_a_limit_comes_back():
@@ -19,3 +19,13 @@ def test_a_policy_far_beyond_a_limit_comes_back():
     room_below = np.tanh(x) + 1  # A positive gradient is descended: y becomes less.
     np.testing.assert_allclose(gradient(0.5), 0.5 * room_below, atol=1e-6)
     np.testing.assert_allclose(gradient(-0.5), -0.5 * room_below[::-1], atol=1e-6)
+
+
+def test_only_the_excess_of_inputs_of_tanh_is_penalised():
+    x = tf.constant([[-3.0, 1.0, 2.5], [0.5, -2.0, 1.9]])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        penalty = preactivation_penalty(x, 0.1)
+    np.testing.assert_allclose(penalty, 0.1 / 2 * (1.0 + 0.25) / 2, rtol=1e-6)
+    expected = [[-0.05, 0.0, 0.025], [0.0, 0.0, 0.0]]  # weight * excess / batch, away from 0
+    np.testing.assert_allclose(tape.gradient(penalty, x), expected, atol=1e-8)
