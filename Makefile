@@ -1,4 +1,4 @@
-# make run | test | quick | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
+# make install | run | test | quick | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
 # requirements.lock; nothing else has to be done before. Python 3.11 under another name:
 # make PYTHON=/path/to/python3.11 run
 
@@ -20,8 +20,10 @@ QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_en
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: run test quick stress check docs bench bench-compare mutants clean lock wheel-check
+.PHONY: install run test quick stress check docs bench bench-compare mutants clean lock wheel-check
 .DEFAULT_GOAL := test
+
+install: $(STAMP)
 
 run: $(STAMP)
 	$(BIN)/rl-replicator train d4pg --env cartpole:swingup --seed 1 --steps 40000

@@ -6,7 +6,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --time=04:00:00
-#SBATCH --signal=TERM@60
+#SBATCH --signal=B:TERM@60
 #SBATCH --requeue
 set -euo pipefail
 source .venv/bin/activate # rl-replicator, the same one for all machines.
@@ -31,6 +31,16 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
 fi
 sleep 20 # Nodes go where there is a Ray when the run starts.
 
-srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
-    rl-replicator train d4pg --env cartpole:swingup --steps 250000 --actors 16 \
-    --launch ray --address "$address:$port" --run-dir runs/swingup
+# This script runs on the first machine, so the launcher does. Slurm signals the script alone: the Rays
+# must outlive the launcher, which then saves.
+rl-replicator train d4pg --env cartpole:swingup --steps 250000 --actors 16 \
+    --launch ray --address "$address:$port" --run-dir runs/swingup &
+launcher=$!
+trap 'kill -TERM "$launcher"' TERM
+status=0
+wait "$launcher" || status=$?
+if kill -0 "$launcher" 2>/dev/null; then # A signal ended the first wait.
+    status=0
+    wait "$launcher" || status=$?
+fi
+exit "$status"
