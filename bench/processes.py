@@ -1,6 +1,7 @@
-"""Sides that run in processes of their own, and wait there while others are measured.
+"""Processes that are measured.
 
-The process runs `python -m bench.NAME ...`, makes its side, and calls `serve` with it.
+A side can run in processes of its own, and wait there while others are measured: each runs
+`python -m bench.NAME ...`, makes its side, and calls `serve` with it. `stop` ends a run.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+
+import psutil
 
 from bench.harness import ROOT, Side, Unit
 
@@ -108,3 +112,19 @@ def free_address() -> str:
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Stops a run as a user does, and kills what is left of it after a minute."""
+    children = (
+        psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    )
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in children:
+        if child.is_running():
+            child.kill()

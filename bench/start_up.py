@@ -8,7 +8,6 @@ and waits for 256 transitions before its first step. Processor time and memory a
 processes of the run at that moment; memory that processes share is divided among them.
 """
 
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import harness
+from bench import harness, processes
 from rl_replicator.runs.metrics import read_metrics
 
 SECONDS = harness.Unit("s to the first learner step", more_is_better=False)
@@ -55,7 +54,7 @@ def start(words: list[str]) -> Mapping[harness.Unit, float]:
                 seconds = time.monotonic() - started
                 return {SECONDS: seconds, **weigh([family, *family.children(recursive=True)])}
             finally:
-                stop(process)
+                processes.stop(process)
 
 
 def has_stepped(run_dir: Path) -> bool:
@@ -77,22 +76,6 @@ def weigh(processes: list[psutil.Process]) -> Mapping[harness.Unit, float]:
             continue
     figures = {MEMORY: sum(sizes), LARGEST: max(sizes), NUMBER: len(sizes)}
     return {PROCESSOR: seconds, **figures}
-
-
-def stop(process: subprocess.Popen) -> None:
-    """Stops a run as a user does, and kills what is left of it after a minute."""
-    children = (
-        psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    )
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for child in children:
-        if child.is_running():
-            child.kill()
 
 
 def main() -> None:

@@ -62,10 +62,11 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Largest norm of one example's dQ/da. None: no clipping."""
     max_gradient_norm: float | None = 40.0
     """Largest global norm of a network's gradient. None: no clipping."""
-    replay: ReplayConfig = ReplayConfig(samples_per_insert=256.0)
-    """The replay table. 256 samples for each insert are one learner step per environment step; the
-    reference implementation takes 32. Sampled uniformly; the paper prioritizes, and finds that it
-    gains little."""
+    replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
+    """The replay table. The learner starts after 5,000 transitions, when actions are no longer
+    random; the reference implementation starts after 1,000. 256 samples for each insert are one
+    learner step per environment step; the reference implementation takes 32. Sampled uniformly; the
+    paper prioritizes, and finds that it gains little."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +138,8 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
     average was not tried."""
     preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared inputs of the policy's tanh. From state it
-    is 1e-3; from pixels, where gradients are inverted, it was not tried."""
+    """Weight, in the policy's loss, of half the squared excess of the inputs of the policy's tanh
+    over 2. From state it is 1e-3; from pixels, where gradients are inverted, it was not tried."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
     """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     target_update_period: int = 1

@@ -72,7 +72,9 @@ def test_the_slurm_script_is_a_script(parsed):
     path = MANIFESTS / "slurm.sh"
     subprocess.run(["bash", "-n", str(path)], check=True)
     line = re.search(r"rl-replicator train(?:.*\\\n)*.*", path.read_text())
-    chosen = parsed(shlex.split(line.group().replace("\\\n", " ")))
+    *words, background = shlex.split(line.group().replace("\\\n", " "))
+    assert background == "&"  # So that the script can pass the signal of the time limit on.
+    chosen = parsed(words)
     assert chosen.launch == "ray" and chosen.address
 
 

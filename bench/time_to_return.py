@@ -1,0 +1,77 @@
+"""Seconds of training until cartpole:swingup has a return of 800.
+
+    python -m bench.time_to_return
+
+Round N trains with seed N, by `rl-replicator train d4pg`, until the first evaluation (3 episodes,
+every 2,500 environment steps) with that return. Seconds are those of the run itself, evaluations
+included, start-up excluded. One side has the default settings; with the other one, the learner
+starts after 1,000 transitions, as in the paper.
+"""
+
+import functools
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bench import harness, processes
+from rl_replicator.runs.metrics import read_metrics
+
+RETURN = 800.0
+SECONDS = harness.Unit("s of training", more_is_better=False)
+STEPS = harness.Unit("environment steps", more_is_better=False)
+# A run that takes so long does not learn.
+DEADLINE = 900.0
+COMMAND = ["train", "d4pg", "--env", "cartpole:swingup", "--steps", "200000", "--no-video"]
+COMMAND += ["--evaluation.every", "2500"]
+SIDES = {"default": [], "learner starts after 1,000": ["--agent.replay.min-size", "1000"]}
+PEERS = {"default": "learner starts after 1,000"}
+
+
+def train(words: list[str], seeds: Iterator[int]) -> Mapping[harness.Unit, float]:
+    """Trains with the next seed until an evaluation has the return."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "rl_replicator.cli.main", *COMMAND, *words]
+        command += ["--seed", str(next(seeds)), "--run-dir", str(run_dir)]
+        with open(Path(folder) / "log.txt", "w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=harness.ROOT)
+            started = time.monotonic()
+            try:
+                while True:
+                    for steps, seconds, found in evaluations(run_dir):
+                        if found >= RETURN:
+                            return {SECONDS: seconds, STEPS: steps}
+                    if process.poll() is not None or time.monotonic() - started > DEADLINE:
+                        text = (Path(folder) / "log.txt").read_text()
+                        raise RuntimeError(f"expected a return of {RETURN:g}, got none:\n{text}")
+                    time.sleep(1)
+            finally:
+                processes.stop(process)
+
+
+def evaluations(run_dir: Path) -> list[tuple[float, float, float]]:
+    """Returns (environment steps, seconds, return) of every evaluation of a run."""
+    if not (run_dir / "metrics" / "evaluator.csv").is_file():
+        return []
+    table = read_metrics(run_dir, "evaluator")
+    names = ("environment_steps", "wall_time", "episode_return")
+    return [*zip(*(table.get(name, []) for name in names), strict=True)]
+
+
+def main() -> None:
+    """Measures all sides."""
+    options = harness.parser("time_to_return", __doc__).parse_args()
+    report = harness.Report("time_to_return", options)
+    sides = {
+        name: functools.partial(train, words, itertools.count(1)) for name, words in SIDES.items()
+    }
+    report.add(harness.measure(sides, options.rounds, warm_up=0), PEERS)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
