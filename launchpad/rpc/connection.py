@@ -109,7 +109,7 @@ class Connection:
                 ):
                     try:
                         answer = link.call(request, call.ticket(), call.remaining())
-                        self.was_reached = True
+                        call.answered()
                         return answer
                     except (grpc.RpcError, ValueError, rpc_link.UnverifiedAnswerError) as error:
                         call.failed(link, error)
@@ -226,6 +226,10 @@ class Call:
         if timeout is None:
             return None
         return max(0.001, timeout - (time.monotonic() - self._started))
+
+    def answered(self) -> None:
+        """Notes that the server has answered: from now on, it is not waited for without end."""
+        self._connection.was_reached = True
 
     def failed(self, link: rpc_link.Link, error: Exception) -> None:
         """Returns if the call may be sent again, and raises its error if not.

@@ -30,6 +30,9 @@ class ResendableCall(Protocol):
     def remaining(self) -> float | None:
         """Returns the seconds until the deadline, or None without one."""
 
+    def answered(self) -> None:
+        """Notes that the server has answered."""
+
     def failed(self, link: rpc_link.Link, error: Exception) -> None:
         """Returns if the call may be sent again, and raises its error if not."""
 
@@ -108,6 +111,7 @@ class PendingCalls:
                 if rpc.code() != grpc.StatusCode.OK:
                     raise rpc
                 answer = link.verified(rpc.result(), rpc, ticket)
+                entry.call.answered()
             except (grpc.RpcError, rpc_link.UnverifiedAnswerError) as error:
                 try:
                     entry.call.failed(link, error)

@@ -472,6 +472,15 @@ def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):
     servers[0].stop()
 
 
+def test_a_client_of_futures_alone_gives_up_a_server_that_is_gone(runtime):
+    server = _serve()
+    client = lp.CourierClient(server.address, retry_secs=1.0)
+    assert [client.futures.same(i).result(timeout=60) for i in range(3)] == [0, 1, 2]
+    server.stop()
+    with pytest.raises(lp.CourierUnavailableError):
+        client.futures.same(3).result(timeout=60)
+
+
 def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     monkeypatch.setattr(lp_runtime, "WAIT_MESSAGE_SECS", 0.2)
     client = lp.CourierClient("127.0.0.1:9", call_timeout=1)
