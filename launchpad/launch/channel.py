@@ -1,6 +1,7 @@
 """The control channel between the launcher and one of its processes.
 
-Messages are small pickled tuples over a socket pair; either side ends when the other is gone.
+Messages are small pickled tuples over a socket; either side ends when the other is gone. A side
+that is only stopped, such as a launcher after Ctrl-Z, finds everything when it goes on.
 """
 
 from __future__ import annotations
@@ -12,31 +13,62 @@ import threading
 from typing import Any
 
 _SIZE = struct.Struct("<I")
-_SEND_TIMEOUT = struct.pack("ll", 2, 0)  # struct timeval: seconds, microseconds.
+
+# A launcher waits this long for a node that reads nothing, in seconds: one that is frozen must not
+# freeze the program. Nodes wait for as long as the launcher lives.
+LAUNCHER_PATIENCE_SECS = 2.0
 
 
 class Channel:
     """Sends and receives messages. Sending is thread-safe; one thread may receive."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, patience_secs: float | None = None):
+        """Takes over a connected socket.
+
+        Args:
+          connection: The socket.
+          patience_secs: How long a message waits for a peer that reads nothing; None for as long
+            as the peer lives. What has not been sent by then is sent before the next message.
+        """
         self._connection = connection
-        # A frozen peer must not freeze this side.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
+        if patience_secs is not None:
+            secs, part = divmod(patience_secs, 1)  # struct timeval: seconds, microseconds.
+            limit = struct.pack("ll", int(secs), int(part * 1e6))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._lock = threading.Lock()
-        self._is_broken = False
+        self._unsent = bytearray()
+        # MSG_DONTWAIT once the peer has used the patience up, until it reads again.
+        self._haste = 0
 
     def send(self, *message: Any) -> bool:
-        """Sends `message`; returns False if the peer is gone or does not read."""
-        data = pickle.dumps(message)
+        """Sends `message`; returns False if the peer is gone."""
         with self._lock:
-            if self._is_broken:
+            self._unsent += _packed(message)
+            return self._send_rest(0)
+
+    def send_or_drop(self, *message: Any) -> bool:
+        """Sends `message` if the peer reads what it is sent, and drops it otherwise.
+
+        For signs of life, which must not pile up before a peer that is stopped.
+
+        Returns:
+          False if the peer is gone.
+        """
+        if not self._lock.acquire(blocking=False):
+            return True  # Another message waits for the peer.
+        try:
+            if not self._send_rest(socket.MSG_DONTWAIT):
                 return False
-            try:
-                self._connection.sendall(_SIZE.pack(len(data)) + data)
+            if self._unsent:
                 return True
-            except OSError:
-                self._is_broken = True  # Half a message may be out.
-                return False
+            data = _packed(message)
+            self._unsent += data
+            is_there = self._send_rest(socket.MSG_DONTWAIT)
+            if len(self._unsent) == len(data):
+                self._unsent.clear()
+            return is_there
+        finally:
+            self._lock.release()
 
     def receive(self) -> tuple[Any, ...] | None:
         """Returns the next message, waiting for it; None once the peer is gone."""
@@ -47,6 +79,20 @@ class Channel:
     def close(self) -> None:
         """Closes this end; the peer receives None."""
         self._connection.close()
+
+    def _send_rest(self, flags: int) -> bool:
+        """Sends of `_unsent` what the peer takes; needs the lock. Returns False if it is gone."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent, flags | self._haste)]
+                self._haste = 0
+        except BlockingIOError:
+            if not flags:
+                self._haste = socket.MSG_DONTWAIT
+        except OSError:
+            self._unsent.clear()
+            return False
+        return True
 
     def _read(self, size: int) -> bytes | None:
         data = bytearray()
@@ -59,3 +105,8 @@ class Channel:
                 return None
             data += chunk
         return bytes(data)
+
+
+def _packed(message: tuple[Any, ...]) -> bytes:
+    data = pickle.dumps(message)
+    return _SIZE.pack(len(data)) + data

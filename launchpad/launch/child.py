@@ -144,7 +144,7 @@ class Child:
         os._exit(128 + signal.SIGTERM)
 
     def _beat(self) -> None:
-        while self._channel.send("heartbeat"):
+        while self._channel.send_or_drop("heartbeat"):
             time.sleep(HEARTBEAT_SECS)
 
     def _receive(self) -> None:

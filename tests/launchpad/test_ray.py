@@ -166,7 +166,7 @@ control._SILENCE_SECS = float(sys.argv[2])
 channel = control.call(("10.77.43.1", int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
 
 def beat():
-    while channel.send("heartbeat"):
+    while channel.send_or_drop("heartbeat"):
         time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()

@@ -117,7 +117,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
             is_unwanted = self._is_killed
         if is_unwanted:
             group.kill()
-        self.attach(lp_channel.Channel(started.channel))
+        self.attach(lp_channel.Channel(started.channel, lp_channel.LAUNCHER_PATIENCE_SECS))
         streams = {
             "stdout": os.fdopen(started.stdout, "rb"),
             "stderr": os.fdopen(started.stderr, "rb"),

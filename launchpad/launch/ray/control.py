@@ -74,7 +74,8 @@ class Switchboard:
                     connection.sendall(_sign(self._secret, b"launcher", challenge))
                     connection.settimeout(None)
                     ports.give_up_silence(connection, _SILENCE_SECS)
-                    on_call(lp_channel.Channel(connection), pid)
+                    patience = lp_channel.LAUNCHER_PATIENCE_SECS
+                    on_call(lp_channel.Channel(connection, patience), pid)
                     return
         except OSError:
             pass
