@@ -77,17 +77,23 @@ def restore_unless(finite: tf.Tensor) -> None:
 
 
 def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """The variables that the graph uses for anything but a plain read, in the same order.
+    """The variables that the step uses for anything but a plain read, in the same order.
+
+    Also in the graphs around this one: a branch of `tf.cond` is a graph of its own, and what the
+    step did before it is in another.
 
     Args:
       variables: the variables as they were created, each with the copies of all replicas.
     """
-    captures = getattr(tf.compat.v1.get_default_graph(), "captures", ())
-    handles = {
-        id(handle)
-        for handle, inside in captures
-        if any(user.type != "ReadVariableOp" for user in inside.consumers())
-    }
+    handles: set[int] = set()
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        handles |= {
+            id(handle)
+            for handle, inside in getattr(graph, "captures", ())
+            if any(user.type != "ReadVariableOp" for user in inside.consumers())
+        }
+        graph = getattr(graph, "outer_graph", None)
     return [variable for variable in variables if not handles.isdisjoint(_handles(variable))]
 
 

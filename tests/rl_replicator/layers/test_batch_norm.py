@@ -244,13 +244,20 @@ def layers_with_statistics():
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("kind", layers_with_statistics())
-def test_a_skipped_step_keeps_the_statistics(kind, count):
-    """A NaN in the data must not stay in the moving averages; the next step goes on from them."""
+def test_a_skipped_step_keeps_the_statistics(kind, reduction, count):
+    """A NaN in the data must not stay in the moving averages; the next step goes on from them.
+
+    Nor if the step reduces the gradients itself, and applies them in a branch.
+    """
     chosen = replicator(count)
     with chosen.scope():
         norm = layers_with_statistics()[kind]()
-        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+        optimizer = chosen.wrap_optimizer(
+            snt.optimizers.SGD(0.1), reduction=reduction, skip_nonfinite=True
+        )
+        is_due = tf.Variable(True, trainable=False)
         spoiled = tf.Variable(0.0, trainable=False)
         seen = tf.Variable(0.0, trainable=False)
         apply = norm if kind != "keras" else lambda x, t: norm(x, training=t)
@@ -261,7 +268,12 @@ def test_a_skipped_step_keeps_the_statistics(kind, count):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(apply(x, True)))
         parameters = norm.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
+        gradients = tape.gradient(loss, parameters)
+        if reduction == "none":
+            gradients = collectives.all_mean(gradients)
+            tf.cond(is_due, lambda: optimizer.apply(gradients, parameters), lambda: None)
+        else:
+            optimizer.apply(gradients, parameters)
         # What the rest of the step reads is restored already.
         seen.assign(tf.reduce_sum([tf.reduce_sum(tf.cast(v, tf.float32)) for v in norm.variables]))
 
