@@ -130,8 +130,7 @@ class TpuStep(compiled.CompiledStep):
             own = parts[0]
             if tensors:
                 own = tf.nest.pack_sequence_as(parts[0], tensors, expand_composites=True)
-            element = self._inputs.element(own)
-            return tf.nest.map_structure(compiled.as_tensor, self._converted(element))
+            return self._replica_step(self._inputs.element(own))
 
         with (
             call_log.recording() as calls,

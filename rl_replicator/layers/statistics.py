@@ -91,10 +91,19 @@ def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
         handles |= {
             id(handle)
             for handle, inside in getattr(graph, "captures", ())
-            if any(user.type != "ReadVariableOp" for user in inside.consumers())
+            if any(user.type != "ReadVariableOp" for user in _users(inside))
         }
         graph = getattr(graph, "outer_graph", None)
     return [variable for variable in variables if not handles.isdisjoint(_handles(variable))]
+
+
+def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a handle; on TPUs they use one of all cores' handles."""
+    for user in handle.consumers():
+        if user.type == "TPUReplicatedInput":
+            yield from _users(user.outputs[0])
+        else:
+            yield user
 
 
 def packed(variable: tf.Variable) -> Any:

@@ -201,11 +201,7 @@ class CompiledStep(ReplicatedStep):
         parts = self._inputs.split(row)
 
         def replica(index: int) -> Any:
-            element = self._inputs.element(parts[index])
-            with statistics.snapshot(self._host.registry.created()):
-                results = tf.nest.map_structure(as_tensor, self._converted(element))
-                batch_norm.average_declared(self._host.registry.created())
-            return results
+            return self._replica_step(self._inputs.element(parts[index]))
 
         _seed_process(self._host.process_index)
         with (
@@ -225,6 +221,13 @@ class CompiledStep(ReplicatedStep):
         self._host.check_calls(calls)
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
+
+    def _replica_step(self, element: Any) -> Any:
+        """Traced on a replica: `step_fn`, and what becomes of the moving statistics it updates."""
+        with statistics.snapshot(self._host.registry.created()):
+            results = tf.nest.map_structure(as_tensor, self._converted(element))
+            batch_norm.average_declared(self._host.registry.created())
+        return results
 
     def _steps(
         self, one_step: _Function, arguments: Sequence[Any], most: tf.Tensor | None = None

@@ -79,6 +79,25 @@ def test_one_trace_serves_all_cores(replicator, steps_per_call):
     assert found["While"] == (0 if steps_per_call is None else 1)
 
 
+def test_moving_statistics_are_averaged_over_the_cores_and_restored(replicator):
+    """Those that the step updates, after it; a skipped step gives them their old values."""
+    with replicator.scope():
+        updated, fixed = (tf.keras.layers.BatchNormalization() for _ in range(2))
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+        for layer in (updated, fixed):
+            layer.build((None, FEATURES))
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(updated(fixed(x, training=False), training=True)))
+        parameters = updated.trainable_variables
+        optimizer.apply(tape.gradient(loss, parameters), parameters)
+
+    found = operations(replicator.replicate(step_fn, replicator.make_inputs(batches)))
+    assert found["CrossReplicaSum"] == 4  # Two gradients, the mean and the variance.
+    assert found["AssignVariableOp"] == 4  # Mean and variance are restored, and then averaged.
+
+
 def test_callable_inputs(replicator):
     inputs = replicator.make_inputs(lambda context: lambda: tf.random.normal([2]))
     assert operations(replicator.replicate(lambda x: x, inputs))["RandomStandardNormal"] == 1
