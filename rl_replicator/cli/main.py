@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rl_replicator.cli import stderr_filter
+from rl_replicator.cli import lasting_streams, stderr_filter
 from rl_replicator.processes import allocator
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
@@ -63,34 +63,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0; 2 after bad input (one line says which); 75 if another process of the job
       was lost (a supervisor then restarts the whole job); 1 after any other failure (with its
-      traceback); 130 after an interrupt.
+      traceback); 130 after an interrupt. What is printed after its reader has left is dropped, and
+      changes no status.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     search_working_directory_last()
     configure_libraries()
-    try:
-        if argv is None and args[:1] == ["train"]:
-            _choose_allocator()
-        status = _run(args)
-        sys.stdout.flush()  # Here, so that a closed pipe raises inside of this `try`.
-        return status
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrokenPipeError:  # The reader, `head` perhaps, has closed the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        from rl_replicator.errors import WORKER_LOST_STATUS, WorkerLost
+    with lasting_streams.installed():
+        try:
+            if argv is None and args[:1] == ["train"]:
+                _choose_allocator()
+            return _run(args)
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        except Exception as error:
+            return _report(error)
 
-        if isinstance(error, WorkerLost):
-            print(f"rl-replicator: {error}", file=sys.stderr)
-            return WORKER_LOST_STATUS
-        message = _usage_message(error)
-        if message is None:
-            _print_failure(error)
-            return _FAILURE
-        print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
-        return BAD_INPUT
+
+def _report(error: Exception) -> int:
+    """Prints why a command has failed; returns the exit status."""
+    from rl_replicator.errors import WORKER_LOST_STATUS, WorkerLost
+
+    if isinstance(error, WorkerLost):
+        print(f"rl-replicator: {error}", file=sys.stderr)
+        return WORKER_LOST_STATUS
+    message = _usage_message(error)
+    if message is None:
+        _print_failure(error)
+        return _FAILURE
+    print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def _print_failure(error: Exception) -> None:

@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any, TextIO
+from typing import Any
+
+from rl_replicator.cli.lasting_streams import LastingStream
 
 # Reverb's notes, absl's lines of severity INFO and WARNING, and absl's announcement of them. Lines
 # of a node that runs as a process begin with the node's name.
@@ -44,7 +46,7 @@ def silence() -> None:
     assert grep.stdin is not None
     os.dup2(grep.stdin.fileno(), 2)
     grep.stdin.close()
-    sys.stderr = _Quiet(os.fdopen(real, "w", buffering=1, closefd=False))
+    sys.stderr = _Quiet(LastingStream(os.fdopen(real, "w", buffering=1, closefd=False)))
 
     def restore() -> None:
         os.dup2(real, 2)  # Ends the filter's input, unless a child process still holds it open.
@@ -57,7 +59,7 @@ def silence() -> None:
 class _Quiet:
     """A text stream that drops the same lines if a supervisor forwards them from a node."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: LastingStream):
         """Wraps a stream."""
         self._stream = stream
         self._noise = re.compile(_NOISE)

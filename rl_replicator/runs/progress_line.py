@@ -21,32 +21,40 @@ class ProgressLine:
         """
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
+        self._is_lost = False
         self._next_line = 0.0
         self._width = 0
 
     @property
     def is_due(self) -> bool:
         """Whether `show` would draw now."""
-        return self._live or time.monotonic() >= self._next_line
+        return not self._is_lost and (self._live or time.monotonic() >= self._next_line)
 
     def show(self, text: str) -> None:
-        """Draws `text`, if it is due."""
+        """Draws `text`, if it is due. A line that cannot be written is the last one."""
         if not self.is_due:
             return
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
         if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
+            self._write("\r" + text.ljust(self._width))
             self._width = len(text)
         else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+            self._write(text + "\n")
 
     def close(self) -> None:
         """Ends the line and keeps its last text."""
         if self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
             self._width = 0
+
+    def _write(self, text: str) -> None:
+        if self._is_lost:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # A closed terminal or a full disk is no reason to end a run of hours.
+            self._is_lost = True
 
 
 class RateWindow:

@@ -1,13 +1,18 @@
 """Dispatch, options, and how errors look."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import launchpad as lp
 from launchpad.errors import ExceptionRecord
 from rl_replicator.cli import main
+
+ROOT = Path(__file__).parents[2]
+FAKE = ("train", "fake")
 
 
 def _refused(done):
@@ -66,9 +71,6 @@ def test_one_line_in_any_encoding(command, encoding):
     """The parser frames its messages with other characters where there is no UTF-8."""
     line = _refused(command("plot", "run", "--output", "a.jpg", PYTHONIOENCODING=encoding))
     assert line == "--output: expected a name that ends in .png, got a.jpg"
-
-
-FAKE = ("train", "fake")
 
 
 @pytest.mark.parametrize(
@@ -162,12 +164,31 @@ def test_train_eval_video(call, command, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "filmed run a.gif 7\n", "")
 
 
-def test_a_reader_that_leaves_is_forgiven(command):
-    words = f"{sys.executable} -m rl_replicator.cli.main --help"
+@pytest.mark.parametrize(("words", "status"), [("--help", 0), ("train fake --env status", 3)])
+@pytest.mark.parametrize("pipe", ["|", "|&"])
+def test_a_reader_that_leaves_changes_no_status(tmp_path, site, words, status, pipe):
+    line = f"{sys.executable} -m rl_replicator.cli.main {words} {pipe} true"
     done = subprocess.run(
-        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+        ["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        capture_output=True,
+        text=True,
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert done.stdout == f"{status}\n"
+    assert "Error" not in done.stderr
+
+
+def test_a_full_disk_of_the_output_is_a_failure():
+    line = f"{sys.executable} -m rl_replicator.cli.main --help > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode != 0 and "No space left on device" in done.stderr
+
+
+def test_another_pipe_that_breaks_is_a_failure(command):
+    done = command(*FAKE, "--env", "pipe")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and "BrokenPipeError" in done.stderr
 
 
 def test_the_options_of_d4pg_are_all_known():
@@ -186,7 +207,8 @@ def test_the_options_of_d4pg_are_all_known():
 
 
 def test_exit_status_of_training_is_kept(call):
-    assert call(*FAKE, "--env", "status").returncode == 3
+    done = call(*FAKE, "--env", "status")
+    assert (done.returncode, done.stdout) == (3, "about to end\n")
 
 
 def test_other_failures_show_their_traceback(command):

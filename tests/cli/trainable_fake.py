@@ -1,7 +1,9 @@
 """Something to train that takes no time, registered by the tests' own distribution."""
 
 import dataclasses
+import errno
 import json
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +64,11 @@ class Fake:
                 raise RuntimeError("the actor failed") from error
         if options.env == "interrupt":
             raise KeyboardInterrupt
+        if options.env == "pipe":
+            raise BrokenPipeError(errno.EPIPE, "the worker of a learner's data has gone")
         if options.env == "status":
+            print("about to end", flush=True)
+            print("about to end", file=sys.stderr, flush=True)
             return 3
         environments.make(options.env, seed=0)
         options.run_dir.mkdir()

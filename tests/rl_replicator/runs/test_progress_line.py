@@ -1,0 +1,40 @@
+"""A line that cannot be written must not end a run."""
+
+import errno
+import io
+
+import pytest
+
+from rl_replicator.runs.progress_line import ProgressLine
+
+
+class Stream(io.StringIO):
+    """A terminal, or a file, that can be written until `error` is set."""
+
+    error = None
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty = lambda: is_terminal
+
+    def flush(self):
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_a_line_that_cannot_be_written_is_the_last_one(is_terminal, number):
+    stream = Stream(is_terminal)
+    line = ProgressLine(stream)
+    line.show("1/9 steps")
+    assert "1/9 steps" in stream.getvalue()
+    line._next_line = 0.0
+    stream.error = OSError(number, "cannot be written")
+    line.show("2/9 steps")
+    before = stream.getvalue()
+    line._next_line = 0.0
+    assert not line.is_due
+    line.show("3/9 steps")
+    line.close()
+    assert stream.getvalue() == before
