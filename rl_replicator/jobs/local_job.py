@@ -116,29 +116,38 @@ class LocalJob:
         self._is_in_haste = True
 
     def stop(self, grace_seconds: float) -> None:
-        """Ends all processes, first by SIGTERM and then by SIGKILL.
+        """Ends all processes, first by SIGTERM and then by SIGKILL; reports which were killed.
+
+        Tasks that end the job come first: a chief that saves reads what parameter servers hold.
 
         Args:
           grace_seconds: seconds between the two signals.
         """
-        for group in self._running.values():
-            group.send_signal(signal.SIGTERM)
-            group.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
-        deadline = time.monotonic() + grace_seconds
-        while not self._is_in_haste and time.monotonic() < deadline:
-            if all(group.poll() is not None for group in self._running.values()):
-                break
-            time.sleep(0.02)
-        if self._is_in_haste:
-            report("a second signal: killing all processes")
-        for group in self._running.values():
-            group.kill()
+        needed = {task: group for task, group in self._running.items() if task.ends_job}
+        others = {task: group for task, group in self._running.items() if not task.ends_job}
+        for groups in (needed, others):
+            self._terminate(groups, grace_seconds)
         for group in self._running.values():
             group.wait()
         deadline = time.monotonic() + _OUTPUT_SECONDS
         for copier in self._copiers.values():
             copier.drain(max(0.0, deadline - time.monotonic()))
         self._guard.close()
+
+    def _terminate(self, groups: Mapping[JobTask, ProcessGroup], grace_seconds: float) -> None:
+        """Tells processes to end, waits until they have, and kills those that have not in time."""
+        for group in groups.values():
+            group.send_signal(signal.SIGTERM)
+            group.send_signal(signal.SIGCONT)  # A stopped process would not handle SIGTERM.
+        deadline = time.monotonic() + grace_seconds
+        while left := [task.name for task, group in groups.items() if group.poll() is None]:
+            if self._is_in_haste or time.monotonic() > deadline:
+                why = "a second signal" if self._is_in_haste else f"{grace_seconds:g} s are over"
+                report(f"{why}: killing {', '.join(left)}, which had not ended")
+                break
+            time.sleep(0.02)
+        for group in groups.values():
+            group.kill()
 
     def _start(self, task: JobTask) -> None:
         # Unbuffered, so that lines appear as soon as they are printed.

@@ -12,8 +12,8 @@ program continues from its last checkpoint. With parameter servers, a worker is 
 the job ends with the chief. Restarts are limited (`--max-restarts`), and counted anew after five
 minutes without a failure. A program that ends with status 2 is not restarted, because it would end
 the same way: its arguments are wrong, or the disk is full. The exit status is that of the job, 130
-after Ctrl-C and 143 after SIGTERM. These signals let the processes save and end; a second one kills
-them at once.
+after Ctrl-C and 143 after SIGTERM. These signals give the processes two minutes to save and to end,
+and a line names those that are killed then; a second signal kills them at once.
 
 What a process has started ends with it, and all processes end with the supervisor.
 """
@@ -27,10 +27,11 @@ from collections.abc import Sequence
 from rl_replicator import errors
 from rl_replicator.jobs import cluster, local_job
 from rl_replicator.jobs.restarts import RestartLoop
+from rl_replicator.jobs.run_process import SECONDS_TO_END
 from rl_replicator.processes.restarts import Restarts
 
-# Ctrl-C ends everything within ten seconds.
-_GRACE_SECONDS = 5.0
+# After a failure, the other processes have nothing to save: they continue from the last checkpoint.
+_SECONDS_AFTER_FAILURE = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,14 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"supervisor: error: {error}", file=sys.stderr)
         return 2
     job = local_job.LocalJob(options.command, tasks, options.max_restarts)
+    received: list[int] = []
     supervisor = RestartLoop(
         job.start,
         job.poll,
-        lambda: job.stop(_GRACE_SECONDS),
+        lambda: job.stop(SECONDS_TO_END if received else _SECONDS_AFTER_FAILURE),
         Restarts(options.max_restarts),
         local_job.report,
     )
-    received: list[int] = []
 
     def end(number: int, _: object) -> None:
         if received:

@@ -31,8 +31,12 @@ print("start", starts)
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def freeze(): os.kill(os.getpid(), signal.SIGSTOP)
 def wait(seconds=300): time.sleep(seconds)
+def ready():
+    new.write_text(str(os.getpid()))
+    new.replace(file.with_name(f"{name} is ready"))
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
     wait()
 def listen():
     address = json.loads(os.environ["TF_CONFIG"])["cluster"][task["type"]][task["index"]]
@@ -41,16 +45,26 @@ def listen():
 """
 
 
+def impatient(after_signal=120.0, after_failure=5.0):
+    """The command of a supervisor that gives tasks these seconds to end."""
+    code = (
+        "import sys; from rl_replicator.jobs import supervisor; "
+        f"supervisor.SECONDS_TO_END = {after_signal}; "
+        f"supervisor._SECONDS_AFTER_FAILURE = {after_failure}; sys.exit(supervisor.main())"
+    )
+    return (sys.executable, "-c", code)
+
+
 @pytest.fixture
 def run(tmp_path):
     """Runs a job whose tasks run `PROGRAM` and then `code`; returns it when it has ended."""
     running = []
 
-    def start(code, *options, environment=None):
+    def start(code, *options, environment=None, command=SUPERVISOR):
         script = tmp_path / "program.py"
         script.write_text(PROGRAM + code)
         process = subprocess.Popen(
-            [*SUPERVISOR, *options, "--", sys.executable, str(script), str(tmp_path)],
+            [*command, *options, "--", sys.executable, str(script), str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             stdout=subprocess.PIPE,
@@ -154,35 +168,76 @@ def test_wrong_arguments_are_not_tried_again(run, tmp_path):
     assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 50
 
 
+def ready(folder, *names):
+    """Waits until the named tasks are `ready`; returns their process ids."""
+    return pids(folder, *(f"{name} is ready" for name in names))
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, "deaf() if task['index'] else wait()"), (signal.SIGTERM, "wait()")],
-)
-def test_a_signal_ends_everything(run, tmp_path, number, code):
-    process = run(code, "--workers", "2")
-    tasks = pids(tmp_path, "worker 0", "worker 1")
-    time.sleep(0.3)
-    begun = time.monotonic()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_gives_the_tasks_time_to_save(run, tmp_path, number):
+    code = """
+def save(*_):
+    time.sleep(2)
+    (file.parent / f"{name} has saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+ready()
+wait()"""
+    process = run(code, "--workers", "2", command=impatient(after_failure=0.5))
+    tasks = ready(tmp_path, "worker 0", "worker 1")
     process.send_signal(number)
-    status, _ = finished(process)
-    assert status == 128 + number and time.monotonic() - begun < 50
+    status, text = finished(process)
+    assert status == 128 + number and "killing" not in text
+    assert all((tmp_path / f"worker {i} has saved").exists() for i in (0, 1))
+    assert all_gone(tasks)
+
+
+@pytest.mark.processes
+def test_what_does_not_end_after_a_signal_is_killed_and_named(run, tmp_path):
+    code = "deaf() if task['index'] else (ready(), wait())"
+    process = run(code, "--workers", "3", command=impatient(after_signal=1))
+    tasks = ready(tmp_path, "worker 0", "worker 1", "worker 2")
+    process.send_signal(signal.SIGTERM)
+    status, text = finished(process)
+    assert status == 128 + signal.SIGTERM
+    (line,) = (line for line in text.splitlines() if "killing" in line)
+    assert line == "supervisor | 1 s are over: killing worker 1, worker 2, which had not ended"
+    assert all_gone(tasks)
+
+
+@pytest.mark.processes
+def test_parameter_servers_are_there_while_the_chief_saves(run, tmp_path):
+    code = """
+def end(*_):
+    if task["type"] == "chief":
+        time.sleep(1)
+        is_first = not (file.parent / "ps 0 ends").exists()
+        (file.parent / "saved").write_text("whole" if is_first else "without variables")
+    (file.parent / f"{name} ends").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+ready()
+wait()"""
+    process = run(code, "--workers", "1", "--parameter-servers", "1")
+    tasks = ready(tmp_path, "chief 0", "worker 0", "ps 0")
+    process.send_signal(signal.SIGTERM)
+    status, text = finished(process)
+    assert status == 128 + signal.SIGTERM and "killing" not in text
+    assert (tmp_path / "saved").read_text() == "whole" and (tmp_path / "ps 0 ends").exists()
     assert all_gone(tasks)
 
 
 @pytest.mark.processes
 def test_a_second_signal_kills_at_once(run, tmp_path):
-    code = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-(file.parent / f"{name} is deaf").write_text(str(os.getpid()))
-wait()"""
-    process = run(code, "--workers", "2")
-    tasks = pids(tmp_path, "worker 0 is deaf", "worker 1 is deaf")
+    process = run("deaf()", "--workers", "2")
+    tasks = ready(tmp_path, "worker 0", "worker 1")
     while process.poll() is None:  # Two at a time may arrive as one.
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     status, text = finished(process)
-    assert status == 128 + signal.SIGINT and "a second signal: killing all processes" in text
+    assert status == 128 + signal.SIGINT
+    assert "a second signal: killing worker 0, worker 1, which had not ended" in text
     assert all_gone(tasks)
 
 
