@@ -1,5 +1,6 @@
 """A job's processes on this machine, which start and end together."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -226,8 +227,9 @@ def make_tasks(
 
 
 def report(line: str) -> None:
-    """Prints a line of the supervisor to standard error."""
-    print(f"supervisor | {line}", file=sys.stderr, flush=True)
+    """Prints a line of the supervisor to standard error; a job goes on if nobody can read it."""
+    with contextlib.suppress(OSError):
+        print(f"supervisor | {line}", file=sys.stderr, flush=True)
 
 
 def _describe_status(status: int) -> str:

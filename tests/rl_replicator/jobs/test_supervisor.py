@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -239,6 +240,16 @@ def test_a_second_signal_kills_at_once(run, tmp_path):
     assert status == 128 + signal.SIGINT
     assert "a second signal: killing worker 0, worker 1, which had not ended" in text
     assert all_gone(tasks)
+
+
+@pytest.mark.processes
+def test_a_job_goes_on_when_nobody_reads_its_lines(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + "if starts < 2: die()")
+    program = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    words = shlex.join([*SUPERVISOR, "--workers", "1", "--", *program])
+    line = f"{words} |& true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", line], cwd=ROOT, timeout=90).returncode == 0
+    assert starts(tmp_path, "worker 0") == 2
 
 
 @pytest.mark.processes
