@@ -121,8 +121,11 @@ class DeterministicNode:
         self._evaluate_if_due()
 
     def _evaluate_if_due(self) -> None:
-        """Evaluates the policy after so many steps, unless that was done before a stop."""
-        is_due = self._steps % self._plan.evaluation.every == 0
+        """Evaluates the policy after so many steps, unless that was done before a stop.
+
+        A policy that has learned nothing yet is not evaluated.
+        """
+        is_due = self._steps % self._plan.evaluation.every == 0 and self._learner.num_steps > 0
         if is_due and 0 < self._steps < self._plan.total_steps:
             self._report([])
             if self._counter.progress().evaluation_step < self._steps:

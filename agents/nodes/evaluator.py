@@ -45,7 +45,10 @@ class EvaluatorNode:
         self._max_actions = plan.task.agent_steps(plan.evaluation.max_episode_steps)
 
     def run(self) -> None:
-        """Evaluates at the scheduled steps, and once more when the learner is done."""
+        """Evaluates at the scheduled steps, and at the end, when the learner is done.
+
+        Scheduled steps at which the learner has not taken its first step are left out.
+        """
         progress = self._counter.progress()
         due = progress.evaluation_step + self._schedule.every
         while not lp.wait_for_stop(_POLL_SECONDS):
@@ -54,11 +57,13 @@ class EvaluatorNode:
                 self.evaluate(progress.total_steps, self._schedule.last_episodes)
                 lp.stop()
                 return
-            if progress.environment_steps >= due and not progress.steps_done:
-                self.evaluate(progress.environment_steps, self._schedule.episodes)
-                due = (
-                    progress.environment_steps // self._schedule.every + 1
-                ) * self._schedule.every
+            steps = progress.environment_steps
+            if steps >= due:
+                due = (steps // self._schedule.every + 1) * self._schedule.every
+                # A new policy has nothing to show. The last evaluation comes when the learner is
+                # done, which is later than the last step.
+                if progress.learner_steps > 0 and steps < progress.total_steps:
+                    self.evaluate(steps, self._schedule.episodes)
 
     def evaluate(self, environment_steps: int, episodes: int) -> None:
         """Evaluates the newest weights; records nothing if the program stops meanwhile.

@@ -62,15 +62,8 @@ class Learner:
         return {"policy/w": np.zeros(2), f"{LEARNER_STEPS}/count": np.array(self.steps)}
 
 
-def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypatch):
-    stops = []
-    monkeypatch.setattr(lp, "stop_event", threading.Event)
-    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
-    monkeypatch.setattr(lp, "stop", lambda: stops.append(True))
-    counter = Counter(tmp_path, total_steps=500, restored=None)
-    learner = Learner(counter)
-    schedule = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
-    plan = RunPlan(
+def make_plan(run_dir):
+    return RunPlan(
         task=Task("environments.fakes:target"),
         seed=1,
         total_steps=500,
@@ -81,13 +74,27 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
         num_replay_shards=1,
         replicas=Replicas.parse("1", "threads", None),
         env_timeout=300.0,
-        evaluation=schedule,
+        evaluation=EvaluationSchedule(every=100, episodes=1, last_episodes=2),
         checkpoint_seconds=30.0,
         keep_checkpoints=1,
         profile_steps=None,
-        run_dir=tmp_path,
+        run_dir=run_dir,
     )
-    node = EvaluatorNode(Agent(), plan, learner, counter)
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """The calls of `lp.stop` of a program that nobody else stops."""
+    stops = []
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
+    monkeypatch.setattr(lp, "stop", lambda: stops.append(True))
+    return stops
+
+
+def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    node = EvaluatorNode(Agent(), make_plan(tmp_path), Learner(counter), counter)
     node.evaluate(300, 1)
     counter.learner_done()
     node.run()
@@ -98,6 +105,31 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, monkeypa
     assert (table["episode_return_median"] > 10).all() and (table["failed_share"] == 0).all()
     np.testing.assert_allclose(table["q_bias"], 3.0 - table["discounted_return"])
     assert (table["discounted_return"] > 1).all() and (table["discounted_return"] < 2).all()
+
+
+def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stops, monkeypatch):
+    """A new one has nothing to show; the last one is not the last before the learner is done."""
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    learner = Learner(counter)
+
+    def take(steps):
+        return lambda: counter.lease(0, steps, 0.0, [])
+
+    events = [
+        take(0),
+        take(100),  # 100 steps, and no learner step.
+        lambda: counter.report_learner(7, 0.0, {}),
+        take(100),  # 200
+        take(50),
+        take(250),  # 500: all of them; the replay has not confirmed the last rows.
+        lambda: counter.actor_done(0),
+        counter.learner_done,
+    ]
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
+    EvaluatorNode(Agent(), make_plan(tmp_path), learner, counter).run()
+    table = read_metrics(tmp_path, "evaluator")
+    assert table["environment_steps"].tolist() == [200, 500] and stops == [True]
+    assert table["episodes"].tolist() == [1, 2]
 
 
 class Endless(dm_env.Environment):
