@@ -138,13 +138,15 @@ class Agent(Protocol):
         """
         ...
 
-    def make_adder(self, client: reverb.Client, on_wait: Callable[[float], None]) -> adders.Adder:
+    def make_adder(
+        self, client: reverb.Client, on_wait: Callable[[float], bool | None]
+    ) -> adders.Adder:
         """Makes the writer to the tables for one environment of an actor.
 
         Args:
           client: the client of the replay server.
           on_wait: called with the seconds waited so far, twice a second, while the table accepts no
-            item; may raise to give up.
+            item; returns True if the writer is to go on all the same. May raise to give up.
         """
         ...
 

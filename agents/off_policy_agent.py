@@ -243,7 +243,7 @@ class OffPolicyAgent(abc.ABC):
         return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self.layout)]
 
     def make_adder(
-        self, client: reverb.Client, on_wait: Callable[[float], None]
+        self, client: reverb.Client, on_wait: Callable[[float], bool | None]
     ) -> NStepTransitionAdder:
         """Makes the adder, which writes discounted n-step transitions."""
         return NStepTransitionAdder(
@@ -304,7 +304,9 @@ class OffPolicyAgent(abc.ABC):
         make_priorities: Callable[[], Priorities],
     ) -> ReplayLearner:
         config = self.config
-        samples = total_agent_steps * config.replay.samples_per_insert
+        # The learner starts with the table's first `min_size` rows, and is not to make up for them.
+        inserts = max(0, total_agent_steps - config.replay.min_size)
+        samples = inserts * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
             if config.policy_average > 1:

@@ -26,6 +26,8 @@ _ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "inser
 _LEASES_PER_TIMING = 7
 # The replay takes the last rows at the learner's pace, who may just be restarting.
 _SECONDS_TO_FINISH = 300.0
+# Waits that are shorter are none that a starving learner could cause.
+_SECONDS_TO_RUN_AHEAD = 5.0
 
 
 class ActorNode:
@@ -54,9 +56,10 @@ class ActorNode:
         self._counter = counter
         self._action_repeat = plan.task.action_repeat
         self._run_steps = counter.progress().environment_steps
-        waiting = WaitLog(
+        self._wait_log = WaitLog(
             f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
         )
+        self._runs_ahead = False
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
         who = f"actor {index}"
         numbers = range(first, first + plan.envs_per_actor)
@@ -72,7 +75,7 @@ class ActorNode:
             if state is not None:
                 self._environments.set_random_state(own, state["environment"])
         self._adders = [
-            agent.make_adder(replays[stream.number % len(replays)], waiting.tick)
+            agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
             for stream in self._streams
         ]
         self._actor = agent.make_actor(
@@ -102,11 +105,32 @@ class ActorNode:
             for adder in self._adders:
                 adder.close()
 
+    def _is_held_back_in_vain(self, waited: float) -> bool:
+        """Returns whether to go on although the replay takes no rows: it will never take them.
+
+        Args:
+          waited: seconds waited so far.
+
+        Raises:
+          StoppedError: if the program stops.
+        """
+        self._wait_log.tick(waited)
+        if not self._runs_ahead and waited > _SECONDS_TO_RUN_AHEAD:
+            self._runs_ahead = self._counter.may_run_ahead()
+            if self._runs_ahead:
+                _LOG.warning(
+                    "actor %d: the learner gets no rows from another replay server, and no steps "
+                    "are left that would insert some there; it will not train on this actor's last "
+                    "rows",
+                    self._index,
+                )
+        return self._runs_ahead
+
     def _finish(self) -> None:
         """Lets the learner end once the replay holds all rows, so that its last checkpoint does."""
         until = time.monotonic() + _SECONDS_TO_FINISH
         finished = [adder.finish(until - time.monotonic()) for adder in self._adders]
-        if not all(finished):
+        if not all(finished) and not self._runs_ahead:
             _LOG.warning(
                 "actor %d: the replay has not confirmed the last rows within %g s; the last "
                 "checkpoint may lack them",
@@ -135,7 +159,7 @@ class ActorNode:
                 if granted == 0 or lp.stop_event().is_set():
                     return
                 done, episodes, started, waited = 0, [], now, blocked
-                self._run_steps = self._counter.environment_steps()
+                self._run_steps = self._counter.lease_start(self._index)
                 leases += 1
                 if leases % _LEASES_PER_TIMING == 1:
                     self._stopwatch.start(wait=blocked)

@@ -1,10 +1,10 @@
 """The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
 
-import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.stopwatch import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
-from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks for more.
 LEASE = 100
 _SECONDS_BETWEEN_TIMES = 10.0
+# A starving learner says so every second.
+_SECONDS_STARVED = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Counter:
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
+        self._lease_starts: dict[int, int] = {}
+        self._starved_at = -math.inf
         self._num_actors = math.inf
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
@@ -157,6 +160,7 @@ class Counter:
             if actor >= self._num_actors:
                 steps = 0
             if steps > 0:
+                self._lease_starts[actor] = self._granted
                 self._granted += steps
                 self._leases[actor] = steps
             else:
@@ -180,6 +184,33 @@ class Counter:
         """
         with self._lock:
             self._finishing.discard(actor)
+
+    def lease_start(self, actor: int) -> int:
+        """Returns the steps of the run that were granted before an actor's present lease.
+
+        What depends on the steps of the run uses this number: most of the other actors' leases are
+        under way, so they have not reported their steps.
+
+        Args:
+          actor: index of the actor.
+        """
+        with self._lock:
+            return self._lease_starts.get(actor, self._environment_steps)
+
+    def learner_starves(self) -> None:
+        """Notes that the learner has been getting no rows; called every second while it is so."""
+        self._starved_at = time.monotonic()
+
+    def may_run_ahead(self) -> bool:
+        """Returns whether actors that are held back are to take their last steps all the same.
+
+        With several replay servers, the learner takes as many rows of each. At the end of a run the
+        actors of one may have no steps left while those of another, which are ahead, wait for the
+        learner, and it waits for rows that nobody will insert.
+        """
+        with self._lock:
+            is_starving = time.monotonic() - self._starved_at < _SECONDS_STARVED
+            return is_starving and self._granted >= self._total_steps
 
     def environment_steps(self) -> int:
         """Returns the steps that all actors have taken since the beginning of the run."""
@@ -247,8 +278,7 @@ class Counter:
         """
         with self._lock:
             if picture is not None:
-                with _space_needed():
-                    self._writer.write_image("pictures", environment_steps, "observation", picture)
+                self._writer.write_image("pictures", environment_steps, "observation", picture)
             mean = figures["episode_return"]
             self._evaluation = {"return": mean, "step": environment_steps}
             row = dict(figures)
@@ -320,20 +350,7 @@ class Counter:
 
     def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
         step = self._environment_steps if step is None else step
-        with _space_needed():
-            self._writer.write(group, step, values)
-
-
-@contextlib.contextmanager
-def _space_needed() -> Iterator[None]:
-    """Turns the error of a full disk into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the metrics of the run: {error}; free some space, then continue with "
-            "the same --run-dir"
-        ) from error
+        self._writer.write(group, step, values)
 
 
 def _best_return(best: Checkpointer) -> float:

@@ -138,14 +138,21 @@ class LearnerNode:
             report.result()
 
     def _wait_for_first_rows(self) -> None:
-        """Waits, interruptibly, until every table has enough items to be sampled."""
-        started = time.monotonic()
+        """Waits, interruptibly, until every table has enough items to be sampled.
+
+        Saves meanwhile. Logs nothing as long as there are more and more rows.
+        """
+        grown_at, num_items = time.monotonic(), -1
         waiting = WaitLog("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
             tables = self._table_infos()
             if tables and not any(_lacks_rows(table) for table in tables):
                 return
-            waiting.tick(time.monotonic() - started)
+            if (found := sum(table.current_size for table in tables)) != num_items:
+                grown_at, num_items = time.monotonic(), found
+            waiting.tick(time.monotonic() - grown_at)
+            if self._is_chief:
+                self._saver.tick()
             time.sleep(0.05)
 
     def _table_infos(self) -> list[Any]:
@@ -208,6 +215,8 @@ class LearnerNode:
                     self._learner.cancel()
             elif is_waiting and steps > 0:
                 waiting.tick(now - last_change)
+                if now - last_change > _SECONDS_TO_STARVE:
+                    self._counter.learner_starves()
 
     def _report_time(self, starved: float) -> None:
         """Tells the counter how the learner has spent its time since the last report.

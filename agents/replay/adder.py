@@ -68,7 +68,7 @@ class NStepTransitionAdder(base.Adder):
         discount: float,
         initial_priority: float,
         max_in_flight: int,
-        on_wait: Callable[[float], None],
+        on_wait: Callable[[float], bool | None],
     ):
         """Opens a writer on the table.
 
@@ -80,7 +80,7 @@ class NStepTransitionAdder(base.Adder):
           initial_priority: the initial priority of a transition that the learner has not seen.
           max_in_flight: transitions sent but not yet confirmed by the table.
           on_wait: called with the seconds waited so far, twice a second, while the table does not
-            accept what was written; may raise to give up.
+            accept what was written; returns True to go on all the same. May raise to give up.
         """
         self._writer = layout.open(client)
         self._layout = layout
@@ -195,7 +195,8 @@ class NStepTransitionAdder(base.Adder):
                 self._writer.flush(self._max_in_flight, _FLUSH_TIMEOUT_MS)
                 break
             except reverb.errors.DeadlineExceededError:
-                self._on_wait(time.perf_counter() - started)
+                if self._on_wait(time.perf_counter() - started):
+                    break
         self.seconds_waited += time.perf_counter() - started
 
     def finish(self, timeout: float) -> bool:
@@ -215,9 +216,8 @@ class NStepTransitionAdder(base.Adder):
                 return True
             except reverb.errors.DeadlineExceededError:
                 waited = time.perf_counter() - started
-                if waited > timeout:
+                if waited > timeout or self._on_wait(waited):
                     return False
-                self._on_wait(waited)
 
     def close(self) -> None:
         """Closes the writer; unconfirmed transitions may be lost."""

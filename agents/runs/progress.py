@@ -19,9 +19,13 @@ class AgentProgressLine:
         """
         self._line = ProgressLine(stream)
         self._window = RateWindow()
+        self._is_filling = False
 
     def show(self, progress: Progress) -> None:
         """Draws the newest progress, if it is due."""
+        was_filling, self._is_filling = self._is_filling, progress.learner_steps == 0
+        if was_filling and not self._is_filling:
+            self._window = RateWindow()  # Actors were faster without the learner.
         self._window.add(time.monotonic(), progress.environment_steps, progress.learner_steps)
         self._line.show(describe(progress, *self._window.rates()))
 
@@ -49,7 +53,9 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
     parts.append(f"learner {learner_rate:.0f}/s")
     parts.append(f"actors {actor_rate:.0f}/s")
     parts.append(verdict(progress, is_moving=actor_rate > 0 or learner_rate > 0))
-    return progress_text(progress.environment_steps, progress.total_steps, actor_rate, parts)
+    # The rate of a replay that fills is not that of the rest of the run.
+    lasting_rate = actor_rate if progress.learner_steps else 0.0
+    return progress_text(progress.environment_steps, progress.total_steps, lasting_rate, parts)
 
 
 def verdict(progress: Progress, is_moving: bool = True) -> str:

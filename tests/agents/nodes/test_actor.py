@@ -14,6 +14,7 @@ from agents.config import one_by_one
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.learning.variables import copy_variables
+from agents.nodes import actor as actor_node
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import Counter
 from agents.plan.evaluation import EvaluationSchedule
@@ -180,6 +181,60 @@ def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, t
     actor.join()
     assert counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 60
+    server.stop()
+
+
+@pytest.mark.timeout(120)
+def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
+    agent, source, tmp_path, monkeypatch, caplog
+):
+    """The learner gets no rows of another replay server, and nobody is left to insert any there."""
+    monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.7)
+    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    limiter = reverb.rate_limiters.Queue(20)
+    server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
+    client = reverb.Client(f"localhost:{server.port}")
+    counter = Counter(tmp_path, total_steps=100, restored=None)  # One lease.
+    node = ActorNode(0, agent, make_plan(100, tmp_path, 1, 1), [client], source, counter)
+    actor = threading.Thread(target=node.run)
+    actor.start()
+    actor.join(2.5)
+    # The learner may just be slow, or restarting: the actor waits for it.
+    assert actor.is_alive() and counter.progress().environment_steps == 0
+    deadline = time.monotonic() + 60
+    while actor.is_alive() and time.monotonic() < deadline:
+        counter.learner_starves()
+        actor.join(0.2)
+    assert counter.progress().environment_steps == 100 and counter.progress().steps_done
+    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
+    assert "it will not train on this actor's last rows" in caplog.text
+    server.stop()
+
+
+def test_actors_run_ahead_only_of_a_learner_that_starves_now_and_in_the_last_leases(
+    tmp_path, monkeypatch
+):
+    counter = Counter(tmp_path, total_steps=150, restored=None)
+    counter.lease(0, 0, 0.0, [])
+    counter.learner_starves()
+    assert not counter.may_run_ahead()  # 50 steps may be granted to an actor that feeds it.
+    counter.lease(1, 0, 0.0, [])
+    assert counter.may_run_ahead()
+    monkeypatch.setattr(counter, "_starved_at", time.monotonic() - 6)
+    assert not counter.may_run_ahead()
+
+
+def test_exploration_counts_the_leases_of_other_actors(agent, source, tmp_path):
+    """With many actors, most of the steps are under way, and not reported yet."""
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    assert [counter.lease(actor, 0, 0.0, []) for actor in (1, 2, 3)] == [100, 100, 100]
+    assert [counter.lease_start(actor) for actor in (1, 2, 3)] == [0, 100, 200]
+    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
+    client = reverb.Client(f"localhost:{server.port}")
+    node = ActorNode(0, agent, make_plan(500, tmp_path, 4, 1), [client], source, counter)
+    node.run()  # Two leases.
+    assert node._streams[0].context.environment_steps() == 400
+    assert counter.environment_steps() == 200
     server.stop()
 
 

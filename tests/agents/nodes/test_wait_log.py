@@ -1,14 +1,16 @@
 """What a user is told while a run goes on, and while it waits."""
 
+import io
 import logging
 import threading
+import time
 
 import pytest
 
 import launchpad as lp
 from agents.nodes.counter import Counter, Episode, Progress, restored_counter
 from agents.nodes.wait_log import StoppedError, WaitLog
-from agents.runs.progress import describe, verdict
+from agents.runs.progress import AgentProgressLine, describe, verdict
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.progress_line import clock
 
@@ -70,8 +72,27 @@ def test_the_line_says_how_far_how_good_how_fast():
     assert clock(3725) == "1:02:05" and clock(None) == "-"
     # A run that goes on has steps, but none of its nodes has taken or reported anything yet.
     assert describe(make_progress(), 0.0, 0.0).endswith("| starting")
+    # A replay fills faster than the rest of the run will go.
+    filling = describe(make_progress(learner_steps=0, episode_return=None), 3000.0, 0.0)
+    assert filling == (
+        "25,000/100,000 steps | ETA - | learner 0/s | actors 3000/s | filling the replay"
+    )
     stalled = make_progress(learner_waiting=1.0)
     assert describe(stalled, 0.0, 0.0).endswith("actors (actors wait 0%, the learner 100%)")
+
+
+def test_rates_begin_anew_with_the_first_learner_step(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    line = AgentProgressLine(stream)
+    for second, steps, learner_steps in [(0, 0, 0), (1, 4000, 0), (2, 5000, 10), (3, 5200, 210)]:
+        clock[0] = second
+        line.show(make_progress(environment_steps=steps, learner_steps=learner_steps))
+    shown = stream.getvalue().split("\r")
+    assert "ETA - |" in shown[2] and "actors 4000/s" in shown[2]
+    assert "ETA 7:54 |" in shown[4] and "learner 200/s | actors 200/s" in shown[4]
 
 
 @pytest.mark.parametrize(

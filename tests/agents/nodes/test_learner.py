@@ -1,0 +1,111 @@
+"""The learner's node before it has rows, and when it gets no more."""
+
+import threading
+import time
+
+import dm_env
+import numpy as np
+import pytest
+import reverb
+from reverb.platform.checkpointers_lib import DefaultCheckpointer
+
+import launchpad as lp
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.nodes.counter import Counter
+from agents.nodes.learner import LearnerNode
+from agents.plan.evaluation import EvaluationSchedule
+from agents.plan.replicas import Replicas
+from agents.plan.run_plan import RunPlan
+from agents.replay.config import ReplayConfig
+from agents.task import Task
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.runs.run_directory import RunDirectory
+
+TASK = Task("environments.fakes:target")
+MIN_SIZE, TOTAL = 40, 100
+CONFIG = D4PGConfig(
+    policy_layers=(8,),
+    critic_layers=(8,),
+    n_step=1,
+    global_batch_size=4,
+    steps_per_call=1,
+    policy_average=1,
+    replay=ReplayConfig(min_size=MIN_SIZE, samples_per_insert=8.0, transitions_per_item=1),
+)
+
+
+def wait_for(condition, seconds=60.0):
+    """Waits until a condition holds; returns whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.fixture
+def stop(monkeypatch):
+    """The event that stops the program."""
+    event = threading.Event()
+    monkeypatch.setattr(lp, "stop_event", lambda: event)
+    monkeypatch.setattr(lp, "wait_for_stop", event.wait)
+    return event
+
+
+@pytest.mark.timeout(180)
+def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path):
+    agent = D4PG(CONFIG, TASK.spec())
+    scratch = tmp_path / "replay"
+    scratch.mkdir()
+    server = reverb.Server(agent.make_tables(1), checkpointer=DefaultCheckpointer(str(scratch)))
+    client = reverb.Client(f"localhost:{server.port}")
+    (tmp_path / "run").mkdir()
+    RunDirectory(tmp_path / "run").describe("d4pg", {}, {})
+    counter = Counter(tmp_path / "run", total_steps=TOTAL, restored=None)
+    plan = RunPlan(
+        task=TASK,
+        seed=1,
+        total_steps=TOTAL,
+        num_actors=1,
+        envs_per_actor=1,
+        env_engine="dm_control",
+        num_caches=0,
+        num_replay_shards=1,
+        replicas=Replicas.parse("1", "threads", None),
+        env_timeout=300.0,
+        evaluation=EvaluationSchedule(),
+        checkpoint_seconds=0.2,
+        keep_checkpoints=1,
+        profile_steps=None,
+        run_dir=tmp_path / "run",
+    )
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [client], counter)
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        checkpoints = Checkpointer(RunDirectory(plan.run_dir).checkpoints)
+        assert wait_for(lambda: checkpoints.latest() is not None)
+        assert checkpoints.latest().step == 0
+
+        adder = agent.make_adder(client, lambda seconds: None)
+        observation = np.zeros(2, np.float32)
+        adder.add_first(dm_env.restart(observation))
+        for _ in range(MIN_SIZE + 10):
+            adder.add(np.zeros(1, np.float32), dm_env.transition(0.5, observation))
+        adder.finish(10.0)
+        # It takes what the rows allow; then it starves.
+        assert counter.lease(0, 0, 0.0, []) == TOTAL  # All steps are granted.
+        assert wait_for(counter.may_run_ahead)
+        assert counter.progress().learner_steps > 10
+        assert learner.is_alive()
+
+        counter.lease(0, TOTAL, 0.0, [])
+        counter.actor_done(0)
+        assert wait_for(lambda: counter.progress().learner_done)
+        assert checkpoints.latest().step > 10
+        adder.close()
+    finally:
+        stop.set()
+        learner.join()
+        server.stop()
