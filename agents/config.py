@@ -132,7 +132,7 @@ class NoiseSettings(Settings):
     """Environment steps over which it changes, linearly."""
     exploration_spread: float = 2.0
     """With several environments, over all actors: they explore with standard deviations from
-    1 / spread to spread times the above. 1: all with the same."""
+    1 / spread to spread times the above. 1: all with the same, as in the papers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,7 +64,7 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Largest global norm of a network's gradient. None: no clipping."""
     replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
     """The replay table. The learner starts after 5,000 transitions, when actions are no longer
-    random; the reference implementation starts after 1,000. 256 samples for each insert are one
+    random; the reference implementation after 1,000. 256 samples for each insert are one
     learner step per environment step; the reference implementation takes 32. Sampled uniformly; the
     paper prioritizes, and finds that it gains little."""
 

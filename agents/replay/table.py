@@ -14,6 +14,9 @@ _BATCHES_AHEAD = 2
 PREFETCHED_BATCHES = 2
 # Two queued for the step, and one on its way there.
 _BATCHES_BEHIND = 3
+# Transitions by which actors may be ahead of the learner, or behind, if nothing needs more. What
+# they are ahead at the end is never trained on.
+_MOST_AHEAD = 100
 
 
 def draws_ahead(transitions_per_item: int) -> int:
@@ -107,7 +110,7 @@ def error_buffer(config: ReplayConfig, demand: LearnerDemand, transitions_per_it
     """
     in_flight = demand.transitions_in_flight(transitions_per_item)
     buffer = max(
-        0.1 * config.min_size * config.samples_per_insert,
+        min(0.1 * config.min_size, _MOST_AHEAD) * config.samples_per_insert,
         2.0 * (demand.transitions_per_call + in_flight),
         2.0 * config.samples_per_insert * transitions_per_item,
     )

@@ -39,9 +39,9 @@ def advise(run_dir: Path) -> list[str]:
     steps = evaluator.get("learner_steps", np.zeros(0))
     if len(steps) and steps[-1] == 0:
         return [
-            "no learner step was taken: the replay never held --agent.replay.min-size transitions "
-            "(one an action, so fewer than environment steps if actions repeat); train longer, or "
-            "lower it"
+            "no learner step was taken: the learner starts when the replay holds "
+            "--agent.replay.min-size transitions (one an action, so fewer than environment steps "
+            "if actions repeat); train longer, or lower it"
         ]
     returns = evaluator.get("episode_return", np.zeros(0))
     if not stood_still(returns):

@@ -22,6 +22,7 @@ from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
 from agents.program import make_deterministic_program, make_program
 from agents.replay.checkpoint import part_name, replay_scratch
+from agents.replay.config import ReplayConfig
 from agents.replay.memory_estimate import available_memory
 from agents.runs import goodput
 from agents.runs.advice import advise
@@ -83,6 +84,7 @@ def train(
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas, options.replay_shards)
     about = _announce(agent, task)
+    _warn_if_too_short(options)
     prefilling = Prefilling(options, run)
 
     identity = options.identity
@@ -142,6 +144,20 @@ def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOp
         stored = run.config()["identity"].get("agent", {})
     agent = at_repeat(settled(options.agent, stored), options.task.action_repeat)
     return run, dataclasses.replace(options, agent=agent)
+
+
+def _warn_if_too_short(options: AgentOptions) -> None:
+    """Warns of a run that ends before its learner starts."""
+    replay = getattr(options.agent, "replay", None)
+    if not isinstance(replay, ReplayConfig) or options.prefill is not None:
+        return
+    actions = options.task.agent_steps(options.steps)
+    if actions <= replay.min_size:
+        _LOG.warning(
+            "the learner starts after %s transitions (--agent.replay.min-size), and --steps %s are "
+            "%s: this run trains nothing; raise --steps, or lower the former",
+            *(f"{number:,}" for number in (replay.min_size, options.steps, actions)),
+        )
 
 
 def _announce(agent: Agent, task: Task) -> list[str]:

@@ -70,8 +70,8 @@ class PixelTD3Config(PixelSettings, TD3Config):
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
     """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
     preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared inputs of that tanh. From state it is 1e-3;
-    from pixels, where gradients are inverted, it was not tried."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
+    From state it is 1e-3; from pixels, where gradients are inverted, it was not tried."""
     exploration_random_steps: int = 0
     """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
     pixels the noise is as wide as the range of actions at first."""

@@ -31,8 +31,11 @@ def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
     assert demand.transitions_in_flight(1) == 8 * 256
     config = ReplayConfig(min_size=1000, samples_per_insert=64.0)
     assert error_buffer(config, demand, 1) == 2 * (4096 + 8 * 256)
-    # A tenth of the rows with which it starts, and two inserts, are the least.
-    assert error_buffer(dataclasses.replace(config, min_size=10_000), demand, 1) == 1_000 * 64
+    # The least is a tenth of the rows with which it starts, but at most 100, and two inserts.
+    late = dataclasses.replace(config, min_size=5_000, samples_per_insert=256.0)
+    assert error_buffer(late, demand, 1) == 100 * 256
+    tenth = dataclasses.replace(config, min_size=500, samples_per_insert=256.0)
+    assert error_buffer(tenth, demand, 1) == 50 * 256
     small = dataclasses.replace(config, min_size=10)
     assert error_buffer(small, LearnerDemand(1, 1, 1), 1) == 2 * 64
 

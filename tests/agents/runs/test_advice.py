@@ -42,7 +42,7 @@ def test_a_run_that_is_done_needs_none_either(tmp_path):
 def test_a_run_without_a_learner_step(tmp_path):
     write(tmp_path, [3.0], learner_steps=0.0)
     (line,) = advice.advise(tmp_path)
-    assert line.startswith("no learner step was taken: the replay never held --agent.replay.min-")
+    assert line.startswith("no learner step was taken: the learner starts when the ")
 
 
 @pytest.mark.parametrize(

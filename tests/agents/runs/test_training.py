@@ -113,6 +113,14 @@ def test_a_finished_run_goes_on_when_asked_for_more(run_dir, caplog):
     assert damaged.with_name(f"damaged-{damaged.name}").exists() and not damaged.exists()
 
 
+@pytest.mark.parametrize(("steps", "is_short"), [(200, True), (201, False)])
+def test_a_run_that_would_train_nothing_warns_first(tmp_path, monkeypatch, caplog, steps, is_short):
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    assert d4pg.command.train(options(tmp_path / "run", steps=steps)) == 0
+    line = "the learner starts after 200 transitions (--agent.replay.min-size), and --steps 200 are"
+    assert (line in caplog.text) == is_short
+
+
 def test_a_manifest_that_is_damaged_is_no_obstacle(run_dir, caplog):
     """Nobody looks into the newest checkpoint before it is known to be intact."""
     intact = Checkpointer(run_dir / "checkpoints").latest()
