@@ -27,8 +27,8 @@ class ReplayConfig:
     highest one seen: log(num_atoms) for D4PG, 1 for TD3 and SAC, whose priorities are absolute TD
     errors. So TD3 and SAC come late to new transitions where TD errors are above 1."""
     importance_exponent_start: float = 0.4
-    """beta at the start of training; 1, as in the paper of D4PG, corrects fully for the priorities, 0
-    not at all."""
+    """beta at the start of training; 1 corrects fully for the priorities, 0 not at all. D4PG's
+    paper takes 1."""
     importance_exponent_end: float = 1.0
     """beta at the end of training. It grows linearly in between."""
     transitions_per_item: int = 8
