@@ -90,8 +90,9 @@ def train(
       name: what to train. None if `run_dir` or `config` says it.
       run_dir: directory of the run; an existing run is continued with the settings that it has.
       config: file of settings, as for `--config`.
-      on_evaluation: called after each evaluation with its figures, by name. If it raises, the run
-        is stopped and saved, and the error passes through.
+      on_evaluation: called after each evaluation with its figures, by name; in a job of several
+        processes by the chief's. If it raises, the run is stopped and saved, and the error passes
+        through.
       **settings: options by name, as `rl-replicator train NAME --help` lists them; groups such as
         `agent` are dictionaries or dataclasses.
 

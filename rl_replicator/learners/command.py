@@ -157,7 +157,7 @@ class LearnerCommand:
 
         Args:
           options: an instance of `options_type()`.
-          listener: hears of the run and its evaluations; of the chief process only.
+          listener: hears of the run, and in the chief's process of its evaluations.
 
         Returns:
           Exit status: 0 if the run is complete, 128 + signal if Ctrl-C or SIGTERM ended it.
@@ -175,6 +175,7 @@ class LearnerCommand:
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
+            listener.started(run)
             return _train(replicator, learner, run, options, SILENT)
         identity = _identity(config)
         is_new = not run.path.exists()

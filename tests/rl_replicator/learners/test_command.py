@@ -107,6 +107,37 @@ def test_interrupt_says_how_to_go_on(folder):
     )
 
 
+FROM_PYTHON = f"""
+import rl_replicator
+heard = []
+run = rl_replicator.train(
+    {NAME!r}, replicas="multi_worker", run_dir="run", steps=20, on_evaluation=heard.append
+)
+print(f"returned {{run.path}}, heard of {{len(heard)}}")
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.processes
+def test_every_worker_of_a_job_gets_the_run_from_python(folder):
+    (folder / "program.py").write_text(FROM_PYTHON)
+    supervisor = [sys.executable, "-m", "rl_replicator.jobs", "--workers", "2"]
+    done = subprocess.run(
+        [*supervisor, "--max-restarts", "0", "--", *forked.python(), "program.py"],
+        cwd=folder,
+        env={**INHERITED, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    returned = sorted(line for line in done.stdout.splitlines() if "returned" in line)
+    assert returned == [
+        "worker 0 | returned run, heard of 1",
+        "worker 1 | returned run, heard of 0",
+    ]
+
+
 @pytest.fixture
 def importable(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
