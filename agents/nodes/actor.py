@@ -106,7 +106,7 @@ class ActorNode:
                 adder.close()
 
     def _is_held_back_in_vain(self, waited: float) -> bool:
-        """Returns whether to go on although the replay takes no rows: it will never take them.
+        """Returns whether to go on although the replay takes no rows: the learner waits for others.
 
         Args:
           waited: seconds waited so far.
@@ -115,13 +115,13 @@ class ActorNode:
           StoppedError: if the program stops.
         """
         self._wait_log.tick(waited)
-        if not self._runs_ahead and waited > _SECONDS_TO_RUN_AHEAD:
-            self._runs_ahead = self._counter.may_run_ahead()
-            if self._runs_ahead:
+        if self._runs_ahead or waited > _SECONDS_TO_RUN_AHEAD:
+            before, self._runs_ahead = self._runs_ahead, self._counter.may_run_ahead()
+            if self._runs_ahead and not before:
                 _LOG.warning(
-                    "actor %d: the learner gets no rows from another replay server, and no steps "
-                    "are left that would insert some there; it will not train on this actor's last "
-                    "rows",
+                    "actor %d goes on without the replay: it takes no rows, because the learner "
+                    "waits for those of another replay server; at the end of a run, the learner "
+                    "does not train on them",
                     self._index,
                 )
         return self._runs_ahead

@@ -202,15 +202,16 @@ class Counter:
         self._starved_at = time.monotonic()
 
     def may_run_ahead(self) -> bool:
-        """Returns whether actors that are held back are to take their last steps all the same.
+        """Returns whether actors that are held back are to go on all the same.
 
-        With several replay servers, the learner takes as many rows of each. At the end of a run the
-        actors of one may have no steps left while those of another, which are ahead, wait for the
-        learner, and it waits for rows that nobody will insert.
+        With several replay servers, the learner takes as many rows of each. Actors of one, which
+        are ahead, may wait for the learner while it waits for rows of another that they alone can
+        insert (before its first step), or that nobody will insert, because no steps are left.
         """
         with self._lock:
             is_starving = time.monotonic() - self._starved_at < _SECONDS_STARVED
-            return is_starving and self._granted >= self._total_steps
+            is_last = self._granted >= self._total_steps
+            return is_starving and (is_last or self._learner_steps == 0)
 
     def environment_steps(self) -> int:
         """Returns the steps that all actors have taken since the beginning of the run."""

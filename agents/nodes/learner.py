@@ -150,7 +150,10 @@ class LearnerNode:
                 return
             if (found := sum(table.current_size for table in tables)) != num_items:
                 grown_at, num_items = time.monotonic(), found
-            waiting.tick(time.monotonic() - grown_at)
+            waited = time.monotonic() - grown_at
+            waiting.tick(waited)
+            if tables and waited > _SECONDS_TO_STARVE:
+                self._counter.learner_starves()
             if self._is_chief:
                 self._saver.tick()
             time.sleep(0.05)

@@ -198,6 +198,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     node = ActorNode(0, agent, make_plan(100, tmp_path, 1, 1), [client], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()
+    counter.report_learner(1, 0.0, {})
     actor.join(2.5)
     # The learner may just be slow, or restarting: the actor waits for it.
     assert actor.is_alive() and counter.progress().environment_steps == 0
@@ -207,16 +208,19 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
         actor.join(0.2)
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
-    assert "it will not train on this actor's last rows" in caplog.text
+    assert "actor 0 goes on without the replay" in caplog.text
     server.stop()
 
 
-def test_actors_run_ahead_only_of_a_learner_that_starves_now_and_in_the_last_leases(
+def test_actors_run_ahead_only_of_a_learner_that_starves_at_first_or_in_the_last_leases(
     tmp_path, monkeypatch
 ):
     counter = Counter(tmp_path, total_steps=150, restored=None)
     counter.lease(0, 0, 0.0, [])
     counter.learner_starves()
+    # It waits for its first rows, of which another server has enough.
+    assert counter.may_run_ahead()
+    counter.report_learner(1, 0.0, {})
     assert not counter.may_run_ahead()  # 50 steps may be granted to an actor that feeds it.
     counter.lease(1, 0, 0.0, [])
     assert counter.may_run_ahead()
