@@ -23,7 +23,7 @@ from tests.suite import durations
 
 DIRECTORY_VARIABLE = "RL_REPLICATOR_SUITE"
 # Seconds that a process may take before its first test.
-_COLLECTION_LIMIT = 300.0
+_COLLECTION_LIMIT = 600.0
 # Files whose tests share one Ray: each process that runs some of them starts one, and keeps it.
 RAY = frozenset(
     f"tests/launchpad/test_{name}.py"
