@@ -13,13 +13,14 @@ the size and the checksum of every file, which are verified before anything is r
 writing to a background thread, so that training continues.
 """
 
+import functools
 import logging
 import os
 import pathlib
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from types import TracebackType
 from typing import Any, Protocol
@@ -219,8 +220,7 @@ class Checkpointer:
         Raises:
           CheckpointError: if its manifest is corrupt.
         """
-        folders = self._folders()
-        return manifest.read(folders[-1])[0] if folders else None
+        return self._of_newest(lambda folder: manifest.read(folder)[0])
 
     def set_aside_damaged(self) -> CheckpointInfo | None:
         """Verifies the newest checkpoint; renames it if it is damaged, and verifies the next one.
@@ -277,6 +277,9 @@ class Checkpointer:
     def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Restores parts from the newest checkpoint, after verifying their files.
 
+        Parts that belong together are restored by one call: while a run goes on, the next call may
+        find a newer checkpoint.
+
         Args:
           parts: parts to restore, by name: all parts of the checkpoint, or some.
 
@@ -288,29 +291,28 @@ class Checkpointer:
             the format is newer than this program; or if a part is missing or does not fit. Nothing
             is restored then, unless a part's `restore` raised the error.
         """
-        folders = self._folders()
-        if not folders:
+        info = self._of_newest(functools.partial(_restore, parts))
+        if info is None:
             raise errors.CheckpointError(
                 f"expected a checkpoint in {self._directory}, found none; start without resuming"
             )
-        info, files = manifest.read(folders[-1])
-        for name in parts:
-            if name not in info.parts:
-                raise errors.CheckpointError(
-                    f"expected part {name!r} in {info.path}, found {', '.join(info.parts)}; "
-                    "another program saved it; restore it with that program"
-                )
-        for file, (size, checksum) in files.items():
-            if file.split("/")[0] in parts:
-                manifest.verify(info.path, file, size, checksum)
-        for name, part in parts.items():
-            check = getattr(part, "check", None)
-            if check is not None:
-                check(info.path / name)
-        pending_work.wait()
-        for name, part in parts.items():
-            part.restore(info.path / name)
         return info
+
+    def _of_newest(self, read: Callable[[pathlib.Path], CheckpointInfo]) -> CheckpointInfo | None:
+        """Returns what `read` returns for the folder of the newest checkpoint; None without one.
+
+        A run that goes on removes old checkpoints, perhaps while one of them is read: if that fails
+        and there is a newer one by then, that is read instead.
+        """
+        folders = self._folders()
+        while folders:
+            try:
+                return read(folders[-1])
+            except Exception:
+                before, folders = folders, self._folders()
+                if folders[-1:] == before[-1:]:
+                    raise
+        return None
 
     def _folders(self) -> list[pathlib.Path]:
         """Returns the folders of all complete checkpoints, the oldest first."""
@@ -318,6 +320,28 @@ class Checkpointer:
             return []
         found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.split("_")[0]))
+
+
+def _restore(parts: Mapping[str, Part], folder: pathlib.Path) -> CheckpointInfo:
+    """Restores parts from a folder. See `Checkpointer.restore`."""
+    info, files = manifest.read(folder)
+    for name in parts:
+        if name not in info.parts:
+            raise errors.CheckpointError(
+                f"expected part {name!r} in {info.path}, found {', '.join(info.parts)}; "
+                "another program saved it; restore it with that program"
+            )
+    for file, (size, checksum) in files.items():
+        if file.split("/")[0] in parts:
+            manifest.verify(info.path, file, size, checksum)
+    for name, part in parts.items():
+        check = getattr(part, "check", None)
+        if check is not None:
+            check(info.path / name)
+    pending_work.wait()
+    for name, part in parts.items():
+        part.restore(info.path / name)
+    return info
 
 
 def check_local(path: str | os.PathLike) -> None:

@@ -97,23 +97,26 @@ class Training:
         self._checkpointer = Checkpointer(folder, settings.keep_checkpoints)
         self._best = Checkpointer(run.best, keep=1)
         self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
+        progress = JsonPart(dict, self._progress.update)
         is_resumed = self._checkpointer.latest() is not None
         if is_resumed:
-            self._checkpointer.restore({"progress": JsonPart(dict, self._progress.update)})
+            self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
-        # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
-        self._batches = self._progress["batches"]
-        self._calls = Calls(replicator, learner, self._batches, settings.steps_per_call)
-        # The newest step that was evaluated, or that needs no evaluation.
-        self._evaluated = self._progress.get("evaluated", self.step)
+        self._calls = Calls(replicator, learner, self._progress["batches"], settings.steps_per_call)
         self._evaluation = learner.evaluation()
         self._compute_sums = _compile(replicator, self._evaluation)
         trackables = learner.trackables()
         _check_optimizers(learner, trackables)
         self._variables = TrackablePart(**trackables)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
-        if is_resumed:  # After compiling, which creates the variables that the learner had not.
-            self._checkpointer.restore({"learner": self._variables})
+        if is_resumed:
+            # After compiling, which creates the variables that the learner had not. The progress
+            # again: a live run, which is only measured here, may have saved a newer checkpoint.
+            self._checkpointer.restore({"progress": progress, "learner": self._variables})
+        # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
+        self._batches = self._progress["batches"]
+        # The newest step that was evaluated, or that needs no evaluation.
+        self._evaluated = self._progress.get("evaluated", self.step)
         self._reports: Reports = (
             ChiefReports(
                 run,

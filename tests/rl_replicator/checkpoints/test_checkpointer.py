@@ -155,6 +155,42 @@ def test_some_parts_alone(saved, tmp_path):
         saved.restore({"replay": other})
 
 
+@pytest.mark.parametrize("method", ["check", "restore"])
+def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(saved, method):
+    class Racing(Blob):
+        """The run saves twice while this part is read for the first time."""
+
+        seen = ()
+
+        def check(self, folder):
+            self.go_on("check", folder)
+
+        def restore(self, folder):
+            self.go_on("restore", folder)
+            super().restore(folder)
+
+        def go_on(self, where, folder):
+            if where == method and not self.seen:
+                for step in (30, 40):
+                    saved.save(step, {"blob": Blob(b"content of step %d" % step)})
+                assert not folder.exists()
+            self.seen += (folder.parent.name,)
+
+    blob = Racing()
+    assert saved.restore({"blob": blob}).step == 40
+    assert blob.content == b"content of step 40"
+    assert blob.seen[0] == "000002_step_20" and blob.seen[-1] == "000004_step_40"
+
+
+def test_the_manifest_of_a_checkpoint_that_a_live_run_removes_meanwhile(saved, monkeypatch):
+    list_folders = saved._folders
+    listed = [list_folders()]
+    for step in (30, 40):
+        saved.save(step, {"blob": Blob(b"x")})
+    monkeypatch.setattr(saved, "_folders", lambda: listed.pop() if listed else list_folders())
+    assert saved.latest().step == 40
+
+
 def damage_flip(path):
     data = bytearray(path.read_bytes())
     data[3] ^= 1

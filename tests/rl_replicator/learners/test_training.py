@@ -124,6 +124,22 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").latest() == before
 
 
+def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_path):
+    make(Regression, tmp_path, steps=10)[1].run()
+
+    class Live(Regression):
+        """The run saves twice while this learner is compiled: the checkpoint before is gone."""
+
+        def trackables(self):
+            make(Regression, tmp_path, steps=20)[1].run()
+            return super().trackables()
+
+    _, training = make(Live, tmp_path)
+    table = read_metrics(tmp_path, "evaluation")
+    assert training.step == table["steps"][-1] == 20
+    assert training.measure()["error"] == pytest.approx(table["error"][-1])
+
+
 def test_checkpoints_by_the_clock(tmp_path):
     _, training = make(Regression, tmp_path, seconds=1e-6)
     training._clock.note_save(0.0)
