@@ -27,6 +27,7 @@ import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
+from rl_replicator.jobs import ports
 from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
@@ -472,17 +473,39 @@ def a_killed_worker_comes_back(replicator):
     alone = 0
     while time.monotonic() - killed < 2 or alone < 20:
         alone += int(step().numpy() == 0)
+    start_worker_again()
+    begun = time.monotonic()
+    while step().numpy() != 1:
+        assert time.monotonic() - begun < 60
+    DETAILS["returned_after"] = time.monotonic() - begun
+    replicator.synchronize()
+
+
+def start_worker_again():
     configuration = json.loads(os.environ["TF_CONFIG"])
     configuration["task"] = {"type": "worker", "index": 1}
     environment = {**os.environ, "TF_CONFIG": json.dumps(configuration)}
     again = subprocess.Popen([*forked.python(), *sys.argv], env=environment)
     others = dict(process_ids(), **{"worker 1": forked.program(again)})
     pathlib.Path(f"{sys.argv[1]}.pids").write_text(json.dumps(others))
-    begun = time.monotonic()
-    while step().numpy() != 1:
-        assert time.monotonic() - begun < 60
-    DETAILS["returned_after"] = time.monotonic() - begun
+
+
+def a_killed_chief_finds_its_servers_again(replicator):
+    """Taken twice: the first chief dies."""
+    model, optimizer, step_fn = make_learner(replicator)
+    before = [variable.numpy() for variable in model.trainable_variables]
+    step = replicator.replicate(step_fn, replicator.make_inputs(the_same_batch), 5)
+    losses = [step().numpy() for _ in range(4)]
+    assert losses[-1][-1] < losses[0][0]
     replicator.synchronize()
+    assert optimizer.step.numpy() >= 20
+    was_here = pathlib.Path(f"{sys.argv[1]}.start")
+    if not was_here.exists():
+        np.savez(was_here.open("wb"), *before)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with np.load(was_here) as first:  # Nothing of the first chief's is in these variables.
+        for name, value in zip(first.files, before, strict=True):
+            np.testing.assert_array_equal(first[name], value)
 
 
 def a_killed_server(replicator):
@@ -520,8 +543,16 @@ def kill(task, number):
     os.kill(process_ids()[task], number)
 
 
+def act_as_on_several_machines():
+    """Makes a server do what it does if its chief has a supervisor elsewhere."""
+    confine = ports.confine_if_local
+    ports.confine_if_local = lambda *addresses: confine(*addresses) and False
+
+
 def main():
     report = {}
+    if "a_killed_chief_finds_its_servers_again" in sys.argv[3:]:
+        act_as_on_several_machines()
     replicator = rr.MultiWorkerAsyncReplicator(start_timeout=200, worker_timeout=float(sys.argv[2]))
     DETAILS["seconds"] = {}
     for name in sys.argv[3:]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import threading
@@ -129,6 +130,26 @@ def test_a_frozen_worker_is_named_and_variables_spread(tmp_path):
         assert report == dict.fromkeys(names), report
         assert len(details["servers"]) == 2
         assert job.statuses(30) == {"chief 0": 0, "worker 0": 0, "ps 0": 0, "ps 1": 0}
+
+
+@pytest.mark.processes
+def test_on_several_machines_a_chief_that_is_started_again_finds_its_servers(tmp_path):
+    name = "a_killed_chief_finds_its_servers_again"
+    with Job(tmp_path, 1, 1, [name]) as job:
+        assert job.processes["chief 0"].wait(240) == -signal.SIGKILL
+        time.sleep(2 * serving._INTERVAL * serving._REFUSALS)  # The servers miss it.
+        job._start("chief", 0)
+        report, _ = job.results(240)
+        assert report == {name: None}, report
+
+
+def test_on_several_machines_a_server_waits_for_its_chief_to_come_back():
+    with socket.socket() as chief:
+        chief.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{chief.getsockname()[1]}"
+        assert not serving._is_back(address, 0.5)
+        threading.Timer(1.0, chief.listen).start()
+        assert serving._is_back(address, 60)
 
 
 def test_a_worker_that_never_starts_is_named():

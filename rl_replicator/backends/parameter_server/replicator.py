@@ -22,7 +22,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     All tasks of the cluster run the same program. In the `chief`, the constructor returns and the
     program continues. In a `worker` or `ps`, the constructor serves the chief and ends the process
-    when the chief has ended.
+    when the chief has ended; on several machines, when it has not been started again in time.
 
     Each step runs on one worker, so there is one replica and nothing to average;
     `per_replica_batch_size(B)` is B. `input_fn` is called once for every worker, which should read
@@ -53,7 +53,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
           max_staleness: greatest staleness of a step. 0 runs one call after the other. None allows
             up to two calls per worker at the same time. With `steps_per_call=K`, a bound below K
             runs one call after the other.
-          start_timeout: seconds for all processes to start.
+          start_timeout: seconds for all processes to start, and for a chief on several machines to
+            be started again.
           worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive
             and a worker or parameter server does not answer.
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import sys
 import time
 from typing import NoReturn
@@ -22,11 +23,14 @@ _UNREACHABLE_SECONDS = 30.0
 def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
     """Serves the coordinator, and ends this process with status 0 when the coordinator has ended.
 
-    So no process outlives the program, however that ends.
+    So no process outlives the program, however that ends. On several machines, each process has a
+    supervisor of its own, and that of a coordinator that died starts it again: this process serves
+    the new one, or ends if there is none in time.
 
     Args:
       cluster: cluster in which this process is a worker or a parameter server.
-      start_timeout: seconds to wait for the coordinator to start.
+      start_timeout: seconds to wait for the coordinator to start; on several machines also for it
+        to come back.
 
     Raises:
       ConfigError: if the port of this process is not free.
@@ -42,10 +46,13 @@ def serve(cluster: cluster_lib.Cluster, start_timeout: float) -> NoReturn:
         task_index=cluster.task_index,
         protocol="grpc",
     )
-    ports.confine_if_local(cluster.own_address, cluster.all_addresses)
+    is_one_machine = ports.confine_if_local(cluster.own_address, cluster.all_addresses)
     coordinator = cluster.address("chief", 0)
     _wait_for(coordinator, start_timeout)
     _wait_for_end_of(coordinator)
+    # On one machine, the supervisor of all starts all of them again.
+    while not is_one_machine and _is_back(coordinator, start_timeout):
+        _wait_for_end_of(coordinator)
     del server
     sys.exit(0)
 
@@ -63,6 +70,20 @@ def _wait_for(coordinator: str, timeout: float) -> None:
                     "start_timeout"
                 ) from None
         time.sleep(_INTERVAL)
+
+
+def _is_back(coordinator: str, timeout: float) -> bool:
+    """Waits for a coordinator that has ended, or was cut off, to listen again."""
+    logging.getLogger(__name__).warning(
+        "the coordinator (%s) is gone; waiting %g s for it to be started again",
+        coordinator,
+        timeout,
+    )
+    try:
+        _wait_for(coordinator, timeout)
+    except errors.WorkerLost:
+        return False
+    return True
 
 
 def _wait_for_end_of(coordinator: str) -> None:
