@@ -1,5 +1,6 @@
 """Sums over finite data, in which every example counts exactly once."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class EvaluationStep:
     def __call__(self) -> Any:
         """Goes through the data once, from its beginning, also after an interrupted evaluation.
 
+        If an asynchronous worker is lost meanwhile, all begins again once it is back.
+
         Returns:
           The nest that `sums_fn` returns, of NumPy arrays, float64 and int64: the sums over all
           examples; the same in every process.
@@ -38,25 +41,36 @@ class EvaluationStep:
         Raises:
           ConfigError: if there is no data.
           StepCancelled: if `cancel` was called.
+          WorkerLost: if a worker is lost and does not come back.
         """
+        while True:
+            num_steps, totals = self._pass()
+            if self._inputs.is_whole_pass(num_steps):
+                return totals
+            logging.getLogger(__name__).warning(
+                "a worker was lost during an evaluation, which begins again"
+            )
+
+    def _pass(self) -> tuple[int, Any]:
+        """Returns the number of steps that had data, and the sums of what they returned."""
         self._host.synchronize()  # Steps of an interrupted evaluation may still run.
         self._inputs.restart()
-        totals: list[Any] | None = None
+        num_steps = 0
+        totals: list[Any] = []
         nest: Any = None
         try:
             while True:
                 nest = results.split(self._step(), self._host.num_local_replicas)[0]
                 new = [_wide(x) for x in tf.nest.flatten(nest)]
-                totals = (
-                    new if totals is None else [a + b for a, b in zip(totals, new, strict=True)]
-                )
+                totals = [a + b for a, b in zip(totals, new, strict=True)] if num_steps else new
+                num_steps += 1
         except errors.EndOfData:
             pass
-        if totals is None:
+        if not num_steps:
             raise errors.ConfigError(
                 "expected data to evaluate on, got none; check what input_fn reads"
             )
-        return tf.nest.pack_sequence_as(nest, totals)
+        return num_steps, tf.nest.pack_sequence_as(nest, totals)
 
     def cancel(self) -> None:
         """Makes the current call, or the next, raise `StepCancelled`. Any thread may call."""

@@ -490,6 +490,31 @@ def start_worker_again():
     pathlib.Path(f"{sys.argv[1]}.pids").write_text(json.dumps(others))
 
 
+def an_evaluation_counts_once_what_a_killed_worker_has_read(replicator):
+    """Whether its data is of a known length, and is continued, or of an unknown one, and is not."""
+    with replicator.scope():
+        count = tf.Variable(0, dtype=tf.int64)
+
+    def sums_fn(batch, mask):
+        with tf.control_dependencies([count.assign_add(1), pause(0.1)]):
+            return {"n": tf.reduce_sum(mask), "sum": tf.reduce_sum(batch)}
+
+    def kill_and_start():
+        while count.numpy() < 8:
+            time.sleep(0.02)
+        kill("worker 1", signal.SIGKILL)
+        start_worker_again()
+
+    for select in (lambda data: data, lambda data: data.filter(lambda x: x >= 0)):
+        count.assign(0)
+        evaluate = replicator.make_evaluation(
+            sums_fn, lambda context, s=select: s(numbers(40)(context)).batch(1), 1
+        )
+        threading.Thread(target=kill_and_start, daemon=True).start()
+        assert evaluate() == {"n": 40, "sum": 39 * 40 / 2}
+        assert count.numpy() > 40
+
+
 def a_killed_chief_finds_its_servers_again(replicator):
     """Taken twice: the first chief dies."""
     model, optimizer, step_fn = make_learner(replicator)

@@ -128,6 +128,22 @@ class WorkerInputs(inputs_lib.Inputs):
         if generation == self.generation:
             self._ended.add(worker)
 
+    def is_whole_pass(self, num_steps: int) -> bool:
+        """See `Inputs.is_whole_pass`.
+
+        A call that died with its worker has counted its rows, and its outputs never arrived.
+        """
+        with self._news:
+            missing = tuple(i for i in range(self.num_workers) if i not in self._ended)
+        if missing:
+            raise errors.WorkerLost(
+                "expected every worker to read its part of the data, but "
+                f"{', '.join(f'worker {i}' for i in missing)} did not; restart it at its address, "
+                "or restart the whole group from its last checkpoint",
+                missing,
+            )
+        return self.position == num_steps
+
     def is_over(self, given_up: set[int]) -> bool:
         """Tells whether the data of all workers has ended.
 
@@ -182,6 +198,9 @@ class WorkerDatasets(WorkerInputs):
         # table.
         self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
         self._origin = self._position.read_value()
+        # How often each worker has opened its data since the last restart.
+        with tf.init_scope(), tf.device(places["home"]):
+            self._num_openings = tf.Variable(tf.zeros_like(self._position), trainable=False)
         self._pad_to = pad_to
         self._spec = self._source_spec
         if pad_to is not None:
@@ -200,6 +219,12 @@ class WorkerDatasets(WorkerInputs):
     def restart(self) -> None:
         super().restart()
         self._origin = self._position.read_value()
+        self._num_openings.assign(tf.zeros_like(self._num_openings))
+
+    def is_whole_pass(self, num_steps: int) -> bool:
+        is_whole = super().is_whole_pass(num_steps)
+        # What was opened again may have been read twice: its length is unknown, or it is shuffled.
+        return is_whole and int(self._num_openings.numpy().max()) <= 1
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         (iterator,) = arguments
@@ -222,6 +247,7 @@ class WorkerDatasets(WorkerInputs):
             data = tf.data.experimental.from_variant(
                 tf.raw_ops.DatasetFromGraph(graph_def=graph), self._source_spec
             )
+            self._num_openings.scatter_add(tf.IndexedSlices(tf.ones([], tf.int64), worker))
             rows = self._with_status(data.skip(tf.gather(begin, worker)))
             return self._with_ticks(rows) if self._may_wait else rows
 
