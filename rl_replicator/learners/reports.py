@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.metrics import MetricWriter, space_needed
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, progress_text
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -164,8 +164,9 @@ class ChiefReports(Reports):
 
         for name, image in images.items():
             path = self._run.path / name / f"{step:07d}.png"
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(tf.io.encode_png(image).numpy())
+            with space_needed():
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(tf.io.encode_png(image).numpy())
             self._writer.write_image(name, step, name, image)
 
     def state(self) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 Imports no TensorFlow.
 """
 
+import contextlib
 import csv
 import os
 import pathlib
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,22 @@ from rl_replicator.runs.tensorboard import EventFile
 from rl_replicator.runs.trackers import Trackers
 
 WALL_TIME = "wall_time"
+
+
+@contextlib.contextmanager
+def space_needed() -> Iterator[None]:
+    """Turns the error of a file of metrics that cannot be written into one line.
+
+    Raises:
+      UsageError: after an OSError, most likely of a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot write the metrics of the run: {error}; free some space, then continue with "
+            "the same --run-dir"
+        ) from error
 
 
 class MetricWriter:
@@ -69,9 +86,9 @@ class MetricWriter:
 
         Raises:
           ConfigError: if `group` has other characters, or its file has another x-axis.
-          OSError: if it cannot be written, because the disk is full for example.
+          UsageError: if it cannot be written, because the disk is full for example.
         """
-        with self._lock:
+        with self._lock, space_needed():
             if group not in self._tables:
                 path = self._run_dir / "metrics" / f"{_checked(group)}.csv"
                 self._tables[group] = _Table(path, self._x_axis, self._resume_step)
@@ -95,16 +112,20 @@ class MetricWriter:
           image: [height, width, channels] uint8, with 1 or 3 channels.
 
         Raises:
-          OSError: see `write`.
+          UsageError: see `write`.
         """
-        with self._lock:
+        with self._lock, space_needed():
             board = self._board(_checked(group))
             board.add_image(name, image, step)
             board.flush()
 
     def close(self) -> None:
-        """Closes the files; a later `write` opens them again."""
-        with self._lock:
+        """Closes the files; a later `write` opens them again.
+
+        Raises:
+          UsageError: see `write`.
+        """
+        with self._lock, space_needed():
             for table in self._tables.values():
                 table.close()
             for board in self._boards.values():

@@ -1,6 +1,7 @@
 """A learner in a file of the user's own, outside of this repository."""
 
 import dataclasses
+import errno
 import os
 import shutil
 import signal
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.cli import options
+from rl_replicator.cli import main, options, stderr_filter
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
-from rl_replicator.runs import events
+from rl_replicator.runs import events, metrics, tensorboard
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
@@ -136,6 +137,34 @@ def test_every_worker_of_a_job_gets_the_run_from_python(folder):
         "worker 0 | returned run, heard of 1",
         "worker 1 | returned run, heard of 0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (metrics._Table, "write"),
+        (tensorboard.EventFile, "add_scalar"),
+        (tensorboard.EventFile, "add_image"),
+        (Path, "write_bytes"),  # The PNG of `Learner.images`.
+    ],
+)
+def test_a_disk_without_space_for_metrics_ends_a_run_in_one_line(
+    tmp_path, monkeypatch, capsys, owner, method
+):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    monkeypatch.setattr(owner, method, fail)
+    name = f"{__name__}:make_regression"
+    assert main.main(["train", name, "--steps", "15", "--run-dir", str(tmp_path / "run")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("rl-replicator: error: cannot write the metrics of the run: [Errno 28]")
+    assert line.endswith("; free some space, then continue with the same --run-dir")
+
+
+def make_regression(replicator, config: tiny_learners.Config):
+    return tiny_learners.Regression(replicator, config)
 
 
 @pytest.fixture

@@ -115,6 +115,7 @@ def test_points_reach_the_disk_before_the_end(tmp_path, monkeypatch):
 FULL = """
 import errno, os, resource, sys
 import numpy as np
+from rl_replicator.errors import UsageError
 from rl_replicator.runs import metrics
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # Python ignores the signal.
 writer = metrics.MetricWriter(sys.argv[1], "environment_steps")
@@ -123,8 +124,8 @@ try:
     for step in range(30):
         writer.write_image("eval", step, "observation", image)
     writer.close()
-except OSError as error:
-    assert error.errno == errno.EFBIG
+except UsageError as error:
+    assert error.__cause__.errno == errno.EFBIG and "free some space" in str(error)
     os._exit(7)
 """
 
