@@ -1,6 +1,6 @@
 """Metrics for Weights & Biases. `WANDB_MODE=offline` and its other variables are respected."""
 
-import hashlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from rl_replicator.runs.run_directory import RunDirectory
 
 _PROJECT = "rl-replicator"
+_RUN_ID = "wandb-run"
 # Run id -> the run, while this process has it open. A second one of the same id is refused, and in
 # threads the node that wrote the metrics still has it open when the files of the end are added.
 _OPEN: dict[str, Any] = {}
@@ -27,7 +28,7 @@ class WandbTracker:
         del resume_step
         self._x_axis = x_axis
         self._known: set[str] = set()
-        run_id = hashlib.sha1(str(run_dir.resolve()).encode()).hexdigest()[:16]
+        run_id = _id_of(run_dir)
         if run_id not in _OPEN:
             _OPEN[run_id] = self._begin(run_dir, run_id)
         self._run = _OPEN[run_id]
@@ -73,3 +74,16 @@ class WandbTracker:
         """Ends the run there."""
         _OPEN.pop(self._run.id, None)
         self._run.finish()
+
+
+def _id_of(run_dir: Path) -> str:
+    """Returns the id of a run: drawn once and kept in its directory, wherever that is moved.
+
+    The path would not do: runs in two containers may have the same one.
+    """
+    stored = run_dir / _RUN_ID
+    if not stored.exists():
+        new = stored.with_suffix(".new")
+        new.write_text(secrets.token_hex(8))
+        new.replace(stored)  # A process that is killed here must leave no empty id.
+    return stored.read_text()

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import logging
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import trackers
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from rl_replicator.runs.trackers import registry
+from rl_replicator.runs.trackers import registry, wandb_tracker
 
 
 def make_run(path, *names):
@@ -107,6 +108,26 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert [json.loads(row["actor/return"]) for row in rows] == [2.5, 5.0]
     assert [json.loads(row["actor/environment_steps"]) for row in rows] == [10, 20]
     assert {"trainable", "options"} <= {*config}
+
+
+def test_weights_and_biases_tells_a_run_that_goes_on_from_a_new_one(tmp_path, monkeypatch):
+    begun = []
+
+    def begin(run_dir, run_id):
+        begun.append(run_id)
+        return types.SimpleNamespace(
+            id=run_id, define_metric=lambda *_, **__: None, log=print, finish=lambda: None
+        )
+
+    monkeypatch.setattr(wandb_tracker.WandbTracker, "_begin", staticmethod(begin))
+    run_dir = make_run(tmp_path / "run", "wandb")
+    write(run_dir)
+    moved = run_dir.rename(tmp_path / "moved")
+    write(moved, resume_step=20, steps=(30,))
+    write(make_run(tmp_path / "run", "wandb"))  # In a path that another one had.
+    first, continued, another = begun
+    assert first == continued != another
+    assert len(first) == len(another) == 16
 
 
 def _complete_records(run_dir):
