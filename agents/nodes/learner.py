@@ -140,7 +140,7 @@ class LearnerNode:
     def _wait_for_first_rows(self) -> None:
         """Waits, interruptibly, until every table has enough items to be sampled.
 
-        Saves meanwhile. Logs nothing as long as there are more and more rows.
+        Saves what there is meanwhile. Logs nothing as long as there are more and more rows.
         """
         grown_at, num_items = time.monotonic(), -1
         waiting = WaitLog("the learner", self._missing_rows)
@@ -154,7 +154,7 @@ class LearnerNode:
             waiting.tick(waited)
             if tables and waited > _SECONDS_TO_STARVE:
                 self._counter.learner_starves()
-            if self._is_chief:
+            if self._is_chief and num_items > 0:
                 self._saver.tick()
             time.sleep(0.05)
 

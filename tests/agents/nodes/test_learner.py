@@ -84,18 +84,24 @@ def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path
     learner = threading.Thread(target=node.run)
     learner.start()
     try:
-        checkpoints = Checkpointer(RunDirectory(plan.run_dir).checkpoints)
-        assert wait_for(lambda: checkpoints.latest() is not None)
-        assert checkpoints.latest().step == 0
         # With another server, actors might be held back by this one's limiter.
         assert wait_for(counter.may_run_ahead)
+        checkpoints = Checkpointer(RunDirectory(plan.run_dir).checkpoints)
+        assert checkpoints.latest() is None  # There is nothing to save.
 
         adder = agent.make_adder(client, lambda seconds: None)
         observation = np.zeros(2, np.float32)
         adder.add_first(dm_env.restart(observation))
-        for _ in range(MIN_SIZE + 10):
-            adder.add(np.zeros(1, np.float32), dm_env.transition(0.5, observation))
-        adder.finish(10.0)
+
+        def insert(count):
+            for _ in range(count):
+                adder.add(np.zeros(1, np.float32), dm_env.transition(0.5, observation))
+            assert adder.finish(10.0)
+
+        insert(MIN_SIZE // 2)
+        assert wait_for(lambda: checkpoints.latest() is not None)
+        assert checkpoints.latest().step == 0
+        insert(MIN_SIZE // 2 + 10)
         # It takes what the rows allow; then it starves.
         assert wait_for(lambda: counter.progress().learner_steps > 10)
         assert not counter.may_run_ahead()
