@@ -131,12 +131,19 @@ def test_weights_and_biases_tells_a_run_that_goes_on_from_a_new_one(tmp_path, mo
 
 
 def _complete_records(run_dir):
+    import wandb
+
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    deadline = time.monotonic() + 30  # Its service writes what it holds after `finish` returns.
-    while not (records := _wandb_records(file)) or records[-1].WhichOneof("record_type") != "exit":
-        assert time.monotonic() < deadline
+    # Its service, a process, may hold records for long after `finish` has returned. This ends it.
+    wandb.teardown()
+    deadline = time.monotonic() + 60
+    while True:
+        records = _wandb_records(file)
+        kinds = [record.WhichOneof("record_type") for record in records]
+        if "exit" in kinds:
+            return records
+        assert time.monotonic() < deadline, kinds
         time.sleep(0.1)
-    return records
 
 
 def _wandb_records(file):
