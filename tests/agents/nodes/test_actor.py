@@ -17,15 +17,12 @@ from agents.learning.variables import copy_variables
 from agents.nodes import actor as actor_node
 from agents.nodes.actor import ActorNode
 from agents.nodes.counter import Counter
-from agents.plan.evaluation import EvaluationSchedule
-from agents.plan.replicas import Replicas
-from agents.plan.run_plan import RunPlan
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from agents.task import Task
+from tests.agents.nodes.plans import TARGET, make_plan
 from tests.agents.replay.queue_table import make_table
 
-TASK = Task("environments.fakes:target")
 # The tests count single transitions.
 CONFIG = one_by_one(D4PGConfig(policy_layers=(8,), n_step=2, policy_average=1))
 
@@ -42,7 +39,7 @@ class Weights:
 
 @pytest.fixture(scope="module")
 def agent():
-    return D4PG(CONFIG, TASK.spec())
+    return D4PG(CONFIG, TARGET.spec())
 
 
 @pytest.fixture(scope="module")
@@ -56,32 +53,19 @@ def ready(monkeypatch):
     monkeypatch.setattr(lp, "stop_event", threading.Event)
 
 
-def make_plan(total_steps, run_dir, actors, envs, task=TASK, engine="dm_control"):
-    return RunPlan(
-        task=task,
-        seed=5,
-        total_steps=total_steps,
-        num_actors=actors,
-        envs_per_actor=envs,
-        env_engine=engine,
-        num_caches=0,
-        num_replay_shards=1,
-        replicas=Replicas.parse("1", "threads", None),
-        env_timeout=300.0,
-        evaluation=EvaluationSchedule(),
-        checkpoint_seconds=30.0,
-        keep_checkpoints=1,
-        profile_steps=None,
-        run_dir=run_dir,
-    )
-
-
-def act(agent, source, counter, run_dir, actors, envs, indices, task=TASK, engine="dm_control"):
+def act(agent, source, counter, run_dir, actors, envs, indices, task=TARGET, engine="dm_control"):
     """Runs actors one after another; returns the rows that they wrote, sorted."""
     layout = TransitionLayout(agent.environment_spec)
     server = reverb.Server([make_table(layout)])
     client = reverb.Client(f"localhost:{server.port}")
-    plan = make_plan(counter.progress().total_steps, run_dir, actors, envs, task, engine)
+    plan = make_plan(
+        run_dir,
+        counter.progress().total_steps,
+        num_actors=actors,
+        envs_per_actor=envs,
+        task=task,
+        env_engine=engine,
+    )
     for index in indices:
         ActorNode(index, agent, plan, [client], source, counter).run()
     count = client.server_info()[TABLE].current_size
@@ -166,12 +150,12 @@ def test_an_actor_that_is_taken_away_finishes_its_lease(tmp_path):
 @pytest.mark.timeout(120)
 def test_the_steps_are_done_when_the_replay_holds_the_last_rows(agent, source, tmp_path):
     """The learner, which is behind, samples on until then; its last checkpoint has all rows."""
-    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
     limiter = reverb.rate_limiters.Queue(50)
     server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
     client = reverb.Client(f"localhost:{server.port}")
     counter = Counter(tmp_path, total_steps=60, restored=None)
-    node = ActorNode(0, agent, make_plan(60, tmp_path, 1, 1), [client], source, counter)
+    node = ActorNode(0, agent, make_plan(tmp_path, 60), [client], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()
     while counter.progress().environment_steps < 60 and actor.is_alive():
@@ -190,12 +174,12 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
 ):
     """The learner gets no rows of another replay server, and nobody is left to insert any there."""
     monkeypatch.setattr(actor_node, "_SECONDS_TO_RUN_AHEAD", 0.7)
-    layout = TransitionLayout(specs.make_environment_spec(TASK.make(seed=0)))
+    layout = TransitionLayout(specs.make_environment_spec(TARGET.make(seed=0)))
     limiter = reverb.rate_limiters.Queue(20)
     server = reverb.Server([make_table(layout, limiter, max_times_sampled=0)])
     client = reverb.Client(f"localhost:{server.port}")
     counter = Counter(tmp_path, total_steps=100, restored=None)  # One lease.
-    node = ActorNode(0, agent, make_plan(100, tmp_path, 1, 1), [client], source, counter)
+    node = ActorNode(0, agent, make_plan(tmp_path, 100), [client], source, counter)
     actor = threading.Thread(target=node.run)
     actor.start()
     counter.report_learner(1, 0.0, {})
@@ -235,7 +219,7 @@ def test_exploration_counts_the_leases_of_other_actors(agent, source, tmp_path):
     assert [counter.lease_start(actor) for actor in (1, 2, 3)] == [0, 100, 200]
     server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
     client = reverb.Client(f"localhost:{server.port}")
-    node = ActorNode(0, agent, make_plan(500, tmp_path, 4, 1), [client], source, counter)
+    node = ActorNode(0, agent, make_plan(tmp_path, 500, num_actors=4), [client], source, counter)
     node.run()  # Two leases.
     assert node._streams[0].context.environment_steps() == 400
     assert counter.environment_steps() == 200

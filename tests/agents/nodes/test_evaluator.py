@@ -14,10 +14,8 @@ from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule
-from agents.plan.replicas import Replicas
-from agents.plan.run_plan import RunPlan
-from agents.task import Task
 from rl_replicator.runs.metrics import read_metrics
+from tests.agents.nodes.plans import make_plan
 
 
 class Policy(core.Actor):
@@ -62,24 +60,7 @@ class Learner:
         return {"policy/w": np.zeros(2), f"{LEARNER_STEPS}/count": np.array(self.steps)}
 
 
-def make_plan(run_dir):
-    return RunPlan(
-        task=Task("environments.fakes:target"),
-        seed=1,
-        total_steps=500,
-        num_actors=1,
-        envs_per_actor=1,
-        env_engine="dm_control",
-        num_caches=0,
-        num_replay_shards=1,
-        replicas=Replicas.parse("1", "threads", None),
-        env_timeout=300.0,
-        evaluation=EvaluationSchedule(every=100, episodes=1, last_episodes=2),
-        checkpoint_seconds=30.0,
-        keep_checkpoints=1,
-        profile_steps=None,
-        run_dir=run_dir,
-    )
+SCHEDULE = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
 
 
 @pytest.fixture
@@ -94,7 +75,9 @@ def stops(monkeypatch):
 
 def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
     counter = Counter(tmp_path, total_steps=500, restored=None)
-    node = EvaluatorNode(Agent(), make_plan(tmp_path), Learner(counter), counter)
+    node = EvaluatorNode(
+        Agent(), make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE), Learner(counter), counter
+    )
     node.evaluate(300, 1)
     counter.learner_done()
     node.run()
@@ -126,7 +109,9 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
         counter.learner_done,
     ]
     monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
-    EvaluatorNode(Agent(), make_plan(tmp_path), learner, counter).run()
+    EvaluatorNode(
+        Agent(), make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE), learner, counter
+    ).run()
     table = read_metrics(tmp_path, "evaluator")
     assert table["environment_steps"].tolist() == [200, 500] and stops == [True]
     assert table["episodes"].tolist() == [1, 2]

@@ -15,15 +15,11 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
-from agents.plan.evaluation import EvaluationSchedule
-from agents.plan.replicas import Replicas
-from agents.plan.run_plan import RunPlan
 from agents.replay.config import ReplayConfig
-from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.nodes.plans import TARGET, make_plan
 
-TASK = Task("environments.fakes:target")
 MIN_SIZE, TOTAL = 40, 100
 CONFIG = D4PGConfig(
     policy_layers=(8,),
@@ -55,7 +51,7 @@ def stop(monkeypatch):
 
 @pytest.mark.timeout(180)
 def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path):
-    agent = D4PG(CONFIG, TASK.spec())
+    agent = D4PG(CONFIG, TARGET.spec())
     scratch = tmp_path / "replay"
     scratch.mkdir()
     server = reverb.Server(agent.make_tables(1), checkpointer=DefaultCheckpointer(str(scratch)))
@@ -63,23 +59,7 @@ def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path
     (tmp_path / "run").mkdir()
     RunDirectory(tmp_path / "run").describe("d4pg", {}, {})
     counter = Counter(tmp_path / "run", total_steps=TOTAL, restored=None)
-    plan = RunPlan(
-        task=TASK,
-        seed=1,
-        total_steps=TOTAL,
-        num_actors=1,
-        envs_per_actor=1,
-        env_engine="dm_control",
-        num_caches=0,
-        num_replay_shards=1,
-        replicas=Replicas.parse("1", "threads", None),
-        env_timeout=300.0,
-        evaluation=EvaluationSchedule(),
-        checkpoint_seconds=0.2,
-        keep_checkpoints=1,
-        profile_steps=None,
-        run_dir=tmp_path / "run",
-    )
+    plan = make_plan(tmp_path / "run", TOTAL, checkpoint_seconds=0.2)
     node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [client], counter)
     learner = threading.Thread(target=node.run)
     learner.start()

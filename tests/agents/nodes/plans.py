@@ -1,0 +1,28 @@
+"""The plan of a small run in threads, for tests of single nodes."""
+
+from agents.plan.evaluation import EvaluationSchedule
+from agents.plan.replicas import Replicas
+from agents.plan.run_plan import RunPlan
+from agents.task import Task
+
+TARGET = Task("environments.fakes:target")
+
+
+def make_plan(run_dir, total_steps, **changes):
+    """Returns a plan; `changes` replace its other fields."""
+    settings = {
+        "task": TARGET,
+        "seed": 5,
+        "num_actors": 1,
+        "envs_per_actor": 1,
+        "env_engine": "dm_control",
+        "num_caches": 0,
+        "num_replay_shards": 1,
+        "replicas": Replicas.parse("1", "threads", None),
+        "env_timeout": 300.0,
+        "evaluation": EvaluationSchedule(),
+        "checkpoint_seconds": 30.0,
+        "keep_checkpoints": 1,
+        "profile_steps": None,
+    }
+    return RunPlan(run_dir=run_dir, total_steps=total_steps, **(settings | changes))
