@@ -47,7 +47,7 @@ NOT_IN_THE_SUITE = {
     "kills": "kills parts of a run for minutes or hours",
     "faults": "injects faults for minutes or hours",
     "soak": "runs for hours",
-    "time_to_return": "trains ten times, for a quarter of an hour",
+    "time_to_return": "trains ten times, for twenty minutes",
     "random_exploration": "counts rewards, not speeds",
     "two_hosts": "needs network namespaces",
 }

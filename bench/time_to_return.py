@@ -5,7 +5,7 @@
 Round N trains with seed N, by `rl-replicator train d4pg`, until the first evaluation (3 episodes,
 every 2,500 environment steps) with that return. Seconds are those of the run itself, evaluations
 included, start-up excluded. One side has the default settings; with the other one, the learner
-starts after 1,000 transitions, as in the paper.
+starts after 1,000 transitions, as in the reference implementation.
 """
 
 import functools
