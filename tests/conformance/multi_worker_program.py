@@ -22,9 +22,11 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from docs.examples import keras_learner
 from rl_replicator import errors
 from rl_replicator.backends.multi_worker import channel
 from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 
@@ -379,6 +381,21 @@ def training_rarely_waits_for_other_processes(replicator):
     # Until it knows how long a call takes, it asks after 1, 2, 4, 8, ... calls.
     assert len(exchanges) < 20 + 2 * seconds, (len(exchanges), seconds)
     assert exchanges
+
+
+def a_keras_learner_is_evaluated(replicator):
+    """The states of its metrics differ between processes, which is what they are for."""
+    config = keras_learner.Config(steps=4, evaluate_every=2, units=2)
+    learner = keras_learner.make_learner(replicator, config)
+    folder = pathlib.Path(sys.argv[1]).with_name("keras")
+    training = Training(replicator, learner, RunDirectory(folder), LoopSettings(2, 1000.0))
+    assert training.run() is None
+    figures = training.measure()
+    assert set(figures) == {"loss", "accuracy", "mae"} and np.isfinite(list(figures.values())).all()
+    for name, value in figures.items():
+        assert replicator.reduce("max", np.float64(value)) == value, name
+    if replicator.is_chief:
+        assert read_metrics(folder, "evaluation")["steps"].tolist() == [2, 4]
 
 
 def num_threads():

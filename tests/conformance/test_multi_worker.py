@@ -57,6 +57,7 @@ BEHAVIOURS = {
         "different_variables_are_refused",
         "exchanges_leave_nothing_behind",
         "training_rarely_waits_for_other_processes",
+        "a_keras_learner_is_evaluated",
         "a_frozen_worker",
     ),
     3: (

@@ -16,7 +16,7 @@ from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled, host
+from rl_replicator.step import compiled, host, replica_check
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -239,9 +239,20 @@ class _GroupStep(compiled.CompiledStep):
     def _call(self) -> Any:
         with self._host.together():
             if not self._is_checked:
-                self._host.check_equal(self._variables)
+                self._host.check_equal(self._shared())
                 self._is_checked = True
             return super()._call()
+
+    def _shared(self) -> list[tf.Variable]:
+        """Returns the copies of this process of variables that are equal in all processes."""
+        # Such as the states of Keras' metrics, of which each replica has its own.
+        own = {
+            id(copy)
+            for variable in self._host.registry.with_copies(self._variables)
+            if replica_check.is_declared(variable)
+            for copy in getattr(variable, "values", None) or (variable,)
+        }
+        return [copy for copy in self._variables if id(copy) not in own]
 
 
 def _local_to_replica(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
