@@ -2,7 +2,8 @@
 
 The command writes the wanted number to `RUN_DIR/actors.json`. The process that launched the run
 reads the file every second, and adds actors or lets the last ones end. A continued run reads it
-too.
+too. The run's config keeps the `--actors` of its command: only so is the same command told from one
+with another number.
 """
 
 import dataclasses
@@ -27,19 +28,6 @@ _GROUP = "actor"
 # A run that is just starting takes notice when its nodes are up.
 SECONDS_TO_SCALE = 300.0
 _POLL_SECONDS = 0.2
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """How many actors a run is to have.
-
-    Attributes:
-      actors: their number.
-      option: `--actors` of the run when the number was wanted.
-    """
-
-    actors: int
-    option: int
 
 
 class Scaler:
@@ -76,11 +64,11 @@ class Scaler:
         Raises:
           CourierError: if the counter does not answer; the next call tries again.
         """
-        wish = read(self._run_dir)
-        if wish is not None and self._make_actor is not None and wish.actors != self._wanted:
-            before, self._wanted = self._wanted, wish.actors
+        wanted = read(self._run_dir)
+        if wanted is not None and self._make_actor is not None and wanted != self._wanted:
+            before, self._wanted = self._wanted, wanted
             self._is_limited = True
-            events.record(self._run_dir, events.RUN, events.SCALED, f"{before} to {wish.actors}")
+            events.record(self._run_dir, events.RUN, events.SCALED, f"{before} to {wanted}")
         if not self._is_limited or self._make_actor is None:
             return
         # Each time: a counter that was restarted knows no limit.
@@ -93,14 +81,13 @@ class Scaler:
             self._count += 1
 
 
-def read(run_dir: Path) -> Wish | None:
+def read(run_dir: Path) -> int | None:
     """Returns the wanted number of actors; None if `--actors` alone counts."""
     try:
-        content = json.loads((run_dir / _FILE).read_text("utf-8"))
-        wish = Wish(int(content["actors"]), int(content["option"]))
+        actors = int(json.loads((run_dir / _FILE).read_text("utf-8"))["actors"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return wish if wish.actors >= 1 else None
+    return actors if actors >= 1 else None
 
 
 def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
@@ -108,25 +95,30 @@ def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
 
     Args:
       run: directory of the run.
-      options: the options as given to the command. Another `--actors` than at the time of the wish
-        is the newer wish.
+      options: the options as given to the command. Another `--actors` than in the run's config is
+        newer than what `request` has written.
     """
-    wish = read(run.path)
-    if wish is None or options.deterministic or wish.option != options.actors:
+    wanted = read(run.path)
+    if wanted is None or options.deterministic or options.actors != _option(run):
         return options
-    return dataclasses.replace(options, actors=wish.actors)
+    return dataclasses.replace(options, actors=wanted)
 
 
-def forget_older(run_dir: Path, option: int) -> None:
-    """Removes a wish that a newer `--actors` has replaced.
+def forget_older(run: RunDirectory, option: int) -> None:
+    """Removes a wanted number that a newer `--actors` has replaced.
 
     Args:
-      run_dir: the run's directory, which this process has locked.
+      run: directory of the run, which this process has locked; its config is that of the command
+        before.
       option: `--actors` of the command.
     """
-    wish = read(run_dir)
-    if wish is not None and wish.option != option:
-        (run_dir / _FILE).unlink(missing_ok=True)
+    if run.exists and option != _option(run):
+        (run.path / _FILE).unlink(missing_ok=True)
+
+
+def _option(run: RunDirectory) -> int | None:
+    """Returns `--actors` of the command that the run was last started or continued with."""
+    return (run.config().get("options") or {}).get("actors")
 
 
 def request(run_dir: Path, actors: int) -> str:
@@ -145,19 +137,23 @@ def request(run_dir: Path, actors: int) -> str:
     """
     run = RunDirectory(run_dir)
     stored = run.config().get("options") or {}
-    _check(run_dir, stored, actors)
-    # The config of a continued run has the wanted number, and not what the user gave.
-    wish = read(run_dir) or Wish(stored["actors"], stored["actors"])
+    if "actors" not in stored or stored.get("deterministic"):
+        raise UsageError(
+            f"expected a run of an agent with actors of its own in {run_dir}, got one with a fixed "
+            "number of processes; scale a run that was started without --deterministic"
+        )
+    before = read(run_dir) or stored["actors"]
+    _check(stored, before, actors)
     known = len(events.read(run_dir))
     new = run_dir / _NEW_FILE
     try:
-        new.write_text(json.dumps(dataclasses.asdict(Wish(actors, wish.option))) + "\n", "utf-8")
+        new.write_text(json.dumps({"actors": actors}) + "\n", "utf-8")
         os.replace(new, run_dir / _FILE)
     except OSError as error:
         raise UsageError(f"cannot write to the run directory {run_dir}: {error}") from error
-    if wish.actors == actors:
+    if before == actors:
         return f"{run_dir} has {actors} actors already"
-    change = f"{run_dir}: {wish.actors} to {actors} actors"
+    change = f"{run_dir}: {before} to {actors} actors"
     if not run.is_live:
         return f"{change}, when the run is continued with its command"
     if not _is_noticed(run, known):
@@ -168,13 +164,8 @@ def request(run_dir: Path, actors: int) -> str:
     return change
 
 
-def _check(run_dir: Path, stored: dict[str, Any], actors: int) -> None:
+def _check(stored: dict[str, Any], before: int, actors: int) -> None:
     check_option(actors >= 1, "actors", "at least 1", actors)
-    if "actors" not in stored or stored.get("deterministic"):
-        raise UsageError(
-            f"expected a run of an agent with actors of its own in {run_dir}, got one with a fixed "
-            "number of processes; scale a run that was started without --deterministic"
-        )
     environments = actors * stored["envs_per_actor"]
     check_option(
         environments % stored["replay_shards"] == 0,
@@ -185,7 +176,7 @@ def _check(run_dir: Path, stored: dict[str, Any], actors: int) -> None:
     check_option(
         actors >= stored["caches"], "actors", f"at least one a cache, {stored['caches']}", actors
     )
-    added = actors - stored["actors"]
+    added = actors - before
     if added > 0 and stored["address"] is None:  # The memory that is free now is for the new ones.
         check_actors(added, stored["envs_per_actor"], stored["launch"], None)
 

@@ -90,7 +90,6 @@ def train(
     identity = options.identity
     with run.opened(source.name, identity) as there:
         listener.started(run)
-        forget_older(run.path, asked_actors)
         # Before any node starts: the nodes restore different parts of one checkpoint.
         continues = there and Checkpointer(run.checkpoints).set_aside_damaged() is not None
         if continues and _is_finished(run, options.steps, options.actors * task.action_repeat):
@@ -116,8 +115,12 @@ def train(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        run.describe(source.name, identity, options.plain(), SCORE.plain())
+        forget_older(run, asked_actors)
+        plain = options.plain() | {"actors": asked_actors}
+        run.describe(source.name, identity, plain, SCORE.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
+        if options.actors != asked_actors:
+            print(f"actors: {options.actors}, as 'rl-replicator scale' has set", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED
         events.record(run.path, events.RUN, how, f"--steps {options.steps:,}")

@@ -10,9 +10,10 @@ from agents import d4pg
 from agents.d4pg import D4PGConfig
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
-from agents.runs import scaling
+from agents.runs import scaling, training
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.cli import train
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
@@ -86,27 +87,28 @@ def test_actors_are_added_and_taken_away_and_the_number_is_remembered(tmp_path):
     assert steps_done(run_dir) == STEPS + 600
 
 
+def described(run_dir, **changes):
+    """A run directory whose run has begun, and is not live."""
+    settings = {
+        "actors": 2,
+        "envs_per_actor": 3,
+        "replay_shards": 2,
+        "caches": 2,
+        "address": None,
+        "launch": "threads",
+        "deterministic": False,
+    }
+    run = RunDirectory(run_dir)
+    run.describe("d4pg", {}, settings | changes)
+    return run
+
+
 def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {
-                "identity": {},
-                "options": {
-                    "actors": 2,
-                    "envs_per_actor": 3,
-                    "replay_shards": 2,
-                    "caches": 2,
-                    "address": None,
-                    "launch": "threads",
-                    "deterministic": False,
-                },
-            }
-        )
-    )
+    run = described(tmp_path)
     line = scaling.request(tmp_path, 4)
     assert line == f"{tmp_path}: 2 to 4 actors, when the run is continued with its command"
     assert scaling.request(tmp_path, 4) == f"{tmp_path} has 4 actors already"
-    assert scaling.read(tmp_path) == scaling.Wish(4, 2)
+    assert scaling.read(tmp_path) == 4
     for count, message in (
         (0, "--actors: expected at least 1, got 0"),
         (3, "expected a number whose environments the 2 replay servers share evenly, got 3"),
@@ -118,9 +120,30 @@ def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
         scaling.request(tmp_path / "none", 2)
 
     same, other = options(tmp_path, actors=2), options(tmp_path, actors=3)
-    assert scaling.settle(RunDirectory(tmp_path), same).actors == 4
-    assert scaling.settle(RunDirectory(tmp_path), other).actors == 3  # A newer wish.
-    scaling.forget_older(tmp_path, 2)
+    assert scaling.settle(run, same).actors == 4
+    assert scaling.settle(run, other).actors == 3  # A newer wish.
+    scaling.forget_older(run, 2)
     assert scaling.read(tmp_path) is not None
-    scaling.forget_older(tmp_path, 3)
+    scaling.forget_older(run, 3)
     assert scaling.read(tmp_path) is None
+
+
+def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    counts = []
+
+    def run(agent, plan, *others):
+        counts.append(plan.num_actors)
+        return 0
+
+    monkeypatch.setattr(training, "_run", run)
+    assert d4pg.command.train(options(run_dir)) == 0
+    scaling.request(run_dir, 3)
+    train.run(["--run-dir", str(run_dir)])
+    line = scaling.request(run_dir, 2)
+    assert line == f"{run_dir}: 3 to 2 actors, when the run is continued with its command"
+    train.run(["--run-dir", str(run_dir)])
+    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # The number of its command.
+    train.run(["--run-dir", str(run_dir), "--actors", "3"])  # Another one replaces it,
+    train.run(["--run-dir", str(run_dir), "--actors", "1"])  # and so does this.
+    assert counts == [1, 3, 2, 2, 3, 1]
