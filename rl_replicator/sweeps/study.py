@@ -132,6 +132,7 @@ class Study:
             self._study.sampler = self._sampler(len(self._study.trials))
         self._distributions = {one.option: self._distribution(one.space) for one in plan.parameters}
         self._live: dict[int, Any] = {}
+        self._fail_half_drawn()
 
     def _pruner(self) -> Any:
         pruners = self._optuna.pruners
@@ -161,6 +162,16 @@ class Study:
             space.low, space.high, log=space.is_log, step=space.step
         )
 
+    def _fail_half_drawn(self) -> None:
+        """Ends the trials that a killed process has begun and not given all of their values."""
+        kinds = self._optuna.trial.TrialState
+        for one in self._study.trials:
+            if one.state is kinds.RUNNING and not self._is_drawn(one):
+                self._study.tell(one.number, state=kinds.FAIL)
+
+    def _is_drawn(self, one: Any) -> bool:
+        return all(option in one.params for option in self._distributions)
+
     @property
     def parameters(self) -> Sequence[Parameter]:
         """What is searched."""
@@ -178,7 +189,7 @@ class Study:
         return [
             dataclasses.replace(self._trial(one), state=states[one.state])
             for one in self._study.trials
-            if one.state in states
+            if one.state in states and self._is_drawn(one)
         ]
 
     def _trial(self, one: Any) -> SweepTrial:
@@ -196,7 +207,8 @@ class Study:
         """
         spaces = {one.option: one.space for one in self._plan.parameters}
         matches = {option: space.match(values.get(option, "")) for option, space in spaces.items()}
-        if self._study.trials or None in matches.values():
+        waits = any(not one.state.is_finished() for one in self._study.trials)
+        if waits or self.trials() or None in matches.values():
             return
         self._study.enqueue_trial(
             {

@@ -87,6 +87,28 @@ def test_what_a_killed_process_leaves_does_no_harm(tmp_path, monkeypatch):
         states.append(TrialState.RUNNING)
 
 
+def test_a_sweep_killed_while_it_drew_values_goes_on(tmp_path):
+    """Optuna writes a line when a trial begins, and one for each value."""
+    preferred = {"x": "0.5", "y": "b", "n": "3"}
+    journal = tmp_path / "trials.journal"
+    study = open_study(tmp_path, FIFO)
+    study.prefer(preferred)
+    before = len(journal.read_bytes().splitlines())
+    study.ask()
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) - before >= len(PARAMETERS)
+    for count in range(before, len(lines)):
+        journal.write_bytes(b"".join(lines[:count]))
+        again = open_study(tmp_path, FIFO)
+        again.prefer(preferred)
+        assert again.trials() == []
+        trial = again.ask()
+        assert trial.values == preferred
+        finish(again, trial, 1.0)
+        (there,) = open_study(tmp_path, FIFO).trials()
+        assert there.number == trial.number and there.state is TrialState.DONE
+
+
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_another_process_continues(tmp_path, sampler):
     plan = dataclasses.replace(ASHA, sampler=sampler)
