@@ -7,6 +7,7 @@ stands for what runs did before it (`agents.config.restored`), and new names are
 import dataclasses
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +27,8 @@ _VARIABLES = (
     (r"^(module/(?:online|target)/critic)/(_torso|_trunk)/_layers/", r"\1/_torso/\2/_layers/"),
 )
 _LEARNER = "learner"
-# Both checkpoints stay: the one that was there, and the one of this version.
-_KEEP = 2
+# However many a run has kept: what was there stays.
+_KEEP = sys.maxsize
 
 
 class SettingsSource(Protocol):

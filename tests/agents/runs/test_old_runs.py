@@ -84,6 +84,14 @@ def test_it_is_migrated_and_goes_on(old_run, capfd):
     assert settings["policy_average"] == 1 and settings["replay"]["priority_exponent"] == 0.6
 
 
+def test_all_of_its_checkpoints_are_kept(old_run, capfd):
+    folder = old_run / "checkpoints"
+    for number in (2, 3):  # As --keep-checkpoints 3 leaves them.
+        shutil.copytree(folder / "000001_step_170", folder / f"00000{number}_step_170")
+    migrate(old_run, capfd)
+    assert len([*folder.iterdir()]) == 4
+
+
 def test_its_variables_keep_their_values(old_run, capfd):
     migrate(old_run, capfd)
     before, after = (
