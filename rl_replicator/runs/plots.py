@@ -20,7 +20,7 @@ EVALUATION_GROUPS = ("evaluation", "evaluator")
 _CLOCKS = ("wall_time", "run_seconds")
 # Options outside of a run's identity that may make a difference: a run may be continued with other
 # ones.
-_OPTIONS = ("replicas", "actors", "launch", "env_engine")
+_OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 

@@ -131,9 +131,10 @@ def test_engines_of_environments_are_configs_too(make_run):
     ]
 
 
-def test_numbers_of_actors_are_configs_too(make_run):
-    dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={"actors": n}) for n in (1, 4)]
-    assert [one.settings for one in _configs(dirs)] == [{"actors": 1}, {"actors": 4}]
+@pytest.mark.parametrize("option", ["actors", "envs_per_actor"])
+def test_numbers_of_actors_and_environments_are_configs_too(make_run, option):
+    dirs = [make_run(f"{n}", [(10, n)], env="a:b", options={option: n}) for n in (1, 4)]
+    assert [one.settings for one in _configs(dirs)] == [{option: 1}, {option: 4}]
 
 
 def test_nothing_to_compare(make_run):
