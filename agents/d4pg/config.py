@@ -22,9 +22,12 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Units of the policy's hidden layers. The paper uses 300 and 200."""
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers. The paper uses 400 and 300."""
+    global_batch_size: int = 128
+    """Transitions of one learner step, over all replicas. The paper uses 256: as many samples, in
+    half as many learner steps."""
     n_step: int = 3
     """Steps of reward in a return before it bootstraps. The paper uses 5, with an eighth of the
-    learner steps for each environment step."""
+    samples for each environment step."""
     num_atoms: int = 51
     """Atoms of the return distribution."""
     value_min: float | None = None
@@ -64,9 +67,9 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Largest global norm of a network's gradient. None: no clipping."""
     replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
     """The replay table. The learner starts after 5,000 transitions, when actions are no longer
-    random; the reference implementation after 1,000. 256 samples for each insert are one
-    learner step per environment step; the reference implementation takes 32. Sampled uniformly; the
-    paper prioritizes, and finds that it gains little."""
+    random; the reference implementation after 1,000. 256 samples for each insert are two
+    learner steps per environment step; the reference implementation takes 32 samples. Sampled
+    uniformly; the paper prioritizes, and finds that it gains little."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +94,7 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
 PAPER = D4PGConfig(
     normalize_observations=False,
     torso="mlp",
+    global_batch_size=256,
     n_step=5,
     policy_layers=(300, 200),
     critic_layers=(400, 300),
