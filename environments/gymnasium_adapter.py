@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import dm_env
@@ -14,7 +16,7 @@ from gymnasium import spaces
 
 from environments import flat, randomness
 from environments.errors import EnvironmentSpecError, RenderingUnavailableError
-from environments.pixels import rendering
+from environments.pixels import gl_context, rendering
 
 
 def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environment:
@@ -143,13 +145,30 @@ def _render(
             f"expected camera 0, because Gymnasium fixes the camera in make(), got {camera_id!r}; "
             "choose the camera in a factory"
         )
-    if hasattr(environment.unwrapped, "mujoco_renderer"):
-        rendering.enable()
     try:
-        frame = environment.render()
+        with _own_context_current(environment):
+            frame = environment.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise RenderingUnavailableError(_what_to_install(environment, str(error))) from error
     return _resized(np.asarray(frame, np.uint8), height, width)
+
+
+@contextlib.contextmanager
+def _own_context_current(environment: gymnasium.Env) -> Iterator[None]:
+    """Makes the OpenGL context of a MuJoCo environment current in this thread.
+
+    Gymnasium does so only when it makes the viewer, with the first frame. Every other viewer that
+    is made or freed in the same thread takes the context away, and then frames are black.
+    """
+    renderer = getattr(environment.unwrapped, "mujoco_renderer", None)
+    if renderer is None:
+        yield
+        return
+    with gl_context.previous_restored(rendering.enable().kind):
+        viewer = getattr(renderer, "viewer", None)
+        if viewer is not None:
+            viewer.make_context_current()
+        yield
 
 
 def _what_to_install(environment: gymnasium.Env, text: str) -> str:

@@ -106,7 +106,7 @@ class EnvironmentWatch:
     """
 
     def __init__(self, who: str, plan: RunPlan, environments: Sequence[Any]):
-        """Watches every later call of the environments' `reset` and `step`.
+        """Watches the environments' `reset` and `step` until it is exited.
 
         Args:
           who: the node, as users know it.
@@ -132,10 +132,16 @@ class EnvironmentWatch:
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Ends the thread."""
+        """Ends the thread, and puts the environments' methods back.
+
+        Otherwise each environment would be part of a reference cycle, and its simulator and
+        viewer stay until Python's garbage collector runs, in any thread.
+        """
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
+        for calls in self._calls:
+            calls.put_methods_back()
 
     def _look(self, caller: int) -> None:
         interval = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 10)
@@ -168,6 +174,10 @@ class _Calls:
     def __init__(self, environment: Any):
         self.count, self.count_at_reset, self.current = 0, 0, ""
         step, reset = environment.step, environment.reset
+        self._environment = environment
+        # What the instance itself has, mostly nothing: a bound method would be a cycle, too.
+        own = vars(environment)
+        self._own = {name: own[name] for name in ("step", "reset") if name in own}
 
         def watched_step(actions: Any) -> Any:
             self.count += 1
@@ -187,6 +197,12 @@ class _Calls:
                 self.current = ""
 
         environment.step, environment.reset = watched_step, watched_reset
+
+    def put_methods_back(self) -> None:
+        """Gives the environment the methods that it had before."""
+        for name in ("step", "reset"):
+            vars(self._environment).pop(name, None)
+        vars(self._environment).update(self._own)
 
     @property
     def what(self) -> str:

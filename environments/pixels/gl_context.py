@@ -79,6 +79,32 @@ def count() -> int:
     return len(_PROCESS.contexts)
 
 
+@contextlib.contextmanager
+def previous_restored(kind: str) -> Iterator[None]:
+    """Gives this thread back, after a `with` block, the context that it had before.
+
+    Args:
+      kind: the kind of OpenGL that is enabled, `Renderer.kind`.
+    """
+    library = importlib.import_module(f"mujoco.{kind}")
+    if kind == "egl":
+        egl = library.EGL
+        before = egl.eglGetCurrentContext()
+        try:
+            yield
+        finally:
+            display, none = library.EGL_DISPLAY, egl.EGL_NO_SURFACE
+            egl.eglMakeCurrent(display, none, none, before or egl.EGL_NO_CONTEXT)
+        return
+    try:
+        yield
+    finally:
+        if kind == "osmesa":  # dm_control draws with OSMesa in threads of its own.
+            library.osmesa.OSMesaMakeCurrent(None, None, library.GL.GL_FLOAT, 0, 0)
+        else:
+            library.glfw.make_context_current(None)
+
+
 class _NativeContext:
     """An OpenGL context of the driver. It is destroyed by `destroy` alone.
 
@@ -91,12 +117,12 @@ class _NativeContext:
         self._library = importlib.import_module(f"mujoco.{self._kind}")
         self._lock = threading.Lock()
         self.contents: list[Any] = []
-        with self._previous_restored():
+        with previous_restored(self._kind):
             self._context = self._library.GLContext(width, height)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        with self._lock, self._previous_restored():
+        with self._lock, previous_restored(self._kind):
             if self._context is None:
                 raise RuntimeError("expected an open OpenGL context, got one that has been closed")
             self._context.make_current()
@@ -104,7 +130,7 @@ class _NativeContext:
 
     def destroy(self) -> None:
         """Waits until nobody draws. Later calls do nothing."""
-        with self._lock, self._previous_restored():
+        with self._lock, previous_restored(self._kind):
             if self._context is None:
                 return
             # Should this raise, the contents are kept: their own destructors call OpenGL as well.
@@ -113,26 +139,6 @@ class _NativeContext:
                 self.contents.pop().free()
             self._context.free()
             self._context = None
-
-    @contextlib.contextmanager
-    def _previous_restored(self) -> Iterator[None]:
-        """Gives this thread back, after the block, the context that it had before."""
-        if self._kind == "egl":
-            egl = self._library.EGL
-            before = egl.eglGetCurrentContext()
-            try:
-                yield
-            finally:
-                display, none = self._library.EGL_DISPLAY, egl.EGL_NO_SURFACE
-                egl.eglMakeCurrent(display, none, none, before or egl.EGL_NO_CONTEXT)
-            return
-        try:
-            yield
-        finally:
-            if self._kind == "osmesa":  # dm_control draws with OSMesa in threads of its own.
-                self._library.osmesa.OSMesaMakeCurrent(None, None, self._library.GL.GL_FLOAT, 0, 0)
-            else:
-                self._library.glfw.make_context_current(None)
 
 
 class _ProcessContexts:

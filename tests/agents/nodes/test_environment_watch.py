@@ -1,8 +1,10 @@
 """Who notices an environment whose constructor, step or reset does not return."""
 
+import gc
 import re
 import threading
 import time
+import weakref
 
 import dm_env
 import numpy as np
@@ -123,6 +125,21 @@ def test_many_calls_that_return_and_time_between_them_are_no_fault(kills):
             time.sleep(0.01)
         time.sleep(1.5)
     assert kills == []
+
+
+def test_an_environment_is_freed_with_its_last_reference(kills):
+    environment, other = Stuck(-1), Stuck(-1)
+    own = other.step = lambda action: Stuck.step(other, action)
+    gone = weakref.ref(environment)
+    gc.disable()
+    try:
+        with EnvironmentWatch("actor 0", Plan(1.0), [environment, other]) as watch:
+            play(environment, 3)
+        del environment, watch
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert other.step is own
 
 
 def test_outside_a_program_nobody_is_killed():

@@ -235,6 +235,27 @@ def test_gymnasium_frames_are_averaged():
     np.testing.assert_array_equal(small[0, 0], picture[:, :2].reshape(4, 3).mean(0).round())
 
 
+def test_viewers_of_gymnasium_do_not_darken_each_other():
+    """Each is made, drawn and freed in this thread, as an actor's and an evaluator's may be."""
+    pytest.importorskip("imageio")
+    first = environments.make("gym:InvertedPendulum-v5", 1, Pixels(16, 16))
+    expected = first.reset().observation
+    assert expected.any()
+    other = environments.make("gym:InvertedDoublePendulum-v5", 1, Pixels(16, 16))
+    drawn = other.reset().observation
+    np.testing.assert_array_equal(first.frame(), expected)
+    np.testing.assert_array_equal(other.frame(), drawn)
+    other.close()
+    np.testing.assert_array_equal(first.frame(), expected)
+    # Any thread may draw.
+    frames = []
+    thread = threading.Thread(target=lambda: frames.append(first.frame()))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(frames[0], expected)
+    first.close()
+
+
 def _frames(environment, count):
     random = np.random.RandomState(0)
     shape = environment.action_spec().shape
