@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,11 +44,12 @@ class View(Protocol):
 class PhysicsView(View):
     """Renders a `dm_control.mujoco.Physics`."""
 
-    def __init__(self, physics: Any, config: PixelConfig):
+    def __init__(self, find_physics: Callable[[], Any], config: PixelConfig):
         """Checks that OpenGL works; the first frame loads it.
 
         Args:
-          physics: a `dm_control.mujoco.Physics`.
+          find_physics: returns the `dm_control.mujoco.Physics` to render. Called for each episode,
+            because some tasks compile a new model for it, and `composer` then makes a new physics.
           config: configuration of the frames.
 
         Raises:
@@ -56,11 +58,11 @@ class PhysicsView(View):
         """
         rendering.find()
         self.render_mode = rendering.resolve(config.render)
-        self._physics, self._config = physics, config
-        self._camera = self._make()
+        self._find_physics, self._config = find_physics, config
+        self._camera = self._make(find_physics())
 
-    def _make(self) -> camera.Camera:
-        config, physics = self._config, self._physics
+    def _make(self, physics: Any) -> camera.Camera:
+        config = self._config
         return camera.Camera(
             physics.model.ptr,
             physics.data.ptr,
@@ -74,11 +76,12 @@ class PhysicsView(View):
         return self._camera.frame()
 
     def begin_episode(self) -> None:
-        if self._camera.model is self._physics.model.ptr:
+        physics = self._find_physics()
+        if self._camera.model is physics.model.ptr:
             self._camera.renew_terrain()
-        else:  # Some tasks compile a new model for every episode.
+        else:
             self._camera.close()
-            self._camera = self._make()
+            self._camera = self._make(physics)
 
     def close(self) -> None:
         self._camera.close()
@@ -131,9 +134,9 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
       EnvironmentSpecError: if the environment cannot be rendered as configured.
       RenderingUnavailableError: if no OpenGL works on this machine.
     """
-    physics = getattr(environment.wrapped, "physics", None)
-    if is_physics(physics):
-        return PhysicsView(physics, config)
+    wrapped: Any = environment.wrapped
+    if is_physics(getattr(wrapped, "physics", None)):
+        return PhysicsView(lambda: wrapped.physics, config)
     draw = environment.renderer()
     if config.render == "fast":
         raise EnvironmentSpecError(

@@ -256,6 +256,17 @@ def test_viewers_of_gymnasium_do_not_darken_each_other():
     first.close()
 
 
+def test_a_physics_of_its_own_for_each_episode():
+    """`composer` makes a new one at each reset, and frees the one before."""
+    environment = environments.make("dm:manipulation/reach_site_features", 1, EXACT(16, 16))
+    action = np.ones(environment.action_spec().shape, np.float32)
+    for _ in range(2):
+        environment.reset()
+        frame = environment.step(action).observation
+        np.testing.assert_array_equal(frame, environment.render(16, 16))
+    environment.close()
+
+
 def _frames(environment, count):
     random = np.random.RandomState(0)
     shape = environment.action_spec().shape
