@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import collectives
+from rl_replicator.checkpoints import pending_work
 from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
 from rl_replicator.step import host as host_lib
@@ -29,6 +30,7 @@ class Replicator(abc.ABC):
           host: runs the steps on this replicator's devices.
         """
         self._host = host
+        pending_work.register(host)
 
     @classmethod
     @abc.abstractmethod
@@ -285,8 +287,9 @@ class Replicator(abc.ABC):
         return results.split(outputs, self.num_local_replicas)
 
     def synchronize(self) -> None:
-        """Waits until no step changes variables in the background.
+        """Waits until no step changes variables in the background; `Checkpointer` does so itself.
 
-        Only steps of `MultiWorkerAsyncReplicator` do, because they run ahead of their caller.
+        Steps in the background are those of `begin`, and those of `MultiWorkerAsyncReplicator`,
+        which run ahead of their caller.
         """
         self._host.synchronize()

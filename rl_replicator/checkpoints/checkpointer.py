@@ -124,8 +124,8 @@ class Checkpointer:
           CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
         """
         self.wait()
-        pending_work.wait()
-        return self._write(step, parts)
+        with pending_work.paused():
+            return self._write(step, parts)
 
     def begin_save(self, step: int, parts: Mapping[str, Part]) -> None:
         """Copies the state of the parts, and saves the copy in the background.
@@ -145,8 +145,8 @@ class Checkpointer:
             self.save(step, parts)
             return
         self.wait()
-        pending_work.wait()
-        captured = {name: capture() for name, capture in captures.items() if capture is not None}
+        with pending_work.paused():
+            captured = {name: copy() for name, copy in captures.items() if copy is not None}
         # A thread for each save: it ends by itself, and the interpreter waits for it at its exit.
         executor = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing = executor.submit(self._write, step, captured)
@@ -338,9 +338,9 @@ def _restore(parts: Mapping[str, Part], folder: pathlib.Path) -> CheckpointInfo:
         check = getattr(part, "check", None)
         if check is not None:
             check(info.path / name)
-    pending_work.wait()
-    for name, part in parts.items():
-        part.restore(info.path / name)
+    with pending_work.paused():
+        for name, part in parts.items():
+            part.restore(info.path / name)
     return info
 
 

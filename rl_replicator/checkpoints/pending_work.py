@@ -1,33 +1,39 @@
 """Background work that may change variables after the call that started it has returned.
 
-Steps on parameter servers run ahead of their caller. Code that needs unchanging variables, such as
-a checkpoint, calls `wait` and need not know which replicator is in use.
+Steps may run in the background, and those on parameter servers run ahead of their caller. Code that
+needs unchanging variables, such as a checkpoint, runs in `paused()` and need not know which
+replicators are in use.
 """
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 
 class BackgroundWorker(Protocol):
     """Runs work in the background."""
 
-    def synchronize(self) -> None:
-        """Waits until all work that was started has ended."""
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Waits until all work that was started has ended; none begins in the context."""
 
 
 _REGISTERED: "weakref.WeakSet[BackgroundWorker]" = weakref.WeakSet()
 
 
 def register(worker: BackgroundWorker) -> None:
-    """Makes `wait` call `worker.synchronize()` as long as `worker` is referenced elsewhere."""
+    """Makes `paused` enter `worker.paused()` as long as `worker` is referenced elsewhere."""
     _REGISTERED.add(worker)
 
 
-def wait() -> None:
-    """Waits until no background work changes variables.
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Context in which no background work changes variables; waits for what was started.
 
     Raises:
       Exception: if background work raised it.
     """
-    for worker in tuple(_REGISTERED):
-        worker.synchronize()
+    with contextlib.ExitStack() as stack:
+        for worker in tuple(_REGISTERED):
+            stack.enter_context(worker.paused())
+        yield

@@ -36,6 +36,19 @@ class CallOrder:
         with self._turn_of(self._draw()):
             yield
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context without calls in the background; waits for those that began earlier. Re-entrant.
+
+        Where none ever began, it does not wait for the direct calls of other threads: these may
+        wait for data, and what needs no step, such as a counter's checkpoint, must not wait, too.
+        """
+        if self._background is None:
+            yield
+            return
+        with self.turn():
+            yield
+
     def begin(
         self, function: Callable[[], Any], cancel: Callable[[], None]
     ) -> "futures.Future[Any]":

@@ -91,8 +91,16 @@ class Host(abc.ABC):
         """Translates an error of TensorFlow's in a step into the one to raise."""
         return error
 
-    def synchronize(self) -> None:  # noqa: B027 - most backends have nothing to do.
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context in which no step changes variables in the background; waits for those begun."""
+        with self.call_order.paused():
+            yield
+
+    def synchronize(self) -> None:
         """Waits until no step changes variables in the background."""
+        with self.paused():
+            pass
 
 
 class LocalHost(Host):

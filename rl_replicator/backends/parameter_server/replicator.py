@@ -10,7 +10,6 @@ from rl_replicator import errors, replicator
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
 from rl_replicator.backends.parameter_server import scheduler, serving, staleness, watch
 from rl_replicator.backends.parameter_server import step as asynchronous_step
-from rl_replicator.checkpoints import pending_work
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 from rl_replicator.step import host
@@ -89,7 +88,6 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         super().__init__(_WorkersHost(strategy, servers, self._schedule))
         with self.scope():
             self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
-        pending_work.register(self)
 
     @classmethod
     def from_text(cls, argument: str) -> "MultiWorkerAsyncReplicator":
@@ -191,8 +189,11 @@ class _WorkersHost(host.Host):
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         return [function(0)]
 
-    def synchronize(self) -> None:
-        self._schedule.drain()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with super().paused():
+            self._schedule.drain()
+            yield
 
     def _place(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         """Creates an unpartitioned variable on the parameter server with the fewest bytes."""

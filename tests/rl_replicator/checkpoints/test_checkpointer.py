@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, checked before use, the same under every replica count."""
 
+import contextlib
 import ctypes
 import ctypes.util
 import errno
@@ -487,8 +488,13 @@ class Worker:
     """Background work, such as steps on parameter servers, which ends when it is waited for."""
 
     def __init__(self, work):
-        self.synchronize = work
+        self._work = work
         pending_work.register(self)
+
+    @contextlib.contextmanager
+    def paused(self):
+        self._work()
+        yield
 
 
 @pytest.mark.parametrize("method", ["save", "begin_save"])

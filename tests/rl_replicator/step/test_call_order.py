@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.checkpoints import parts
+from rl_replicator.checkpoints.parts import VariableValues
 from tests.suite import forked
 
 
@@ -70,6 +72,54 @@ def test_direct_calls_wait_for_those_in_the_background():
         thread.join(60)
     assert sorted(results) == [2, 3]
     assert count.numpy() == 4
+
+
+def make_slow_step(replicator):
+    """A step that changes one variable, waits, and changes another one."""
+    with replicator.scope():
+        first, second = (tf.Variable(0, trainable=False) for _ in range(2))
+    entered, release = threading.Event(), threading.Event()
+
+    def hold():
+        entered.set()
+        release.wait(60)
+
+    def step_fn(x):
+        with tf.control_dependencies([first.assign_add(1)]):
+            wait = tf.py_function(hold, [], [])
+        with tf.control_dependencies([wait]):
+            second.assign_add(1)
+        return x
+
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
+    step = replicator.replicate(step_fn, inputs)
+    return step, rr.parts.TrackablePart(first=first, second=second), entered, release
+
+
+@pytest.mark.parametrize("method", ["save", "begin_save"])
+def test_a_checkpoint_holds_whole_calls(tmp_path, method):
+    step, part, entered, release = make_slow_step(rr.make("single_device"))
+    future = step.begin()
+    assert entered.wait(60)
+    threading.Timer(1.0, release.set).start()
+    checkpointer = rr.checkpoints.Checkpointer(tmp_path)
+    getattr(checkpointer, method)(1, {"variables": part})
+    info = checkpointer.wait() or checkpointer.latest()
+    assert VariableValues.read(info.path / "variables") == {"first": 1, "second": 1}
+    future.result(60)
+
+
+def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):
+    """The steps of a learner may wait for data, and the counter saves in the same process."""
+    step, _, entered, release = make_slow_step(rr.make("single_device"))
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert entered.wait(60)
+    count = parts.JsonPart(lambda: 3, print)
+    rr.checkpoints.Checkpointer(tmp_path).save(1, {"count": count})
+    assert thread.is_alive() and not release.is_set()
+    release.set()
+    thread.join(60)
 
 
 def test_a_call_that_fails_or_is_dropped_ends_its_turn():
