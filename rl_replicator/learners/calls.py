@@ -80,6 +80,22 @@ class Calls:
         """Number of batches that the run has used; up to date while calls run."""
         return self._before + self.inputs.position
 
+    def check_repeatable(self) -> None:
+        """Checks that a resumed run can take the same steps as an uninterrupted one.
+
+        Raises:
+          ConfigError: if a step draws random numbers that do not depend on variables.
+        """
+        for step in self._compiled.values():
+            found = step.stateful_random_op()
+            if found is not None:
+                raise errors.ConfigError(
+                    "expected a step whose random numbers a resumed run can draw again, found "
+                    f"{found}; use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, "
+                    "instead of Keras' Dropout) with a seed that counts steps in a variable of "
+                    "trackables(), or leave out --deterministic"
+                )
+
     def begin(self, batch: int, end: int) -> PhaseCall:
         """Begins the call that follows `batch` batches and does not go beyond `end`.
 

@@ -428,6 +428,7 @@ def _train(
         options.evaluation_seconds,
         options.keep_checkpoints,
         options.profile_steps,
+        options.deterministic,
     )
     training = Training(replicator, learner, run, settings, listener)
     signal_number = training.run()

@@ -48,6 +48,7 @@ class LoopSettings:
       evaluation_seconds: seconds after which an evaluation fails.
       keep_checkpoints: number of newest checkpoints to keep.
       profile_steps: steps to profile, START:END; the chief's process only.
+      deterministic: whether a resumed run must equal an uninterrupted one.
     """
 
     steps_per_call: int
@@ -55,6 +56,7 @@ class LoopSettings:
     evaluation_seconds: float = float("inf")
     keep_checkpoints: int = 2
     profile_steps: str | None = None
+    deterministic: bool = False
 
 
 class Training:
@@ -103,6 +105,8 @@ class Training:
             self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
         self._calls = Calls(replicator, learner, self._progress["batches"], settings.steps_per_call)
+        if settings.deterministic:
+            self._calls.check_repeatable()
         self._evaluation = learner.evaluation()
         self._compute_sums = _compile(replicator, self._evaluation)
         trackables = learner.trackables()

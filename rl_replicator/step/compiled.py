@@ -14,7 +14,13 @@ from tensorflow.python.autograph.impl import api as autograph
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.layers import batch_norm, statistics
-from rl_replicator.step import data_dependence, output_arrays, replica_check, unwrapped_optimizers
+from rl_replicator.step import (
+    data_dependence,
+    output_arrays,
+    random_ops,
+    replica_check,
+    unwrapped_optimizers,
+)
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
@@ -64,6 +70,13 @@ class ReplicatedStep(abc.ABC):
         """Does what `__call__` says, in its turn."""
 
     @abc.abstractmethod
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation that no checkpoint can continue; None without one.
+
+        Such an operation draws the same numbers again after a restart, like `tf.random.normal`.
+        """
+
+    @abc.abstractmethod
     def cancel(self) -> None:
         """Ends a call that waits for input, or the next one. Callable from any thread.
 
@@ -111,7 +124,8 @@ class CompiledStep(ReplicatedStep):
         self._converted = _with_autograph(step_fn)
         self._template: Any = None
         self._variables: list[tf.Variable] = []
-        self._compiled = self._compile(self._trace_step())
+        self._traced = self._trace_step()
+        self._compiled = self._compile(self._traced)
         self._check = self._make_check(check_every)
 
     def _call(self) -> Any:
@@ -133,6 +147,9 @@ class CompiledStep(ReplicatedStep):
         if self._check is not None:
             self._check.count(num_steps)
         return results_lib.join(self._unflatten(flat))
+
+    def stateful_random_op(self) -> str | None:
+        return random_ops.find(self._traced)
 
     def cancel(self) -> None:
         self._inputs.cancel()

@@ -11,7 +11,7 @@ from tensorflow.experimental import dtensor
 
 from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
-from rl_replicator.step import compiled, host, variable_registry
+from rl_replicator.step import compiled, host, random_ops, variable_registry
 from rl_replicator.step import inputs as inputs_lib
 
 # Operations that DTensor does not support, and what to use instead. For some of them DTensor itself
@@ -21,18 +21,7 @@ _REFUSED = {
     **dict.fromkeys(("Case", "StatelessCase"), "use tf.cond"),
     "Where": "use tf.where(condition, x, y) instead of a mask that changes shapes",
     **dict.fromkeys(
-        (
-            "Multinomial",
-            "ParameterizedTruncatedNormal",
-            "RandomGammaV3",
-            "RandomGamma",
-            "RandomPoissonV2",
-            "RandomShuffle",
-            "RandomStandardNormal",
-            "RandomUniform",
-            "RandomUniformInt",
-            "TruncatedNormal",
-        ),
+        random_ops.STATEFUL,
         "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a "
         "callable input, which runs on the host",
     ),

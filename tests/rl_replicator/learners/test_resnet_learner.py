@@ -205,7 +205,9 @@ def start(folder, path, replicas="single_device", num_steps=STEPS, **settings):
     replicator, learner = make(folder, replicas, **settings)
     learner.evaluation = lambda: None  # Saves its compilation.
     learner.num_steps = num_steps
-    return learner, Training(replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0))
+    return learner, Training(
+        replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0, deterministic=True)
+    )
 
 
 def train(*args, **settings):

@@ -30,7 +30,12 @@ def folder(tmp_path_factory):
 def start(learner, path):
     """Compiles the training without evaluations, which take their time to compile."""
     learner.evaluation = lambda: None
-    return Training(learner._replicator, learner, RunDirectory(path), LoopSettings(1, 1000.0))
+    return Training(
+        learner._replicator,
+        learner,
+        RunDirectory(path),
+        LoopSettings(1, 1000.0, deterministic=True),
+    )
 
 
 def train(learner, path):

@@ -21,6 +21,7 @@ from tests.rl_replicator.learners.tiny_learners import (
     Finite,
     Forgetful,
     Headstrong,
+    Noisy,
     Overflowing,
     Regression,
     Stalling,
@@ -232,6 +233,14 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
     whole, parts = (read_metrics(tmp_path / name, "train") for name in ("whole", "parts"))
     for name in ("steps", "loss"):
         np.testing.assert_array_equal(parts[name], whole[name], name)
+
+
+def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path):
+    replicator = rr.make("single_device")
+    settings = LoopSettings(10, deterministic=True)
+    match = r"draw again, found RandomStandardNormal \(.*\); use tf.random.stateless_\*"
+    with pytest.raises(errors.ConfigError, match=match):
+        Training(replicator, Noisy(replicator, Config()), RunDirectory(tmp_path), settings)
 
 
 def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):

@@ -145,6 +145,14 @@ class Overflowing(Regression):
         return super().trackables() | {"calls": self.calls}
 
 
+class Noisy(Regression):
+    """Adds noise of `tf.random` to its examples."""
+
+    def step_fn(self, batch):
+        x, y = batch
+        return super().step_fn((x + tf.random.normal([3]), y))
+
+
 class Forgetful(Regression):
     """Leaves its optimizer out of its checkpoints."""
 
