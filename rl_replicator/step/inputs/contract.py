@@ -120,13 +120,14 @@ class Inputs(abc.ABC):
         """Makes the steps that are traced from now on keep rows that they do not use.
 
         For steps of several processes: when one process cancels a step, the others have taken
-        their rows already. The next step must find them, or the processes would be out of step.
+        their rows already, or the ends of their data. The next step must find them, or the
+        processes would be out of step.
         """
 
     def keep_unused(  # noqa: B027 - likewise
         self, status: tf.Tensor, agreed: tf.Tensor, row: Sequence[tf.Tensor]
     ) -> None:
-        """Traced: keeps the row for the next step if this step is cancelled.
+        """Traced: keeps what `take` returned for the next step if another process cancels this one.
 
         Args:
           status: int32 scalar, from `take`.

@@ -56,7 +56,7 @@ class DatasetInputs(contract.Inputs):
         self._capacity = capacity
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
-        # Holds the entry of a cancelled step, if rows are kept.
+        # Holds the entry that a cancelled step has taken, if rows are kept.
         self._unused: tf.queue.FIFOQueue | None = None
         self._pump: pump_lib.Pump | None = None
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
@@ -92,7 +92,8 @@ class DatasetInputs(contract.Inputs):
         unused = self._unused
         if unused is None:
             return
-        is_unused = tf.equal(status, contract.ELEMENT) & tf.equal(agreed, contract.CANCELLED)
+        # An end, or a failure, too: the queue holds its mark only once.
+        is_unused = tf.not_equal(status, contract.CANCELLED) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
             tf.cond(is_unused, lambda: unused.enqueue([status, *row]), tf.no_op)
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.step import compiled, host
 from rl_replicator.step import inputs as inputs_lib
 
 
@@ -272,6 +273,36 @@ def test_restart_while_a_step_waits(name):
         got = replicator.gather(first()).tolist()
         assert got == [k * replicator.num_replicas + i for i in range(replicator.num_replicas)]
     assert inputs.position == 10
+
+
+class TwoProcesses(host.LocalHost):
+    """A host with another process, which has data, but cancels the third step."""
+
+    num_steps = 0
+
+    def agree_on_status(self, status, combine):
+        other = tf.numpy_function(self._other, [], tf.int32)
+        statuses = tf.stack([status, tf.ensure_shape(other, [])])
+        return combine(tf.reduce_sum(tf.one_hot(statuses, 4, dtype=tf.int32), axis=0))
+
+    def _other(self):
+        self.num_steps += 1
+        return np.int32(inputs_lib.CANCELLED if self.num_steps == 3 else inputs_lib.ELEMENT)
+
+
+def test_an_end_outlasts_a_step_that_another_process_cancels():
+    inputs = inputs_lib.make(lambda _: tf.data.Dataset.range(2), [rr.InputContext(2)], 1, None)
+    inputs.keep_unused_rows()
+    step = compiled.CompiledStep(TwoProcesses(), lambda x: x, inputs, None)
+    assert [int(step()), int(step())] == [0, 1]
+    with pytest.raises(rr.StepCancelled):
+        step()
+    future = step.begin()
+    try:
+        with pytest.raises(rr.EndOfData):
+            future.result(30)
+    finally:
+        step.cancel()  # If the end was lost, it waits for ever.
 
 
 @pytest.mark.parametrize("pad_to", [None, 2])
