@@ -9,6 +9,10 @@ from rl_replicator import errors
 from rl_replicator.step.inputs import contract, datasets
 from rl_replicator.step.inputs import pump as pump_lib
 
+# Start of the error message about a batch that is too large. TensorFlow puts text of its own around
+# the message, so it is raised again.
+_TOO_LARGE = "expected batches of at most"
+
 
 class PaddedInputs(datasets.DatasetInputs):
     """Finite data to its last example, for evaluation.
@@ -34,7 +38,8 @@ class PaddedInputs(datasets.DatasetInputs):
           capacity: number of rows to read ahead.
 
         Raises:
-          ConfigError: if the elements are not batches of dense tensors of known shapes.
+          ConfigError: if the elements are not batches of dense tensors of known shapes, or are
+            larger than a padded batch.
         """
         spec = tf.nest.map_structure(
             lambda s: padded_spec(s, per_replica_batch_size), sources[0].element_spec
@@ -67,7 +72,12 @@ class _PaddingPump(pump_lib.Pump):
         self._batch_size = batch_size
 
     def _move_rows(self, position: int) -> None:
-        super()._move_rows(position)
+        try:
+            super()._move_rows(position)
+        except tf.errors.InvalidArgumentError as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            raise _too_large("more", self._batch_size) from None
         # Other processes may still have data: then this one takes steps on padding.
         padding = [tf.zeros(s.shape, s.dtype) for s in self._specs]
         while True:
@@ -106,7 +116,8 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
     flat = tf.nest.flatten(element)
     size = tf.shape(flat[0])[0]
     missing = batch_size - size
-    check = tf.debugging.assert_non_negative(missing, "a batch of the data is larger than pad_to")
+    message = str(_too_large("more", batch_size))
+    check = tf.debugging.assert_non_negative(missing, message)
     # Without the dependency the two ops race, and the pad op fails first with an error of its own.
     with tf.control_dependencies([] if check is None else [check]):
         missing = tf.identity(missing)
@@ -122,11 +133,20 @@ def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
       batch_size: number of examples after padding.
 
     Raises:
-      ConfigError: if it is not a batch, or its examples differ in shape.
+      ConfigError: if it is not a batch, or a larger one, or its examples differ in shape.
     """
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
         raise errors.ConfigError(
             f"expected batches of dense tensors of known shapes to pad, got {spec}; "
             "batch() the data, or leave pad_to out"
         )
+    if spec.shape[0] is not None and spec.shape[0] > batch_size:
+        raise _too_large(spec.shape[0], batch_size)
     return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+
+
+def _too_large(found: Any, batch_size: int) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{_TOO_LARGE} {batch_size} examples to pad, got {found}; batch the data with "
+        "context.per_replica_batch_size(global_batch_size)"
+    )

@@ -121,9 +121,12 @@ def test_what_cannot_be_filled_up_is_refused():
         replicator.make_inputs(lambda context: tf.data.Dataset.range(3), pad_to=2)
     with pytest.raises(rr.ConfigError, match="the only thing to pad"):
         replicator.make_inputs(lambda context: lambda: 1, pad_to=2)
-    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(3).batch(3), pad_to=2)
+    data = tf.data.Dataset.range(3)
+    with pytest.raises(rr.ConfigError, match=r"at most 2 examples to pad, got 3; batch the data"):
+        replicator.make_inputs(lambda context: data.batch(3, drop_remainder=True), pad_to=2)
+    inputs = replicator.make_inputs(lambda context: data.batch(3), pad_to=2)
     step = replicator.replicate(lambda x: x, inputs)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="larger than pad_to"):
+    with pytest.raises(rr.ConfigError, match=r"^expected batches of at most 2 .*, got more; .*\)$"):
         step()
 
 
