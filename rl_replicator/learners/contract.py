@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rl_replicator.errors import ConfigError
+
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
@@ -49,7 +51,8 @@ class Evaluation:
       metrics_fn: maps the sums over all examples (NumPy, float64 or int64) to figures by name.
         `rl-replicator plot` draws the first figure.
       global_batch_size: number of examples in a batch, over all replicas.
-      every: number of steps between evaluations. There is always one after the last step.
+      every: number of steps between evaluations, at least 1. There is always one after the last
+        step.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
         lowest.
     """
@@ -60,6 +63,13 @@ class Evaluation:
     global_batch_size: int
     every: int
     best: str
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(
+                f"expected an evaluation every 1 or more steps, got every={self.every}; return "
+                "None from evaluation() for none"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +118,8 @@ class Learner(abc.ABC):
           batch: a batch from `input_fn`.
 
         Returns:
-          Metrics by name: scalars, each the mean over this replica's batch. The progress line shows
-          the first. A metric that is not finite stops the run.
+          Metrics by name: scalars, each the mean over this replica's batch; {} for none. The
+          progress line shows the first. A metric that is not finite stops the run.
         """
         raise NotImplementedError("expected step_fn or phases to be overridden, found neither")
 

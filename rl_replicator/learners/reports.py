@@ -37,11 +37,12 @@ class Reports(Protocol):
           seconds: time since the evaluation began.
         """
 
-    def add(self, batch: int, metrics: Mapping[str, np.ndarray]) -> None:
+    def add(self, batch: int, count: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Adds the metrics of a call to the next row.
 
         Args:
           batch: number of batches that the run used before the call.
+          count: number of batches of the call.
           metrics: arrays by name, [count] each: one value for each batch of the call.
         """
 
@@ -133,8 +134,7 @@ class ChiefReports(Reports):
     def tick_evaluation(self, step: int, seconds: float) -> None:
         self._line.show(f"{step:,}/{self._num_steps:,} steps | evaluating for {clock(seconds)}")
 
-    def add(self, batch: int, metrics: Mapping[str, np.ndarray]) -> None:
-        count = len(next(iter(metrics.values())))
+    def add(self, batch: int, count: int, metrics: Mapping[str, np.ndarray]) -> None:
         for i in range(count):
             for name, values in metrics.items():
                 pair = self._sums.setdefault(name, [0.0, 0])
@@ -143,7 +143,9 @@ class ChiefReports(Reports):
             step, rest = divmod(batch + i + 1, self._batches_per_step)
             if rest == 0 and step % self._steps_per_row == 0:
                 self.flush(step)
-        if batch % self._batches_per_step == 0:  # The line shows the first phase's first metric.
+        if (
+            metrics and batch % self._batches_per_step == 0
+        ):  # The line shows the first phase's first metric.
             name, values = next(iter(metrics.items()))
             self._shown["metric"] = f"{name} {values[-1]:.4g}"
 
@@ -186,7 +188,7 @@ class NoReports(Reports):
     def tick_evaluation(self, step: int, seconds: float) -> None:
         pass
 
-    def add(self, batch: int, metrics: Mapping[str, np.ndarray]) -> None:
+    def add(self, batch: int, count: int, metrics: Mapping[str, np.ndarray]) -> None:
         pass
 
     def flush(self, step: int) -> None:

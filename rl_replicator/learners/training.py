@@ -330,7 +330,7 @@ class Training:
         metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
         steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(count)]
         self._check_finite(metrics, steps)
-        self._reports.add(call.batch, metrics)
+        self._reports.add(call.batch, count, metrics)
 
     def _check_finite(self, metrics: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
         """Raises `Diverged` if one of the metrics, [count] each, is not finite."""

@@ -44,7 +44,7 @@ def test_rows_depend_on_the_steps_alone(tmp_path):
     for name, cuts in (("whole", [0, 24]), ("cut", [0, 1, 7, 8, 24])):
         made = make(tmp_path / name, num_steps=4000)
         for start, end in itertools.pairwise(cuts):
-            made.add(start, {"loss": values[start:end]})
+            made.add(start, end - start, {"loss": values[start:end]})
             if end == 7:  # Stopped here, and resumed.
                 state = made.state()
                 made.close()
@@ -53,3 +53,10 @@ def test_rows_depend_on_the_steps_alone(tmp_path):
         table = read_metrics(tmp_path / name, "train")
         tables.append((table["steps"].tolist(), table["loss"].tolist()))
     assert tables[0] == tables[1] == ([4, 8, 12], [3.5, 11.5, 19.5])
+
+
+def test_steps_without_metrics_have_no_rows(tmp_path):
+    made = make(tmp_path)
+    made.add(0, 100, {})
+    made.close()
+    assert not read_metrics(tmp_path, "train")

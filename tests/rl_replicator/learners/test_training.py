@@ -268,6 +268,13 @@ def test_endless_evaluation_data_is_refused(tmp_path):
         make(Endless, tmp_path)
 
 
+@pytest.mark.parametrize("every", [0, -1])
+def test_an_evaluation_after_no_steps_is_refused(every):
+    learner = Regression(rr.make("single_device"), Config(every=every))
+    with pytest.raises(errors.ConfigError, match=f"every 1 or more steps, got every={every}; ret"):
+        learner.evaluation()
+
+
 def test_an_evaluation_that_takes_too_long(tmp_path):
     learner, training = make(Waiting, tmp_path)
     training._evaluation_seconds = 0.5
