@@ -259,7 +259,7 @@ class Training:
             self._progress["best"] = score
             if self._replicator.is_chief:
                 self._note_progress()
-                self._best.begin_save(self.step, self._parts(self._variables.capture()))
+                self._best.begin_save(self.step, self._parts(self._capture()))
         if self._replicator.is_chief:
             self._reports.add_images(self.step, self._learner.images(self.step))
             self._listener.evaluated({"steps": self.step, **figures})
@@ -358,13 +358,18 @@ class Training:
         start = time.monotonic()
         if self._replicator.is_chief:
             self._note_progress()
+        variables = self._capture()
+        if self._replicator.is_chief:
+            self._checkpointer.begin_save(self.step, self._parts(variables))
+        self._clock.note_save(time.monotonic() - start + self._checkpointer.write_seconds)
+
+    def _capture(self) -> VariableValues:
+        """Copies all variables, to save them; raises `Diverged` if one is not finite."""
         variables = self._variables.capture()
         bad = variables.first_not_finite()
         if bad is not None:
             raise self._diverged(f"NaN or infinity in variable {bad!r} after step {self.step}")
-        if self._replicator.is_chief:
-            self._checkpointer.begin_save(self.step, self._parts(variables))
-        self._clock.note_save(time.monotonic() - start + self._checkpointer.write_seconds)
+        return variables
 
     def _parts(self, variables: VariableValues) -> dict[str, Part]:
         progress = JsonPart(lambda: self._progress, self._progress.update)

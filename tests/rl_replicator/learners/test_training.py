@@ -191,9 +191,11 @@ def test_a_metric_that_is_not_finite(tmp_path):
 def test_a_variable_that_is_not_finite(tmp_path):
     learner, training = make(Regression, tmp_path, steps=10)
     training._train_until(10)
-    learner.w.assign([0.0, np.inf, 0.0])
-    with pytest.raises(Diverged, match=r"variable 'w' after step 10; .*no checkpoint yet"):
-        training._save()
+    learner.optimizer.v[0].assign([0.0, np.inf, 0.0])  # No figure shows it.
+    for save in (training._evaluate, training._save):
+        with pytest.raises(Diverged, match=r"variable 'optimizer/v/0' after step 10; .*no check"):
+            save()
+    assert Checkpointer(tmp_path / "best").is_empty
 
 
 def test_skipped_steps_are_reported(tmp_path, caplog):
