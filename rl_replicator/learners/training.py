@@ -118,7 +118,7 @@ class Training:
             # again: a live run, which is only measured here, may have saved a newer checkpoint.
             self._checkpointer.restore({"progress": progress, "learner": self._variables})
         # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
-        self._batches = self._progress["batches"]
+        self._batches = self._within(self._progress["batches"])
         # The newest step that was evaluated, or that needs no evaluation.
         self._evaluated = self._progress.get("evaluated", self.step)
         self._reports: Reports = (
@@ -181,7 +181,7 @@ class Training:
                         self._evaluate()
                     self._save()
             except errors.StepCancelled:
-                self._batches = self._calls.batches
+                self._batches = self._within(self._calls.batches)
                 self._save()
                 return received[0] if received else signal.SIGTERM
             except errors.EndOfData:
@@ -231,6 +231,14 @@ class Training:
             futures.wait([future], _SECONDS_TO_CANCEL)
             raise
         return future.result()
+
+    def _within(self, batches: int) -> int:
+        """Returns a number of batches without those beyond the end of the run.
+
+        Asynchronous workers run ahead of the loop, also beyond the last step. Such steps are saved,
+        but not counted: a run that has taken more than `num_steps` cannot be continued.
+        """
+        return min(batches, self._learner.num_steps * self._calls.batches_per_step)
 
     def _cancel(self) -> None:
         """Stops training and evaluation as soon as possible; called by a signal handler."""

@@ -125,6 +125,26 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").latest() == before
 
 
+def test_steps_beyond_the_end_are_not_counted(tmp_path, monkeypatch):
+    """Asynchronous workers may have taken some when Ctrl-C stops the last call."""
+    _, training = make(Regression, tmp_path, steps=10)
+    absorb = training._absorb
+
+    def stop(call, outputs):
+        absorb(call, outputs)
+        training._calls._before += 3
+        raise errors.StepCancelled("Ctrl-C")
+
+    monkeypatch.setattr(training, "_absorb", stop)
+    assert training.run() == signal.SIGTERM
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == 10
+    learner, training = make(Regression, tmp_path, steps=10)
+    assert not is_finished(RunDirectory(tmp_path), learner)  # It must be evaluated yet.
+    assert training.run() is None
+    assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [10]
+    assert is_finished(RunDirectory(tmp_path), learner)
+
+
 def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_path):
     make(Regression, tmp_path, steps=10)[1].run()
 
