@@ -61,6 +61,7 @@ class DatasetInputs(contract.Inputs):
         self._pump: pump_lib.Pump | None = None
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
+        self._is_closed = False
         self._num_cancels = 0  # Marks that no step has met yet.
 
     @property
@@ -116,6 +117,8 @@ class DatasetInputs(contract.Inputs):
             self._position.assign(position)
 
     def start(self) -> None:
+        if self._is_closed:  # The queue would still give the rows that were read ahead.
+            raise contract.closed()
         if self._end is not None:
             raise self._end
         if self._pump is not None:
@@ -172,6 +175,7 @@ class DatasetInputs(contract.Inputs):
         return int(self._queue.size())
 
     def close(self) -> None:
+        self._is_closed = True
         self._queue.close(cancel_pending_enqueues=True)
 
     def _new_queue(self) -> tf.queue.FIFOQueue:

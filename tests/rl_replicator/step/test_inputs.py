@@ -278,6 +278,18 @@ def test_restart_while_a_step_waits(name):
     assert inputs.position == 10
 
 
+def test_a_closed_input_gives_no_more_rows():
+    replicator = rr.SingleDeviceReplicator()
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(100))
+    step = replicator.replicate(lambda x: x, inputs)
+    step()
+    while inputs.num_ready() < 2:
+        time.sleep(0.01)
+    inputs.close()
+    with pytest.raises(rr.EndOfData, match="closed"):
+        step()
+
+
 class TwoProcesses(host.LocalHost):
     """A host with another process, which has data, but cancels the third step."""
 
