@@ -58,6 +58,7 @@ class DatasetInputs(contract.Inputs):
         self._queue = self._new_queue()
         # Holds the entry that a cancelled step has taken, if rows are kept.
         self._unused: tf.queue.FIFOQueue | None = None
+        self._mover = self._new_mover()
         self._pump: pump_lib.Pump | None = None
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
@@ -125,7 +126,7 @@ class DatasetInputs(contract.Inputs):
             return
         with self._lock:
             if self._pump is None:
-                self._pump = self._new_pump(self._queue)
+                self._pump = pump_lib.Pump(self._mover, self._queue)
                 self._finalizer = weakref.finalize(self, pump_lib.close_later, self._queue)
                 self._finalizer.atexit = False
                 self._pump.start(self.position)
@@ -182,8 +183,8 @@ class DatasetInputs(contract.Inputs):
         with tf.init_scope(), tf.device("/cpu:0"):
             return tf.queue.FIFOQueue(self._capacity, self._types)
 
-    def _new_pump(self, queue: tf.queue.FIFOQueue) -> pump_lib.Pump:
-        return pump_lib.Pump(self._datasets, self._num_replicas, self.specs, queue)
+    def _new_mover(self) -> pump_lib.Mover:
+        return pump_lib.Mover(self._datasets, self._num_replicas, self.specs)
 
     def _mark_cancelled(self) -> None:
         # In a thread of its own: a full queue accepts the mark only when a step takes a row.

@@ -53,11 +53,11 @@ class PaddedInputs(datasets.DatasetInputs):
         others = tf.tensor_scatter_nd_update(counts, [[contract.END]], [0])
         return tf.where(all_ended, contract.END, super().combine_statuses(others))
 
-    def _new_pump(self, queue: tf.queue.FIFOQueue) -> pump_lib.Pump:
-        return _PaddingPump(self._datasets, self._num_replicas, self.specs, queue, self._batch_size)
+    def _new_mover(self) -> pump_lib.Mover:
+        return _PaddingMover(self._datasets, self._num_replicas, self.specs, self._batch_size)
 
 
-class _PaddingPump(pump_lib.Pump):
+class _PaddingMover(pump_lib.Mover):
     """Pads each batch, and goes on with padding after the end of the data."""
 
     def __init__(
@@ -65,27 +65,26 @@ class _PaddingPump(pump_lib.Pump):
         sources: Sequence[tf.data.Dataset],
         num_replicas: int,
         specs: Sequence[tf.TensorSpec],
-        queue: tf.queue.FIFOQueue,
         batch_size: int,
     ):
-        super().__init__(sources, num_replicas, specs, queue)
+        super().__init__(sources, num_replicas, specs)
         self._batch_size = batch_size
 
-    def _move_rows(self, position: int) -> None:
+    def move(self, queue: tf.queue.FIFOQueue, position: int) -> None:
         try:
-            super()._move_rows(position)
+            super().move(queue, position)
         except tf.errors.InvalidArgumentError as error:
             if _TOO_LARGE not in str(error):
                 raise
             raise _too_large("more", self._batch_size) from None
         # Other processes may still have data: then this one takes steps on padding.
-        padding = [tf.zeros(s.shape, s.dtype) for s in self._specs]
+        padding = [tf.zeros(s.shape, s.dtype) for s in self.specs]
         while True:
-            self._queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
+            queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
 
     def _row(self, iterators: Sequence[Any]) -> list[Any]:
         row, found = [], []
-        width = len(self._specs) // self._num_replicas
+        width = len(self.specs) // self._num_replicas
         for i in range(self._num_replicas):
             optional = iterators[i % len(iterators)].get_next_as_optional()
             found.append(optional.has_value())
@@ -93,7 +92,7 @@ class _PaddingPump(pump_lib.Pump):
                 tf.cond(
                     found[-1],
                     lambda optional=optional: pad(optional.get_value(), self._batch_size),
-                    lambda: [tf.zeros(s.shape, s.dtype) for s in self._specs[:width]],
+                    lambda: [tf.zeros(s.shape, s.dtype) for s in self.specs[:width]],
                 )
             )
         return [tf.where(tf.reduce_any(found), contract.ELEMENT, contract.END), *row]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
+from rl_replicator.step.inputs import padding
 
 NAMES = ("single_device", "multi_device:2", "multi_device:4")
 
@@ -87,7 +88,9 @@ def test_a_pass_that_lost_a_step_begins_again(monkeypatch, caplog):
     evaluate = replicator.make_evaluation(
         lambda batch, mask: tf.reduce_sum(mask), lambda _: tf.data.Dataset.range(5).batch(2), 2
     )
-    asked = []
+    asked, traced = [], []
+    pad = padding.pad
+    monkeypatch.setattr(padding, "pad", lambda *batch: traced.append(batch) or pad(*batch))
 
     def is_whole_pass(num_steps):
         asked.append(num_steps)
@@ -97,6 +100,7 @@ def test_a_pass_that_lost_a_step_begins_again(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert evaluate() == 5
     assert asked == [3, 3, 3]
+    assert len(traced) == 1  # Or it would cost time and memory in each evaluation.
     assert caplog.text.count("a worker was lost during an evaluation, which begins again") == 2
 
 
