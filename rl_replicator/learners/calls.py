@@ -176,21 +176,27 @@ def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:
         return source
     found = first.shape[0]
     if found is None:
-        return source.map(functools.partial(_ensure_size, size, num_replicas))
+        return source.map(functools.partial(_ensure_size, size, num_replicas, source.element_spec))
     if found != size:
         raise _wrong_size(found, size, num_replicas)
     return source
 
 
-def _ensure_size(size: int, num_replicas: int, *element: Any) -> Any:
-    """Sets the static size of an element, and fails at run time if that is wrong."""
-    nest = element if len(element) > 1 else element[0]
-    flat = tf.nest.flatten(nest)
+def _ensure_size(size: int, num_replicas: int, spec: Any, *element: Any) -> Any:
+    """Sets the static size of an element, and fails at run time if that is wrong.
+
+    Args:
+      size: expected number of examples.
+      num_replicas: number of replicas over all processes.
+      spec: spec of the element, whose structure the arguments of `map` do not tell.
+      *element: what `map` passes.
+    """
+    flat = tf.nest.flatten(element)
     message = str(_wrong_size("another number", size, num_replicas))
     check = tf.debugging.assert_equal(tf.shape(flat[0])[0], size, message)
     with tf.control_dependencies([check]):
         flat[0] = tf.ensure_shape(tf.identity(flat[0]), [size, *flat[0].shape[1:]])
-    return tf.nest.pack_sequence_as(nest, flat)
+    return tf.nest.pack_sequence_as(spec, flat)
 
 
 def _wrong_size(found: Any, size: int, num_replicas: int) -> errors.ConfigError:

@@ -6,10 +6,12 @@ import signal
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.learners import calls
 from rl_replicator.learners.training import Diverged, LoopSettings, Training, is_finished
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -41,12 +43,12 @@ def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0
 
 def interrupt(training, monkeypatch, after):
     """Sends SIGINT to this process when the loop has taken in `after` calls."""
-    absorb, calls = training._absorb, []
+    absorb, absorbed = training._absorb, []
 
     def wrapped(call, outputs):
         absorb(call, outputs)
-        calls.append(call)
-        if len(calls) == after:
+        absorbed.append(call)
+        if len(absorbed) == after:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(training, "_absorb", wrapped)
@@ -283,6 +285,13 @@ def test_an_input_fn_that_ignores_the_batch_size(tmp_path, kind, message):
     with pytest.raises(errors.ConfigError, match=message) as error:
         make(kind, tmp_path, "multi_device:2")[1].run()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("nest", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
+def test_batches_of_unknown_size_keep_their_structure(nest):
+    data = tf.data.Dataset.from_tensor_slices(nest(np.zeros([8, 2], np.float32))).batch(4)
+    found = calls._with_batch_size(data, 4, 1).element_spec
+    assert found == nest(tf.TensorSpec([4, 2]))
 
 
 def test_endless_evaluation_data_is_refused(tmp_path):
