@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from rl_replicator import errors
 
@@ -26,9 +25,6 @@ def read(name: str, variable: Any) -> np.ndarray:
       CheckpointError: if the variable has SUM aggregation, so that its value is the sum of copies.
     """
     copies = _copies(name, variable)
-    if isinstance(copies[0], dtensor.DVariable):
-        whole = dtensor.Layout.replicated(copies[0].layout.mesh, copies[0].shape.rank)
-        return dtensor.relayout(copies[0].read_value(), whole).numpy()
     value = copies[0].numpy()
     if isinstance(value, bytes):  # A single text. Of other kinds, NumPy's scalars are arrays, too.
         return np.array(value, object)
@@ -51,11 +47,7 @@ def write(name: str, variable: Any, value: np.ndarray) -> None:
       CheckpointError: see `read`.
     """
     for copy in _copies(name, variable):
-        if isinstance(copy, dtensor.DVariable):
-            whole = dtensor.Layout.replicated(copy.layout.mesh, copy.shape.rank)
-            copy.assign(dtensor.relayout(dtensor.copy_to_mesh(value, whole), copy.layout))
-        else:
-            copy.assign(value)
+        copy.assign(value)
 
 
 def _copies(name: str, variable: Any) -> tuple[Any, ...]:

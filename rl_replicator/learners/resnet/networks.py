@@ -16,7 +16,6 @@ _STAGES = {
     50: ((3, 4, 6, 3), True),
     101: ((3, 4, 23, 3), True),
 }
-DEPTHS = tuple(_STAGES)
 # Output channels of a bottleneck, relative to the channels of its 3x3 layer.
 _EXPANSION = 4
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 import rl_replicator as rr
 from rl_replicator import checkpoints
@@ -69,22 +68,20 @@ def test_of_other_copies_the_first_counts():
 
 
 def test_a_mesh_saves_whole_values_and_gets_them_back_in_its_layout(tmp_path):
-    replicator = rr.make("mesh:data=2")
+    replicator = rr.MeshReplicator({"data": 2}, layouts={"split": ("none", "data")})
     matrix = np.arange(8, dtype=np.float32).reshape(4, 2)
     with replicator.scope():
-        whole = tf.Variable(matrix)
-    layout = dtensor.Layout([dtensor.UNSHARDED, whole.layout.mesh.dim_names[0]], whole.layout.mesh)
-    zeros = dtensor.call_with_layout(tf.zeros, layout, [4, 2])
-    split = dtensor.DVariable(zeros)
+        whole = tf.Variable(matrix, name="whole")
+        split = tf.Variable(10 * matrix, name="split")
+    layout = split.layout
     part = parts.TrackablePart(whole=whole, split=split)
-    values.write("split", split, 10 * matrix)
     part.save(tmp_path)
     plain = {name: tf.Variable(tf.zeros([4, 2])) for name in ("whole", "split")}
     parts.TrackablePart(**plain).restore(tmp_path)
     np.testing.assert_array_equal(plain["whole"].numpy(), matrix)
     np.testing.assert_array_equal(plain["split"].numpy(), 10 * matrix)
-    split.assign(zeros)
+    split.assign(tf.zeros([4, 2]))
     part.restore(tmp_path)
     assert split.layout == layout
-    halves = [half.numpy() for half in dtensor.unpack(split.read_value())]
+    halves = [half.numpy() for half in split.shards().values()]
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), 10 * matrix)
