@@ -37,7 +37,8 @@ class Task:
 
     def spec(self) -> specs.EnvironmentSpec:
         """Returns the specs of the environment that `make` returns."""
-        return specs.make_environment_spec(self.make(seed=0))
+        with self.make(seed=0) as environment:
+            return specs.make_environment_spec(environment)
 
     @property
     def action_repeat(self) -> int:

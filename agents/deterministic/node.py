@@ -9,6 +9,7 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.agent import Agent, ExplorationContext
 from agents.deterministic.episode import SavedEpisode
+from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, make_environment
@@ -66,9 +67,9 @@ class DeterministicNode:
             [agent.make_adder(self._replay, lambda seconds: None)],
             [exploration],
         )
-        environment = make_environment("actor 0", plan, int(environment_seed))
-        self._episode = SavedEpisode(environment, self._actor, exploration)
-        self._watch = EnvironmentWatch("actor 0", plan, [environment])
+        self._environment = make_environment("actor 0", plan, int(environment_seed))
+        self._episode = SavedEpisode(self._environment, self._actor, exploration)
+        self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
         self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
         self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
         self._unreported = 0
@@ -97,6 +98,7 @@ class DeterministicNode:
         finally:
             self._replay.close()
             self._learner.close()
+            self._environment.close()
 
     def _step(self) -> None:
         """Takes one environment step, and all learner steps that it makes due."""
@@ -136,7 +138,11 @@ class DeterministicNode:
         self._unreported = 0
 
     def _save(self) -> None:
-        """Saves everything that the run depends on."""
+        """Saves everything that the run depends on.
+
+        Raises:
+          LearnerDiverged: if a variable of the learner holds NaN or infinity.
+        """
         if self._saved_at_step == self._steps:
             return
         self._report([])
@@ -147,6 +153,7 @@ class DeterministicNode:
             steps,
             {
                 **self._parts(),
+                "learner": finite_state(self._learner, self._checkpointer),
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },

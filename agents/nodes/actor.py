@@ -93,17 +93,17 @@ class ActorNode:
 
         It waits for all nodes first, so that none starts behind the rate limiter.
         """
-        if not lp.wait_until_ready():
-            return
         try:
-            with self._watch:
-                self._act()
-            self._finish()
+            if lp.wait_until_ready():
+                with self._watch:
+                    self._act()
+                self._finish()
         except StoppedError:
             pass
         finally:
             for adder in self._adders:
                 adder.close()
+            self._environments.close()
 
     def _is_held_back_in_vain(self, waited: float) -> bool:
         """Returns whether to go on although the replay takes no rows: the learner waits for others.

@@ -75,17 +75,18 @@ class EvaluatorNode:
         self._actor.update(wait=True)
         learner_steps = self._source.learner_steps
         seed = evaluation_seed(self._plan.seed, environment_steps)
-        environment = make_environment("the evaluator", self._plan, seed)
         played = []
-        with EnvironmentWatch("the evaluator", self._plan, [environment]):
-            for _ in range(episodes):
-                episode = evaluation_episode(
-                    environment, self._actor, self._max_actions, lp.stop_event().is_set
-                )
-                if episode is None:
-                    return
-                played.append(episode)
-        figures = evaluation_figures.figures(played, environment.reward_spec(), self._discount)
+        with make_environment("the evaluator", self._plan, seed) as environment:
+            with EnvironmentWatch("the evaluator", self._plan, [environment]):
+                for _ in range(episodes):
+                    episode = evaluation_episode(
+                        environment, self._actor, self._max_actions, lp.stop_event().is_set
+                    )
+                    if episode is None:
+                        return
+                    played.append(episode)
+            reward_spec = environment.reward_spec()
+        figures = evaluation_figures.figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps
         picture = strip(self._actor.last_observation)
         if self._counter.record_evaluation(environment_steps, figures, picture):

@@ -33,10 +33,11 @@ def evaluate(
     if episodes < 1:
         raise UsageError(f"--episodes: expected at least 1, got {episodes}")
     policy = restore(RunDirectory(run_dir), source, best)
-    environment = policy.make_environment(seed)
-    played = [
-        evaluation_episode(environment, policy.actor, policy.max_actions) for _ in range(episodes)
-    ]
+    with policy.make_environment(seed) as environment:
+        played = [
+            evaluation_episode(environment, policy.actor, policy.max_actions)
+            for _ in range(episodes)
+        ]
     return [episode.episode_return for episode in played if episode is not None]
 
 
@@ -60,15 +61,15 @@ def film(source: AgentSource, run_dir: Path, output: Path | None, seed: int) -> 
     run.config()  # Raises if there is no run, before a directory is made.
     with video_file.replacement(path) as partial:
         policy = restore(run, source)
-        task, environment = policy.task, policy.make_environment(seed)
-        steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
+        steps_per_frame = max(1, video_file.STEPS_PER_FRAME // policy.task.action_repeat)
         total, frames = 0.0, []
-        timesteps = interact(environment, policy.actor)
-        for step, timestep in enumerate(itertools.islice(timesteps, policy.max_actions + 1)):
-            total += float(timestep.reward or 0.0)
-            if step % steps_per_frame == 0:
-                frames.append(environment.render(video_file.HEIGHT, video_file.WIDTH))
-            if timestep.last():
-                break
+        with policy.make_environment(seed) as environment:
+            timesteps = interact(environment, policy.actor)
+            for step, timestep in enumerate(itertools.islice(timesteps, policy.max_actions + 1)):
+                total += float(timestep.reward or 0.0)
+                if step % steps_per_frame == 0:
+                    frames.append(environment.render(video_file.HEIGHT, video_file.WIDTH))
+                if timestep.last():
+                    break
         video_file.write(partial, frames)
     return path, total

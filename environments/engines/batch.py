@@ -63,6 +63,10 @@ class BatchEnvironment(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Frees what the environments hold; they are not used any more."""
+        ...
+
 
 class EnvironmentsInTurn:
     """Environments that the calling thread steps one after the other.
@@ -102,3 +106,8 @@ class EnvironmentsInTurn:
         """See `BatchEnvironment`."""
         if state is not None:
             self._environments[index].random_state = state
+
+    def close(self) -> None:
+        """See `BatchEnvironment`."""
+        for environment in self._environments:
+            environment.close()

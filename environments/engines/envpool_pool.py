@@ -74,6 +74,9 @@ class EnvPoolEnvironments:
     def set_random_state(self, index: int, state: Any) -> None:
         """Does nothing: what another engine has stored has no meaning here."""
 
+    def close(self) -> None:
+        """Does nothing: the threads end when the pool is freed."""
+
     def _convert(self, indices: Sequence[int], batch: Any) -> list[dm_env.TimeStep]:
         """Returns a batch of the pool, whose rows are the environments `indices`, as time steps."""
         step_types, rewards, discounts = (

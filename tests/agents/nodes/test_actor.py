@@ -20,6 +20,7 @@ from agents.nodes.counter import Counter
 from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from agents.task import Task
+from environments.fakes import TargetMatching
 from tests.agents.nodes.plans import TARGET, make_plan
 from tests.agents.replay.queue_table import make_table
 
@@ -99,6 +100,22 @@ def test_several_actors_of_several_environments_take_exactly_the_steps(agent, so
     counter = Counter(tmp_path, total_steps=207, restored=None)
     act(agent, source, counter, tmp_path, actors=2, envs=4, indices=[0, 1])
     assert counter.progress().environment_steps == 207 and counter.progress().steps_done
+
+
+@pytest.mark.timeout(120)
+def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    act(
+        agent,
+        source,
+        Counter(tmp_path, total_steps=50, restored=None),
+        tmp_path,
+        actors=1,
+        envs=3,
+        indices=[0],
+    )
+    assert len({*map(id, closed)}) == 3
 
 
 @pytest.mark.timeout(120)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from contextlib import nullcontext
 
 import dm_env
 import numpy as np
@@ -14,6 +15,7 @@ from agents.learning.weights import LEARNER_STEPS
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule
+from environments.fakes import TargetMatching
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import make_plan
 
@@ -115,6 +117,19 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
     table = read_metrics(tmp_path, "evaluator")
     assert table["environment_steps"].tolist() == [200, 500] and stops == [True]
     assert table["episodes"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_evaluation_closes_its_environment(tmp_path, stops, monkeypatch, fails):
+    closed = []
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    if fails:
+        monkeypatch.setattr(TargetMatching, "step", lambda *_: 1 / 0)
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
+    with pytest.raises(Exception, match="division by zero") if fails else nullcontext():
+        node.evaluate(300, 1)
+    assert len(closed) == 1
 
 
 class Endless(dm_env.Environment):

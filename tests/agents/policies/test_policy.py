@@ -11,6 +11,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 import agents
 import rl_replicator as rr
 from agents.td3.config import TD3Config
+from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
@@ -63,6 +64,16 @@ def command(capsys, *words):
 
 def progress(folder):
     return json.loads((Checkpointer(folder).latest().path / "progress/state.json").read_text())
+
+
+def test_an_evaluation_closes_its_environment(trained, monkeypatch, capsys):
+    made, closed, init = [], [], TargetMatching.__init__
+    monkeypatch.setattr(
+        TargetMatching, "__init__", lambda self, *args: made.append(self) or init(self, *args)
+    )
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    assert command(capsys, "eval", trained[0], "--episodes", 1)[0] == 0
+    assert made and [*map(id, made)] == [*map(id, closed)]
 
 
 def test_a_callback_hears_every_evaluation_once(trained):
