@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.catalogue import adapt, make, names
 from environments.errors import (
+    EnvironmentActionError,
     EnvironmentConstructionError,
     EnvironmentDataError,
     EnvironmentNameError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Environment",
+    "EnvironmentActionError",
     "EnvironmentConstructionError",
     "EnvironmentDataError",
     "EnvironmentNameError",

@@ -17,6 +17,10 @@ class EnvironmentSpecError(EnvironmentUsageError):
     """The environment's actions, observations, rewards or frames do not fit continuous control."""
 
 
+class EnvironmentActionError(EnvironmentUsageError):
+    """An action holds NaN."""
+
+
 class EnvironmentDataError(EnvironmentUsageError):
     """The environment returned an observation, reward or frame that violates its specs."""
 

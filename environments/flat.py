@@ -11,7 +11,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import randomness, timesteps
-from environments.errors import EnvironmentSpecError, of_user_code
+from environments.errors import EnvironmentActionError, EnvironmentSpecError, of_user_code
 
 # MuJoCo's largest number, dm_control's bound of actuators without limits.
 NO_LIMIT = 1e10
@@ -92,7 +92,7 @@ class Environment(dm_env.Environment):
             "cannot; give it a method render(height, width, camera_id)"
         )
         self._random = random or _find_randomness(environment)
-        name = name or type(environment).__qualname__
+        self._name = name = name or type(environment).__qualname__
         with of_user_code(f"the specs of {name}", "be returned"):
             own_specs = (
                 environment.observation_spec(),
@@ -173,6 +173,7 @@ class Environment(dm_env.Environment):
 
         Raises:
           ValueError: if the action has another shape.
+          EnvironmentActionError: if the action holds NaN.
           EnvironmentDataError: if the wrapped environment violates its specs.
         """
         return self._convert(self._environment.step(self._real_action(action)))
@@ -194,10 +195,22 @@ class Environment(dm_env.Environment):
 
         Returns:
           [..., m] float64.
+
+        Raises:
+          EnvironmentActionError: if an action holds NaN.
         """
         # The bounds are float64 arrays, so no scalar must be converted and the result is float64.
         real = actions if self._is_unit else actions * self._scale + self._offset
-        return np.minimum(np.maximum(real, self._low), self._high)
+        real = np.minimum(np.maximum(real, self._low), self._high)
+        numbers = real.ravel()
+        # The cheapest test for NaN. It is made here, because a simulator would return NaN as well,
+        # and the environment would be blamed for it.
+        if math.isnan(numbers.dot(numbers)):
+            raise EnvironmentActionError(
+                f"{self._name}: expected finite actions, got {actions.tolist()}; the policy that "
+                "computes them has diverged: lower its learning rate, or scale the rewards"
+            )
+        return real
 
     def observation_spec(self) -> specs.Array:
         return specs.Array((self._timesteps.size,), np.float32, name="observation")

@@ -15,6 +15,7 @@ import reverb
 
 import launchpad as lp
 from agents.agent import AgentLearner
+from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
@@ -131,6 +132,7 @@ class Saver:
 
         Raises:
           CheckpointError: if the last save failed.
+          LearnerDiverged: if a save is due, and a variable holds NaN or infinity.
           ReplayError: if the replay has not been saved for ten minutes.
         """
         if not self._checkpointer.is_saving:
@@ -146,6 +148,7 @@ class Saver:
 
         Raises:
           CheckpointError: if the last save of the learner failed.
+          LearnerDiverged: if a variable holds NaN or infinity.
         """
         self._learner_only.wait()
         busy = self._copy_seconds + self._learner_only.write_seconds
@@ -153,11 +156,16 @@ class Saver:
         self._save_learner_at = started + max(_LEARNER_SECONDS, _PAUSE_PER_LEARNER * busy)
         if steps == self._saved_learner:
             return
-        self._learner_only.begin_save(steps, self._learner_part())
+        state = finite_state(self._learner, self._checkpointer)
+        self._learner_only.begin_save(steps, {"learner": state})
         self._copy_seconds, self._saved_learner = time.monotonic() - started, steps
 
     def begin(self) -> None:
-        """Copies the state and begins to save it, unless the newest checkpoint holds it."""
+        """Copies the state and begins to save it, unless the newest checkpoint holds it.
+
+        Raises:
+          LearnerDiverged: if a variable holds NaN or infinity.
+        """
         steps = self._learner.num_steps
         # The counter's number of learner steps may be a second old.
         progress = {**self._counter.snapshot(), "learner_steps": steps}
@@ -166,11 +174,12 @@ class Saver:
         self._save_at = self._begun_at + self._seconds
         if self._saved == state:
             return
+        learner = finite_state(self._learner, self._checkpointer)
         self._checkpointer.begin_save(
             steps,
             {
                 **self._replay_parts(),  # First, so that little is inserted before it is written.
-                **self._learner_part(),
+                "learner": learner,
                 "weights": WeightsPart(self._learner.get_variables(self._learner.network_names)),
                 "progress": JsonPart(lambda: progress, lambda _: None),
             },

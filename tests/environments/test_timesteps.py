@@ -124,6 +124,16 @@ def test_steps_are_counted_within_the_episode():
         environment.step(action)
 
 
+def test_an_action_that_is_no_number_is_not_a_fault_of_the_environment():
+    """Its observation would hold NaN as well."""
+    environment = environments.adapt(Faulty(), name="module:function")
+    environment.reset()
+    environment.step(np.full(1, np.inf, np.float32))  # Clipped.
+    message = r"^module:function: expected finite actions, got \[nan\]; the policy that .* diverged"
+    with pytest.raises(environments.EnvironmentActionError, match=message):
+        environment.step(np.full(1, np.nan, np.float32))
+
+
 def test_what_is_no_fault_passes():
     """Lists, huge finite numbers, a reward that rounding moved, and rewards without bounds."""
     timestep = _third_step(

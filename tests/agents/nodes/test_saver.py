@@ -15,16 +15,18 @@ from agents.nodes import saver
 from agents.nodes.counter import Counter
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
 
 class CountingLearner:
-    """A learner whose only variable is the number of its steps."""
+    """A learner that counts its steps, and has one weight."""
 
     network_names = ("policy",)
 
     def __init__(self):
         self._count = tf.Variable(0)
+        self.weight = tf.Variable(0.0)
         self.num_refreshed = 0
 
     @property
@@ -38,7 +40,7 @@ class CountingLearner:
         self.num_refreshed += 1
 
     def trackables(self):
-        return {"count": self._count}
+        return {"count": self._count, "weight": self.weight}
 
     def get_variables(self, names):
         return {f"{name}/count": np.array(self.num_steps) for name in names}
@@ -96,6 +98,27 @@ def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
     before = checkpointer.latest()
     assert saves.save_last()  # Nothing has changed, so nothing is written.
     assert checkpointer.latest() == before
+
+
+def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "_LEARNER_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "_PAUSE_PER_LEARNER", 0.0)
+    client = reverb.Client(f"localhost:{serve().port}")
+    run, learner = RunDirectory(tmp_path), CountingLearner()
+    learner.step()
+    saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 1000.0)
+    assert saves.save_last()
+    learner.step()
+    learner.weight.assign(np.nan)
+    message = (
+        "^expected finite numbers, got NaN or infinity in variable 'weight' after learner step 2; "
+        r"lower the learning rates, or scale the rewards \(the newest checkpoint is of step 1\)$"
+    )
+    for save in (saves.tick, saves.save_last):  # Of the learner alone, and of everything.
+        with pytest.raises(UsageError, match=message):
+            save()
+    assert restored(tmp_path) == [1, 1, 1, 1]
+    assert Checkpointer(saver.learner_folder(run.path)).latest() is None
 
 
 def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog):
