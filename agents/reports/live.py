@@ -21,6 +21,9 @@ _LOOPBACK = "127.0.0.1"
 _SECONDS_TO_REFRESH = 2.0
 # "Written 2 min ago" must not stand still while nothing is written.
 _SECONDS_TO_RENDER_ANEW = 20.0
+# The metrics of a long run take a second to read, and they change all the time: no more than a
+# tenth of a core is spent on the page.
+_RENDER_SHARE = 10.0
 # For a client that asks for nothing, or reads nothing.
 _SECONDS_TO_ANSWER = 30.0
 _HEADERS = {
@@ -36,7 +39,10 @@ _PATTERNS = ("config.json", "events.csv", "metrics/*.csv", "evaluation.*", "film
 
 
 class LivePage:
-    """The page of runs, made anew when their files have changed. Threads may share it."""
+    """The page of runs, made anew when their files have changed. Threads may share it.
+
+    A page that takes long to make is made less often.
+    """
 
     def __init__(self, paths: Sequence[Path], figure: str | None, film_bytes: float):
         """Reads nothing yet.
@@ -51,19 +57,25 @@ class LivePage:
         self._film_bytes = film_bytes
         self._lock = threading.Lock()
         self._signature: Any = None
+        self._next_render = 0.0
         self._content = b""
         self._tag = ""
 
     def get(self) -> tuple[bytes, str]:
-        """Returns the page as it is now, and its entity tag."""
+        """Returns the newest page, and its entity tag."""
         with self._lock:
-            signature = (self._state(), int(time.monotonic() / _SECONDS_TO_RENDER_ANEW))
+            started = time.monotonic()
+            if started < self._next_render:
+                return self._content, self._tag
+            signature = (self._state(), int(started / _SECONDS_TO_RENDER_ANEW))
             if signature != self._signature:
                 found = reading.read(self._paths, self._figure)
                 text = page.render(found, self._film_bytes, _SECONDS_TO_REFRESH)
                 self._content = text.encode()
                 self._tag = f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'
                 self._signature = signature
+                ended = time.monotonic()
+                self._next_render = ended + _RENDER_SHARE * (ended - started)
             return self._content, self._tag
 
     def _state(self) -> tuple:

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from agents.cli import watch
+from agents.reports import live, reading
 from agents.reports.live import LivePage, LiveServer
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import MetricWriter
@@ -54,9 +56,31 @@ def test_it_follows_the_run(ask):
     writer = MetricWriter(ask.run, "environment_steps")
     writer.write("evaluator", 150, {"episode_return": 34.0})
     writer.close()
-    status, text, _ = ask(If_None_Match=headers["ETag"])
-    assert status == 200 and re.search(r"<b>34\.0</b>", text)
+    deadline = time.monotonic() + 60
+    while not re.search(r"<b>34\.0</b>", ask(If_None_Match=headers["ETag"])[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert ask(method="HEAD")[:2] == (200, "")
+
+
+def test_a_page_that_takes_a_second_is_made_every_eleven(make_run, monkeypatch):
+    now, made, run = [100.0], [], make_run("one", {100: 12.0})
+
+    def read(*args, real=reading.read):
+        now[0] += 1.0
+        made.append(now[0])
+        return real(*args)
+
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live.reading, "read", read)
+    page = LivePage([run], None, 1e6)
+    writer = MetricWriter(run, "environment_steps")
+    for step in range(200, 220):  # Each request finds new rows.
+        page.get()
+        writer.write("evaluator", step, {"episode_return": 34.0})
+        now[0] += 2.0
+    writer.close()
+    assert made == [101.0, 112.0, 123.0, 134.0]
 
 
 def test_nothing_else_is_served(ask):
