@@ -1,6 +1,7 @@
 """The line that shows how a run is doing."""
 
 import collections
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -31,12 +32,18 @@ class ProgressLine:
         return not self._is_lost and (self._live or time.monotonic() >= self._next_line)
 
     def show(self, text: str) -> None:
-        """Draws `text`, if it is due. A line that cannot be written is the last one."""
+        """Draws `text`, if it is due: on a terminal, as much of it as one row takes.
+
+        A line that cannot be written is the last one.
+        """
         if not self.is_due:
             return
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
         if self._live:
-            self._write("\r" + text.ljust(self._width))
+            # "\r" goes back to the start of a row: what has wrapped would stay above it.
+            columns = shutil.get_terminal_size().columns - 1
+            text = text[:columns]
+            self._write("\r" + text.ljust(min(self._width, columns)))
             self._width = len(text)
         else:
             self._write(text + "\n")

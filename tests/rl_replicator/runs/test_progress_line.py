@@ -38,3 +38,12 @@ def test_a_line_that_cannot_be_written_is_the_last_one(is_terminal, number):
     line.show("3/9 steps")
     line.close()
     assert stream.getvalue() == before
+
+
+@pytest.mark.parametrize(("is_terminal", "expected"), [(True, "\r1/9"), (False, "1/9 steps\n")])
+def test_a_line_fits_into_one_row_of_a_terminal(is_terminal, expected, monkeypatch):
+    """And leaves its last column free, after which some terminals wrap."""
+    monkeypatch.setenv("COLUMNS", "4")
+    stream = Stream(is_terminal)
+    ProgressLine(stream).show("1/9 steps")
+    assert stream.getvalue() == expected
