@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping
@@ -114,7 +115,7 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the model is not compiled.
+          ConfigError: if the model is not compiled, or the result of a metric is not one number.
         """
         self.num_steps = config.steps
         self.global_batch_size = config.global_batch_size
@@ -130,15 +131,22 @@ class KerasLearner(Learner):
                     "expected model_fn to return a compiled model, got one that is not; call "
                     "model.compile(optimizer, loss) in it"
                 )
-            self._build(spec)
+            examples, predicted = self._build(spec)
             # Keras divides the loss by the number of replicas, so that their gradients add up.
             inner, scale = _without_scale(self._model.optimizer)
             self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
         self._parameters = self._model.trainable_variables
         replicator.build_optimizer(self._optimizer, self._parameters)
+        self._alone = []
+        if evaluation_data_fn is not None:  # Not in the scope, so that they belong to no replica.
+            self._alone = _copied_metrics(self._model.compiled_metrics, examples, predicted)
 
-    def _build(self, spec: Any) -> None:
-        """Creates what Keras would create in the first step: weights, losses and metrics."""
+    def _build(self, spec: Any) -> tuple[Any, Any]:
+        """Creates what Keras would create in the first step: weights, losses and metrics.
+
+        Returns:
+          A batch of zeros for y, and one for what the model predicts.
+        """
         self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
         zeros = tf.nest.map_structure(
             lambda one: tf.zeros([1, *one.shape], one.dtype), (self._input_spec, y_spec)
@@ -146,6 +154,9 @@ class KerasLearner(Learner):
         predicted = self._model(zeros[0], training=False)
         self._model.compiled_loss.build(predicted)
         self._model.compiled_metrics.build(predicted, zeros[1])
+        return zeros[1], tf.nest.map_structure(
+            lambda one: tf.zeros(one.shape, one.dtype), predicted
+        )
 
     def input_fn(self, context: InputContext) -> tf.data.Dataset:
         data = self._data_fn(self._config).repeat()
@@ -210,22 +221,28 @@ class KerasLearner(Learner):
         # The mean over no examples may be NaN.
         loss = tf.where(examples > 0, loss * self._num_replicas * examples, 0.0)
         sums = {"loss": loss, "examples": examples}
-        metrics = self._model.compiled_metrics
-        for metric in metrics.metrics:
-            metric.reset_state()
-        metrics.update_state(y, predicted, weight)
-        for metric in metrics.metrics:
+        for metric in self._updated_metrics(y, predicted, weight):
             sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
         return sums
 
+    def _updated_metrics(self, y: Any, predicted: Any, weight: Any) -> list[Any]:
+        """Returns the metrics of `compile` in the state after these examples alone."""
+        container = self._model.compiled_metrics
+        num_variables = -1
+        # Some metrics create their variables in the first update, after a reset without effect.
+        while num_variables < (present := sum(len(m.variables) for m in container.metrics)):
+            num_variables = present
+            for metric in container.metrics:
+                metric.reset_state()
+            container.update_state(y, predicted, weight)
+        return container.metrics
+
     def _figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         figures = {"loss": float(sums["loss"] / sums["examples"])}
-        for metric in self._model.compiled_metrics.metrics:
-            # A metric of its own, which belongs to no replica.
-            alone = type(metric).from_config(metric.get_config())
-            for i, variable in enumerate(alone.variables):
+        for metric in self._alone:
+            for i, variable in enumerate(metric.variables):
                 variable.assign(tf.cast(sums[_key(metric, i)], variable.dtype))
-            figures[metric.name] = float(alone.result())
+            figures[metric.name] = float(metric.result())
         return figures
 
     def served(self) -> Served:
@@ -248,6 +265,37 @@ class _Weights(tf.Module):
     def __init__(self, model: tf.keras.Model):
         super().__init__()
         self.all = model.weights
+
+
+def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
+    """Copies the metrics of a compiled model, with their variables, which some create late.
+
+    Args:
+      container: `compiled_metrics` of the model.
+      y: examples of what the model should predict.
+      predicted: examples of what it predicts.
+
+    Raises:
+      ConfigError: if the result of a metric is not one number.
+    """
+    copies = []
+    with contextlib.ExitStack() as stack:
+        for metric in container.metrics:
+            copy = type(metric).from_config(metric.get_config())
+            copies.append(copy)
+            # The container chooses what each metric receives. The copies do, in their place.
+            stack.callback(setattr, metric, "update_state", metric.update_state)
+            metric.update_state = copy.update_state
+        container.update_state(y, predicted)
+    for copy in copies:
+        result = copy.result()
+        if isinstance(result, Mapping) or tf.rank(result) > 0:
+            raise ConfigError(
+                f"expected metrics whose result is one number, got {copy.name!r} with "
+                f"{sorted(result) if isinstance(result, Mapping) else tuple(result.shape)}; let it "
+                'average, such as F1Score(average="macro")'
+            )
+    return copies
 
 
 def _key(metric: Any, index: int) -> str:

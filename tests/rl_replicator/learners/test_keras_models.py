@@ -45,7 +45,9 @@ def model_fn(config: Config) -> tf.keras.Model:
     loss = tf.keras.losses.MeanSquaredError(config.reduction)
     optimizer = tf.keras.optimizers.Adam(1e-2, clipnorm=1.0)
     metrics = ["mae", tf.keras.metrics.RootMeanSquaredError(name="rmse")]
-    model.compile(optimizer, loss, metrics=metrics, weighted_metrics=["mse"])
+    # These create their variables in the first update.
+    late = [tf.keras.metrics.R2Score(name="r2"), tf.keras.metrics.F1Score("macro", 0.5, name="f1")]
+    model.compile(optimizer, loss, metrics=[*metrics, *late], weighted_metrics=["mse"])
     return model
 
 
@@ -111,7 +113,7 @@ def test_it_takes_the_steps_of_fit(replicas, config):
     for want, variable in zip(model.weights, learner.trackables()["weights"].all, strict=True):
         np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
     assert our_figures == pytest.approx(figures, rel=1e-4)
-    assert set(figures) == {"loss", "mae", "rmse", "mse"}
+    assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
 
 
 def test_the_loss_scale_of_compile_is_applied():
@@ -152,6 +154,18 @@ def test_what_is_no_compiled_model_is_refused():
         learners.from_keras(bare, data_fn)(rr.make("single_device"), Config())
     with pytest.raises(rr.ConfigError, match="to annotate its parameter with a dataclass"):
         learners.from_keras(lambda config: bare(config), data_fn)
+
+
+def test_what_cannot_be_evaluated_is_refused():
+    def vector(config: Config) -> tf.keras.Model:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[tf.keras.metrics.F1Score(None, 0.5, name="each")])
+        return model
+
+    make = learners.from_keras(vector, data_fn, data_fn)
+    with pytest.raises(rr.ConfigError, match=r"result is one number, got 'each' with \(2,\); let"):
+        make(rr.make("single_device"), Config())
+    learners.from_keras(vector, data_fn)(rr.make("single_device"), Config())
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
