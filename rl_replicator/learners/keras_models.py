@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.learners.contract import Evaluation, Learner, Served
 from rl_replicator.replicator import Replicator
@@ -115,8 +116,15 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the model is not compiled, or the result of a metric is not one number.
+          ConfigError: if the model is not compiled, if the result of a metric is not one number, or
+            if a mesh would have to evaluate.
         """
+        if evaluation_data_fn is not None and isinstance(replicator, MeshReplicator):
+            raise ConfigError(
+                "expected a replicator that evaluates Keras models, got a mesh, whose batches "
+                "cannot be cut to their examples; call from_keras without evaluation_data_fn, or "
+                "use multi_device"
+            )
         self.num_steps = config.steps
         self.global_batch_size = config.global_batch_size
         self._config = config

@@ -166,6 +166,9 @@ def test_what_cannot_be_evaluated_is_refused():
     with pytest.raises(rr.ConfigError, match=r"result is one number, got 'each' with \(2,\); let"):
         make(rr.make("single_device"), Config())
     learners.from_keras(vector, data_fn)(rr.make("single_device"), Config())
+    rr.split_cpu(2)
+    with pytest.raises(rr.ConfigError, match=r"got a mesh, .*; call from_keras without eval"):
+        make_learner(rr.make("mesh:data=2"), Config())
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
