@@ -54,7 +54,8 @@ class CrossReplicaBatchNorm(snt.Module):
     Ioffe & Szegedy 2015, Algorithm 1 (arXiv:1502.03167), with the biased variance. The statistics
     take one exchange of 2C + 1 numbers forward and one backward. They are equal on all replicas,
     and so are the moving statistics. A step that a wrapped optimizer skips does not update them.
-    For float16 and bfloat16 inputs all statistics and parameters are float32.
+    For float16 and bfloat16 inputs all statistics and parameters are float32; for float64 inputs
+    the moving statistics are, because Sonnet's averages take no others.
 
     Arguments, attributes and calls are those of Sonnet's batch norms, as are the names and shapes
     of the variables. Called outside of a step, for example to build a model, it normalizes over
@@ -157,10 +158,11 @@ class CrossReplicaBatchNorm(snt.Module):
         if is_training or test_local_stats:
             mean, variance = self._moments(inputs)
         else:
-            mean, variance = self.moving_mean.value, self.moving_variance.value
+            moving = self.moving_mean.value, self.moving_variance.value
+            mean, variance = (tf.cast(one, inputs.dtype) for one in moving)
         if is_training:
-            self.moving_mean.update(mean)
-            self.moving_variance.update(variance)
+            self.moving_mean.update(tf.cast(mean, tf.float32))
+            self.moving_variance.update(tf.cast(variance, tf.float32))
         scale = self.scale if scale is None else tf.cast(scale, inputs.dtype)
         offset = self.offset if offset is None else tf.cast(offset, inputs.dtype)
         outputs = tf.nn.batch_normalization(inputs, mean, variance, offset, scale, self._eps)
@@ -175,8 +177,8 @@ class CrossReplicaBatchNorm(snt.Module):
         self._axis = tuple(i for i in range(rank) if i != channel)
         self._shape = [size if i == channel else 1 for i in range(rank)]
         parameters = self._shape[1:] if self._channels_first else [size]
-        self.moving_mean.initialize(tf.zeros(self._shape, dtype))
-        self.moving_variance.initialize(tf.zeros(self._shape, dtype))
+        self.moving_mean.initialize(tf.zeros(self._shape))
+        self.moving_variance.initialize(tf.zeros(self._shape))
         statistics.declare([*self.moving_mean.variables, *self.moving_variance.variables])
         self.scale = tf.Variable(
             self._scale_init(parameters, dtype), name="scale", trainable=self._create_scale

@@ -6,6 +6,7 @@ from typing import Any
 import sonnet as snt
 import tensorflow as tf
 
+from rl_replicator import errors
 from rl_replicator.optimizers import slots
 from rl_replicator.optimizers import updates as updates_lib
 
@@ -24,8 +25,16 @@ class Adam(snt.optimizers.Adam):
         """Updates the parameters in place; skips those whose update is None.
 
         Raises:
+          ConfigError: parameters of 16 bits.
           ValueError: lengths or dtypes differ, no parameter, or no update at all.
         """
+        for parameter in parameters:
+            # 0.999 is 1 in bfloat16, and 1e-8 is 0 in float16: both divide by zero.
+            if parameter.dtype in (tf.bfloat16, tf.float16):
+                raise errors.ConfigError(
+                    f"expected parameters of Adam in float32 or float64, got {parameter.name!r} in "
+                    f"{parameter.dtype.name}; keep it in float32, and cast it where it is used"
+                )
         if any(isinstance(update, tf.IndexedSlices) for update in updates):
             super().apply(updates, parameters)  # No fused kernel for sparse rows.
             return

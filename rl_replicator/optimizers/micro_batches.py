@@ -81,12 +81,15 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
         raise errors.ConfigError(
             "expected tensors [B, ...] in the batch, got a scalar or no tensor; remove scalars"
         )
+    dynamic = [x for x in leaves if x.shape[0] is None]
     lengths = {x.shape[0] for x in leaves} - {None}
     if len(lengths) > 1:
         raise errors.ConfigError(
             f"expected tensors of one length in the batch, got {sorted(lengths)}; "
             "remove tensors without an entry for each example"
         )
+    conditions: list[tuple[tf.Tensor, list[Any]]] = []
+    length: Any
     if lengths:
         (length,) = lengths
         if length % num_micro_batches:
@@ -94,13 +97,15 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
                 f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got "
                 f"{length} examples; change one of the two"
             )
-        return length // num_micro_batches, []
-    length = tf.shape(leaves[0])[0]
-    divides = tf.debugging.Assert(
-        tf.equal(length % num_micro_batches, 0),
-        [f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got", length],
-    )
-    return length // num_micro_batches, [] if divides is None else [divides]
+    else:
+        length = tf.shape(dynamic.pop(0))[0]
+        multiple = f"expected a batch that is a multiple of {num_micro_batches} micro-batches, got"
+        conditions.append((tf.equal(length % num_micro_batches, 0), [multiple, length]))
+    for found in [tf.shape(x)[0] for x in dynamic]:
+        one = "expected tensors of one length in the batch, got"
+        conditions.append((tf.equal(found, length), [one, found, "and", length]))
+    checks = [tf.debugging.Assert(holds, words) for holds, words in conditions]
+    return length // num_micro_batches, [check for check in checks if check is not None]
 
 
 def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:

@@ -135,6 +135,15 @@ def test_a_moving_average_goes_back_to_its_start():
     np.testing.assert_allclose(average.value, [2.0, 2.0])
 
 
+def test_float64_is_normalized_in_float64():
+    norm = rr.CrossReplicaBatchNorm(True, True, eps=0.0)
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    for is_training, tolerance in ((True, 1e-12), (False, 1e-5)):  # Averages are float32.
+        y = tf.function(norm)(x, is_training)  # As in a step; there, dtypes must agree.
+        assert y.dtype == tf.float64
+        np.testing.assert_allclose(y, (x - x.mean(0)) / x.std(0), tolerance, tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_statistics_of_halves_are_float32(dtype):
     chosen = replicator(2)

@@ -69,6 +69,13 @@ def test_fused_adam_refuses_what_sonnet_refuses():
         rr.optimizers.Adam().apply([tf.constant(1.0, tf.float64)], [variable])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_that_would_become_nan_are_refused(dtype):
+    half = tf.Variable([1.0, 0.0], dtype=dtype, name="half")
+    with pytest.raises(rr.ConfigError, match=f"got 'half:0' in {dtype}; keep it in float32"):
+        rr.optimizers.Adam().apply([2 * half], [half])
+
+
 def test_clipping_by_hand():
     replicator = rr.SingleDeviceReplicator()
     variables = [tf.Variable(0.0), tf.Variable(0.0)]

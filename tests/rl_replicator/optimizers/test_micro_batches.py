@@ -114,6 +114,20 @@ def test_a_batch_that_does_not_divide_changes_nothing():
     assert seen.numpy() == 0.0
 
 
+@pytest.mark.parametrize("length", [4, None])
+def test_a_tensor_of_another_length_is_refused(length):
+    """If its length is not known before; its last examples would go unused."""
+    specs = [tf.TensorSpec([length]), tf.TensorSpec([None])]
+
+    @tf.function(input_signature=specs)
+    def step(x, y):
+        return micro_batches.accumulate(lambda part: tf.reduce_mean(part[1]), (x, y), 2)
+
+    assert float(step(tf.ones([4]), tf.range(4.0))) == 1.5
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tensors of one length in the batch"):
+        step(tf.ones([4]), tf.range(8.0))
+
+
 def make_model():
     model = snt.nets.MLP([8, 1], activation=tf.tanh)
     model(tf.zeros([1, 4]))
