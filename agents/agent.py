@@ -69,7 +69,10 @@ class AgentLearner(VariableSource, Protocol):
 
     @property
     def network_names(self) -> Sequence[str]:
-        """Names of the networks that `get_variables` serves."""
+        """Names of the networks that `get_variables` serves.
+
+        It also serves `LEARNER_STEPS` and `EVERYTHING` of `agents.learning.weights`.
+        """
         ...
 
     @property

@@ -11,7 +11,9 @@ from acme.adders import base as adders
 
 from agents.agent import ExplorationContext
 from agents.environment_loop import evaluation_episode
+from agents.learning.weights import NoSuchNetworkError
 from agents.policies.policy import Policy
+from rl_replicator.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,9 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
       explore: whether to act as the actors of the run did after its last environment step, with
         the agent's exploration.
 
+    Raises:
+      UsageError: if the checkpoint lacks the weights with which actors explore.
+
     Yields:
       Each episode. One that does not end within the limit of evaluations is cut off there.
     """
@@ -164,7 +169,14 @@ class _SingleActor(core.Actor):
     """An exploring actor of a run, in one environment and without a replay table."""
 
     def __init__(self, policy: Policy, context: ExplorationContext):
-        self._actor = policy.agent.make_actor(policy.weights, [_NoTable()], [context])
+        try:
+            self._actor = policy.agent.make_actor(policy.weights, [_NoTable()], [context])
+        except NoSuchNetworkError as error:
+            raise UsageError(
+                "--explore: expected a checkpoint with the weights with which actors explore, got "
+                "a best one of an earlier version, which has only those that were evaluated; leave "
+                "out --best or --explore"
+            ) from error
 
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
         self._actor.begin(0, timestep)

@@ -162,11 +162,11 @@ class ReplayLearner:
         """Returns the weights after the last call, by path.
 
         Args:
-          names: networks among `network_names`, or `LEARNER_STEPS` for the steps that made the
-            weights.
+          names: networks among `network_names`, `LEARNER_STEPS` for the steps that made the
+            weights, or `EVERYTHING` for both.
 
         Raises:
-          KeyError: if there is no such network.
+          NoSuchNetworkError: if there is no such network.
         """
         with self._lock:
             weights = self._weights

@@ -7,8 +7,14 @@ import numpy as np
 
 # What a learner's `get_variables` calls the number of steps that made the weights.
 LEARNER_STEPS = "learner_steps"
+# What it takes for that number and all of its networks, so that they are of one step.
+EVERYTHING = "everything"
 
 _WEIGHTS = "weights.npz"
+
+
+class NoSuchNetworkError(KeyError):
+    """There are no weights of a network."""
 
 
 class WeightsPart:
@@ -48,12 +54,14 @@ def select(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 
     Args:
       arrays: path -> array.
-      names: names of networks.
+      names: names of networks; `EVERYTHING` is all of them.
 
     Raises:
-      KeyError: if a network has no array.
+      NoSuchNetworkError: if a network has no array.
     """
+    if EVERYTHING in names:
+        return dict(arrays)
     networks = {path.split("/", 1)[0] for path in arrays}
     if not set(names) <= networks:
-        raise KeyError(f"expected names among {sorted(networks)}, got {list(names)}")
+        raise NoSuchNetworkError(f"expected names among {sorted(networks)}, got {list(names)}")
     return {path: array for path, array in arrays.items() if path.split("/", 1)[0] in names}

@@ -7,7 +7,7 @@ import numpy as np
 import launchpad as lp
 from agents.agent import Agent, VariableSource
 from agents.environment_loop import evaluation_episode
-from agents.learning.weights import LEARNER_STEPS
+from agents.learning.weights import EVERYTHING, LEARNER_STEPS, select
 from agents.nodes import evaluation_figures
 from agents.nodes.counter import Counter
 from agents.nodes.environment_watch import EnvironmentWatch, make_environment
@@ -97,7 +97,8 @@ class _NewestWeights:
     """A `VariableSource` that remembers the newest weights and how many learner steps made them.
 
     Attributes:
-      arrays: the weights that were fetched last, by path.
+      arrays: the weights of all networks that were fetched last, by path. The best checkpoint
+        holds those with which actors explore, too: from an average alone, nobody can explore.
       learner_steps: learner steps that made them.
     """
 
@@ -108,8 +109,8 @@ class _NewestWeights:
 
     def get_variables(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         """Returns the variables of the named networks, by path."""
-        arrays = dict(self._source.get_variables([*names, LEARNER_STEPS]))
+        arrays = dict(self._source.get_variables([EVERYTHING]))
         (path,) = (path for path in arrays if path.split("/", 1)[0] == LEARNER_STEPS)
         self.learner_steps = int(arrays.pop(path))
         self.arrays = arrays
-        return arrays
+        return select(arrays, names)

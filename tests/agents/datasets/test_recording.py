@@ -1,5 +1,7 @@
 """`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
 
+import dataclasses
+
 import minari
 import numpy as np
 import pytest
@@ -7,10 +9,14 @@ import pytest
 import agents
 from agents.cli import record
 from agents.datasets import reading, writing
+from agents.learning.weights import WeightsPart
 from agents.task import Task
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import stderr_filter
 from rl_replicator.errors import UsageError
-from tests.agents.datasets.untrained import make_run
+from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.datasets.untrained import CONFIG, make_run
 
 TARGET = "environments.fakes:target"
 
@@ -91,6 +97,24 @@ def test_exploration_follows_from_the_seed(run_dir):
     (second,) = actions("c-v0", "--episodes", "1", "--explore", "--seed", "1001")
     assert np.abs(noisy[0] - greedy[0]).max() > 0.05 and np.abs(noisy[0]).max() <= 1
     np.testing.assert_array_equal(noisy[1], second)
+
+
+def test_exploring_needs_the_weights_of_the_actors(tmp_path):
+    """Best checkpoints once held only the average that was evaluated."""
+    config = dataclasses.replace(CONFIG, policy_average=100)
+    run = RunDirectory(make_run(tmp_path / "run", TARGET, config))
+    weights, state = WeightsPart(), {"environment_steps": 1000, "learner_steps": 400}
+    run.checkpointer().restore({"weights": weights})
+    arrays = weights.get_variables(["policy"])
+    parts = {
+        "weights": WeightsPart({f"average_{path}": array for path, array in arrays.items()}),
+        "progress": JsonPart(lambda: state, lambda _: None),
+    }
+    Checkpointer(run.path / "best").save(400, parts)
+    words = [str(run.path), "--best", "--episodes", "1"]
+    with pytest.raises(UsageError, match="^--explore: expected .*; leave out --best or --explore$"):
+        record.run([*words, "--explore"])
+    assert record.run(words) == 0
 
 
 def test_what_was_recorded_is_read_as_it_was_played(run_dir):

@@ -11,12 +11,13 @@ from acme import core
 
 import launchpad as lp
 from agents.environment_loop import evaluation_episode
-from agents.learning.weights import LEARNER_STEPS
+from agents.learning.weights import EVERYTHING, LEARNER_STEPS, WeightsPart
 from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule
 from environments.fakes import TargetMatching
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import make_plan
 
 
@@ -56,10 +57,11 @@ class Learner:
         self._counter = counter
 
     def get_variables(self, names):
-        assert list(names) == ["policy", LEARNER_STEPS]
+        assert list(names) == [EVERYTHING]
         self.steps += 16
         self._counter.report_learner(self.steps + 1000, 0.0, {"q_mean": 3.0})
-        return {"policy/w": np.zeros(2), f"{LEARNER_STEPS}/count": np.array(self.steps)}
+        weights = {"policy/w": np.zeros(2), "explorer/w": np.array(self.steps)}
+        return {**weights, f"{LEARNER_STEPS}/count": np.array(self.steps)}
 
 
 SCHEDULE = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
@@ -90,6 +92,11 @@ def test_a_row_has_the_learner_steps_of_the_evaluated_weights(tmp_path, stops):
     assert (table["episode_return_median"] > 10).all() and (table["failed_share"] == 0).all()
     np.testing.assert_allclose(table["q_bias"], 3.0 - table["discounted_return"])
     assert (table["discounted_return"] > 1).all() and (table["discounted_return"] < 2).all()
+    # The best checkpoint holds all networks of one step, not only the one that was evaluated.
+    best, weights = RunDirectory(tmp_path).checkpointer(best=True), WeightsPart()
+    step = best.restore({"weights": weights}).step
+    assert weights.get_variables([EVERYTHING]).keys() == {"policy/w", "explorer/w"}
+    assert weights.get_variables(["explorer"]) == {"explorer/w": step}
 
 
 def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stops, monkeypatch):
