@@ -19,8 +19,9 @@ _MEMORY = "memory."
 class SavedEpisode:
     """Steps an environment with an actor; a part of a checkpoint.
 
-    No simulator state is saved: a restored environment takes the actions of its episode again, from
-    the random state at the episode's start. This also fills the adder's window of n steps.
+    No simulator state is saved: a restored environment takes the actions of its newest episode
+    again, from the random state at the episode's start. This also fills the adder's window of n
+    steps.
     """
 
     def __init__(self, environment: Any, actor: BatchActor, exploration: ExplorationContext):
@@ -61,13 +62,16 @@ class SavedEpisode:
         return self._take(action)
 
     def save(self, folder: Path) -> None:
-        """Writes the actions of the episode, and the random states."""
-        in_episode = self._timestep is not None and not self._timestep.last()
-        start = self._start if in_episode else self._environment.random_state
+        """Writes the actions of the newest episode, and the random states.
+
+        An episode that is over is written as well: that it can be repeated tells whether the random
+        state of the environment is known.
+        """
+        start = self._environment.random_state if self._timestep is None else self._start
         state = {"start": start, "noise": self._noise.bit_generator.state}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
         arrays = {_MEMORY + name: array for name, array in self._memory.items()}
-        if in_episode:
+        if self._timestep is not None:
             arrays["observation"] = self._timestep.observation
             arrays["actions"] = np.array(self._actions, np.float32)
         np.savez(folder / _ARRAYS, **arrays)

@@ -131,8 +131,10 @@ class Recorder:
         self.observed.append(next_timestep.observation)
 
 
-def played(steps, seed=3):
+def played(steps, seed=3, is_random_state_known=True):
     environment = environments.make("environments.fakes:target", seed=seed)
+    if not is_random_state_known:
+        environment._random = None
     episode = SavedEpisode(environment, Recorder(), ExplorationContext(np.random.default_rng(1)))
     for _ in range(steps):
         episode.step()
@@ -152,6 +154,14 @@ def test_a_restored_environment_goes_on_where_it_was(tmp_path, steps):
         assert (want.reward, want.last()) == (got.reward, got.last())
         assert after.length == before.length
     assert after.episode_return == before.episode_return
+
+
+def test_a_random_state_that_is_not_known_is_noticed_between_two_episodes(tmp_path):
+    """The environment would start again from its seed, as before its first episode."""
+    before = played(40, is_random_state_known=False)
+    before.save(tmp_path)
+    with pytest.raises(CheckpointError, match="after the same 20 actions; keep all of its"):
+        played(0, is_random_state_known=False).restore(tmp_path)
 
 
 def test_an_environment_that_does_not_repeat_itself_is_refused(tmp_path):
