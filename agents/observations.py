@@ -169,7 +169,7 @@ class PixelObservations:
     def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate:
         """Estimates the memory of the replay table from frames of `environment`."""
         replay = self._settings.replay
-        return estimate(environment, replay.max_size, replay.chunk_length)
+        return estimate(environment, replay.max_size, replay.chunk_length, replay.item_length)
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network."""

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from rl_replicator.errors import UsageError
 
-# Bytes of an item besides its frames, in table and allocator (`bench/pixel_replay.py`).
-_BYTES_PER_ITEM = 1_800
+# Bytes besides the frames, in table and allocator: of an item, however many transitions it has, and
+# of each of its transitions. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
+_BYTES_PER_ITEM = 1_500
+_BYTES_PER_TRANSITION = 250
 _FRAMES = 60
 
 
@@ -61,13 +63,16 @@ class MemoryEstimate:
             )
 
 
-def estimate(environment: dm_env.Environment, max_size: int, chunk_length: int) -> MemoryEstimate:
+def estimate(
+    environment: dm_env.Environment, max_size: int, chunk_length: int, item_length: int
+) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
     Args:
       environment: environment whose observations are single uint8 frames.
       max_size: number of transitions in the full table.
       chunk_length: number of frames that are compressed together.
+      item_length: number of transitions in an item of the table.
 
     Returns:
       The estimate.
@@ -81,7 +86,7 @@ def estimate(environment: dm_env.Environment, max_size: int, chunk_length: int) 
     )
     return MemoryEstimate(
         transitions=max_size,
-        bytes_each=compressed / len(frames) + _BYTES_PER_ITEM,
+        bytes_each=compressed / len(frames) + _BYTES_PER_ITEM / item_length + _BYTES_PER_TRANSITION,
         frame_bytes=frames[0].nbytes,
         frames_measured=len(frames),
     )
