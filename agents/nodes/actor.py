@@ -26,6 +26,7 @@ _ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "inser
 _LEASES_PER_TIMING = 7
 # The replay takes the last rows at the learner's pace, who may just be restarting.
 _SECONDS_TO_FINISH = 300.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 # Waits that are shorter are none that a starving learner could cause.
 _SECONDS_TO_RUN_AHEAD = 5.0
 
@@ -89,15 +90,20 @@ class ActorNode:
         self._stopwatch.attach(self._actor, _ACTOR_PARTS)
 
     def run(self) -> None:
-        """Acts until all environment steps are taken or the program stops.
+        """Acts until the learner is done, this actor is taken away, or the program stops.
 
-        It waits for all nodes first, so that none starts behind the rate limiter.
+        It waits for all nodes first, so that none starts behind the rate limiter. When all steps
+        are taken, it waits for the learner: the counter may be restarted from a checkpoint with
+        fewer steps, and all others may have ended.
         """
         try:
             if lp.wait_until_ready():
                 with self._watch:
                     self._act()
-                self._finish()
+                    self._finish()
+                    while self._gets_steps_again():
+                        self._act()
+                        self._finish()
         except StoppedError:
             pass
         finally:
@@ -139,7 +145,17 @@ class ActorNode:
             )
         self._counter.actor_done(self._index)
 
+    def _gets_steps_again(self) -> bool:
+        """Waits until there are more steps, or the run needs this actor no more."""
+        while not lp.wait_for_stop(_SECONDS_BETWEEN_LOOKS):
+            order = self._counter.standby(self._index)
+            if order != "wait":
+                return order == "act"
+        return False
+
     def _act(self) -> None:
+        for stream in self._streams:
+            stream.begin_episode()
         granted, done = 0, 0
         episodes: list[Episode] = []
         started, waited = time.monotonic(), 0.0
@@ -218,6 +234,10 @@ class _Stream:
         )
         if state is not None:
             self.context.random.bit_generator.state = state["noise"]
+        self.begin_episode()
+
+    def begin_episode(self) -> None:
+        """Starts an episode; what was taken of another one is not counted."""
         self.episode_return, self.length = 0.0, 0
 
     def end_episode(self, random_state: Any) -> Episode:
@@ -233,5 +253,5 @@ class _Stream:
             "episodes": self._episodes,
         }
         episode = Episode(self.number, self.episode_return, self.length, state)
-        self.episode_return, self.length = 0.0, 0
+        self.begin_episode()
         return episode

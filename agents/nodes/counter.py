@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -184,6 +184,19 @@ class Counter:
         """
         with self._lock:
             self._finishing.discard(actor)
+
+    def standby(self, actor: int) -> Literal["act", "wait", "end"]:
+        """Returns what an actor that has got no steps is to do.
+
+        There may be steps again: a counter that is restarted knows those of the newest checkpoint.
+
+        Args:
+          actor: index of the actor.
+        """
+        with self._lock:
+            if self._learner_done or actor >= self._num_actors:
+                return "end"
+            return "act" if self._granted < self._total_steps else "wait"
 
     def lease_start(self, actor: int) -> int:
         """Returns the steps of the run that were granted before an actor's present lease.

@@ -36,6 +36,7 @@ _LOG = logging.getLogger("agents")
 # The learner is polled ten times a second and reports once a second.
 _POLL_SECONDS = 0.1
 _POLLS_PER_REPORT = 10
+_SECONDS_BETWEEN_NOTES = 1.0
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
@@ -104,7 +105,10 @@ class LearnerNode:
                     self._train(report)
                     if self._is_chief:
                         self._save_last()
-                lp.wait_for_stop()
+                while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
+                    # Again and again: a counter that is restarted does not know it.
+                    if self._is_chief:
+                        self._counter.learner_done()
             except rr.WorkerLost as loss:
                 # TensorFlow cannot continue in this process: the whole group restarts.
                 _LOG.warning("%s", loss)

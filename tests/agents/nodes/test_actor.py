@@ -21,6 +21,7 @@ from agents.replay.table import TABLE
 from agents.replay.transitions import TransitionLayout
 from agents.task import Task
 from environments.fakes import TargetMatching
+from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import TARGET, make_plan
 from tests.agents.replay.queue_table import make_table
 
@@ -52,6 +53,8 @@ def source(agent):
 def ready(monkeypatch):
     monkeypatch.setattr(lp, "wait_until_ready", lambda: True)
     monkeypatch.setattr(lp, "stop_event", threading.Event)
+    # The program ends when an actor gets no steps.
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: True)
 
 
 def act(agent, source, counter, run_dir, actors, envs, indices, task=TARGET, engine="dm_control"):
@@ -118,6 +121,44 @@ def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, 
     assert len({*map(id, closed)}) == 3
 
 
+class Restarted:
+    """A counter that dies when an actor has no steps left, and forgets half of them."""
+
+    def __init__(self, folder):
+        self.counter = Counter(folder, total_steps=250, restored=None)
+        self._restored = Counter(folder, total_steps=250, restored={"environment_steps": 120})
+        self.orders = []
+
+    def __getattr__(self, name):
+        return getattr(self.counter, name)
+
+    def standby(self, actor):
+        if not self.orders:
+            self.counter = self._restored
+        elif self.orders == ["act", "wait"]:
+            self.counter.learner_done()
+        self.orders.append(self.counter.standby(actor))
+        return self.orders[-1]
+
+
+@pytest.mark.timeout(120)
+def test_an_actor_takes_the_steps_that_a_restarted_counter_has_forgotten(
+    agent, source, tmp_path, monkeypatch
+):
+    """All others may have ended; the learner would wait for these steps for ever."""
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: False)
+    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
+    client = reverb.Client(f"localhost:{server.port}")
+    counter = Restarted(tmp_path)
+    ActorNode(0, agent, make_plan(tmp_path, 250), [client], source, counter).run()
+    assert counter.progress().environment_steps == 250 and counter.progress().steps_done
+    assert counter.orders == ["act", "wait", "end"]
+    # Episodes are as long as ever: the one that was cut off is not counted.
+    lengths = read_metrics(tmp_path, "actor")["episode_length"]
+    assert set(lengths) == {20}
+    server.stop()
+
+
 @pytest.mark.timeout(120)
 def test_a_pool_takes_exactly_the_steps_and_repeats_none_after_a_stop(tmp_path):
     task, size = Task("pendulum:swingup"), 2
@@ -156,6 +197,7 @@ def test_an_actor_that_is_taken_away_finishes_its_lease(tmp_path):
     counter.limit_actors(2)  # Actor 1 is wanted again before it has ended.
     counter.actor_done(1)
     counter.actor_done(2)
+    assert [counter.standby(actor) for actor in (1, 2)] == ["act", "end"]
     granted = counter.lease(1, 0, 0.0, [])
     while (more := counter.lease(0, 100, 0.0, [])) > 0:
         granted += more
