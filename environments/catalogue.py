@@ -99,7 +99,7 @@ def make(
     if wrap or time_limit is not None:
         from environments.wrappers import wrapping
 
-        environment = wrapping.wrap(environment, wrap, time_limit, name)
+        environment = wrapping.wrap(environment, wrap, time_limit, name, seed)
     if pixels is None:
         return environment
     from environments.pixels.environment import PixelEnvironment

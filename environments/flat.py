@@ -91,7 +91,7 @@ class Environment(dm_env.Environment):
             f"expected an environment that renders, got {type(environment).__qualname__}, which "
             "cannot; give it a method render(height, width, camera_id)"
         )
-        self._random = random or _find_randomness(environment)
+        self._random = random or find_randomness(environment)
         self._name = name = name or type(environment).__qualname__
         with of_user_code(f"the specs of {name}", "be returned"):
             own_specs = (
@@ -276,7 +276,15 @@ def _check_action_spec(spec: Any) -> None:
         )
 
 
-def _find_randomness(environment: Any) -> Randomness | None:
+def find_randomness(environment: Any) -> Randomness | None:
+    """Looks for the NumPy generator of an environment.
+
+    Args:
+      environment: has it in `random_state`, `task.random`, `random` or `_random`.
+
+    Returns:
+      The random state; None if there is none.
+    """
     task = getattr(environment, "task", None)
     for owner, name in (
         (environment, "random_state"),

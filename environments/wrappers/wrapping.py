@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
+import numpy as np
 from dm_env import specs
 
 from environments import flat
 from environments.errors import EnvironmentNameError, EnvironmentSpecError, of_user_code
 from environments.wrappers.time_limit import TimeLimit
 
-Wrapper = Callable[[flat.Environment], dm_env.Environment]
+Wrapper = Callable[..., dm_env.Environment]
 
 
 class WrappedEnvironment(flat.Environment):
-    """An environment with something around it; it renders and draws random numbers as before."""
+    """An environment with something around it; it renders as before.
+
+    Its random state is that of the environment and, if `outer` has a NumPy generator, that of both.
+    """
 
     def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
         """Wraps `outer` as `flat.Environment` does.
@@ -31,7 +36,8 @@ class WrappedEnvironment(flat.Environment):
         Raises:
           EnvironmentSpecError: if the specs of `outer` do not fit.
         """
-        super().__init__(outer, random=_RandomnessOf(inner), render=_render_of(inner), name=name)
+        random = _RandomnessOf(inner, flat.find_randomness(outer))
+        super().__init__(outer, random=random, render=_render_of(inner), name=name)
         self._inner = inner
 
     @property
@@ -53,29 +59,40 @@ class WrappedEnvironment(flat.Environment):
 
 
 class _RandomnessOf:
-    """The random state of an environment underneath."""
+    """The random state of an environment underneath, and of what is around it, if that has one."""
 
-    def __init__(self, inner: flat.Environment):
-        self._inner = inner
+    def __init__(self, inner: flat.Environment, outer: flat.Randomness | None):
+        self._inner, self._outer = inner, outer
 
     def get(self) -> Any:
-        return self._inner.random_state
+        inner = self._inner.random_state
+        return inner if self._outer is None else {"inner": inner, "outer": self._outer.get()}
 
     def set(self, state: Any) -> None:
+        # Earlier versions saved the inner state alone.
+        if self._outer is not None and isinstance(state, Mapping) and "outer" in state:
+            self._outer.set(state["outer"])
+            state = state["inner"]
         self._inner.random_state = state
 
 
 def wrap(
-    environment: flat.Environment, wrappers: Sequence[str], time_limit: int | None, name: str
+    environment: flat.Environment,
+    wrappers: Sequence[str],
+    time_limit: int | None,
+    name: str,
+    seed: int,
 ) -> flat.Environment:
     """Puts wrappers around an environment, the first one innermost, and then the time limit.
 
     Args:
       environment: the environment in the agents' form, which is what a wrapper gets.
       wrappers: import paths `package.module:function`; each function takes a `dm_env.Environment`
-        and returns one.
+        and returns one. If it accepts `seed=`, it gets a seed of its own.
       time_limit: steps of an episode; None for no other limit than the environment's own.
       name: the name of the environment, for error messages.
+      seed: seed of the environment, from which those of the wrappers follow. They are others, so
+        that a wrapper does not draw the numbers that the environment draws.
 
     Raises:
       EnvironmentNameError: if there is no such function.
@@ -83,10 +100,12 @@ def wrap(
       EnvironmentSpecError: if a wrapper returns something else than an environment, or the limit is
         less than 1.
     """
-    for path in wrappers:
+    for index, path in enumerate(wrappers):
         wrapper = find(path)
+        own_seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+        seeds = {"seed": own_seed} if _accepts_seed(wrapper) else {}
         with of_user_code(f"the wrapper {path}", "return an environment"):
-            outer = wrapper(environment)
+            outer = wrapper(environment, **seeds)
         if not isinstance(outer, dm_env.Environment):
             raise EnvironmentSpecError(
                 f"expected {path} to return a dm_env.Environment, got {type(outer).__name__}; "
@@ -130,6 +149,15 @@ def find(path: str) -> Wrapper:
         hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
         raise EnvironmentNameError(f"expected a function in {module_name}, got {attribute!r}{hint}")
     return function
+
+
+def _accepts_seed(wrapper: Wrapper) -> bool:
+    try:
+        parameter = inspect.signature(wrapper).parameters.get("seed")
+    except (TypeError, ValueError):  # Some callables of C have no signature.
+        return False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return parameter is not None and parameter.kind in by_name
 
 
 def _render_of(inner: flat.Environment) -> flat.Render | str:

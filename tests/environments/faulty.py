@@ -115,5 +115,27 @@ def halved(inner):
     return _Halved(inner)
 
 
+class _Noisy(_Halved):
+    """A wrapper that adds noise to observations."""
+
+    def __init__(self, inner, seed):
+        super().__init__(inner)
+        self._random = np.random.default_rng(seed)
+
+    def reset(self):
+        return self._with_noise(super().reset())
+
+    def step(self, action):
+        return self._with_noise(super().step(action))
+
+    def _with_noise(self, timestep):
+        noise = self._random.standard_normal(timestep.observation.shape)
+        return timestep._replace(observation=timestep.observation + noise)
+
+
+def noisy(inner, seed):
+    return _Noisy(inner, seed)
+
+
 def nothing(inner):
     del inner

@@ -1,5 +1,6 @@
 """Environments of other libraries by name, wrappers, time limits, and what check-env finds."""
 
+import json
 import re
 import sys
 
@@ -121,6 +122,29 @@ def test_a_time_limit_truncates(name, limit, length, discount):
         assert [timestep.last() for timestep in timesteps] == [False] * length + [True]
         assert timesteps[-1].discount == discount
     assert environment.step(np.zeros(environment.action_spec().shape, np.float32)).first()
+
+
+def test_the_noise_of_wrappers_follows_from_the_seed_and_can_be_restored():
+    def make(seed):
+        return environments.make("environments.fakes:target", seed, wrap=[f"{FAULTY}:noisy"] * 2)
+
+    def observed(environment):
+        return [timestep.observation for timestep in _play(environment, 3)]
+
+    first, other = make(1), make(2)
+    noise = np.subtract(observed(make(1)), observed(_plain_target(1)))
+    assert len(np.unique(noise.round(9))) == noise.size
+    assert np.all(noise != np.subtract(observed(make(2)), observed(_plain_target(2))))
+    np.testing.assert_array_equal(observed(first), observed(make(1)))
+    other.random_state = json.loads(json.dumps(first.random_state))
+    np.testing.assert_array_equal(observed(first), observed(other))
+    # What was saved before wrappers had a state.
+    first.random_state = _plain_target(5).random_state
+    assert first.random_state["inner"]["inner"] == _plain_target(5).random_state
+
+
+def _plain_target(seed):
+    return environments.make("environments.fakes:target", seed)
 
 
 def test_wrappers_change_what_they_change_and_nothing_else():
