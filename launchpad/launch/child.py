@@ -30,6 +30,8 @@ HEARTBEAT_SECS = 2.0
 _LAUNCHER_SECS = 3.0
 # A finished node gets this long for its interpreter to end once the program stops, in seconds.
 _LINGER_SECS = 2.0
+# A node that has failed gets this long for its threads and exit handlers to end, in seconds.
+_FAILED_SECS = 5.0
 _BY_SIGTERM = "the process was ended by SIGTERM"
 
 
@@ -95,7 +97,8 @@ class Child:
         sys.argv[:] = self._spec.argv
         serialization.load_flags(self._spec.flags)
         status = self._execute()
-        threading.Thread(target=self._linger, name="linger", daemon=True).start()
+        end = self._end_failed if status else self._linger
+        threading.Thread(target=end, name="linger", daemon=True).start()
         return status
 
     def _execute(self) -> int:
@@ -105,6 +108,7 @@ class Child:
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()
         except BaseException as error:  # Whatever ends a node must reach the launcher.
+            self.runtime.mark_ended()  # A stop must not interrupt the exit handlers.
             record = node_thread.failure_of(error, self.runtime)
             if record is not None:
                 self._channel.send("failed", record)
@@ -117,6 +121,24 @@ class Child:
         self.runtime.stop_event.wait()
         time.sleep(_LINGER_SECS)
         os._exit(0)
+
+    def _end_failed(self) -> None:
+        """Ends the process of a node that has failed, even if a thread of the node goes on.
+
+        The launcher treats the node as failed, and starts it again, when its process has ended.
+        """
+        time.sleep(_FAILED_SECS)
+        threads = threading.enumerate()
+        names = [t.name for t in threads if not t.daemon and t is not threading.main_thread()]
+        lp_runtime.logger.warning(
+            "%s has failed, and was killed %g s later: %s did not end",
+            self.runtime.name,
+            _FAILED_SECS,
+            f"thread {', '.join(names)}" if names else "an exit handler",
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self.runtime.was_interrupted:

@@ -142,3 +142,4 @@ class RemoteWorker(abc.ABC):
                 self._supervisor.post_stop()
             elif kind == "failed":
                 self._record = details[0]
+                self._supervisor.post_failing(self, details[0])

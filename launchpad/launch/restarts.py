@@ -24,6 +24,14 @@ class NodeRestart:
     reason: str
 
 
+def are_allowed(member: lp_member.Member, record: errors.ExceptionRecord) -> bool:
+    """Returns whether the policy of a node is to start it again after such a failure."""
+    policy = member.restart_policy
+    if policy is None:
+        return False
+    return record.type_name == errors.PROCESS_DIED or policy.on_exception
+
+
 def count_restart(
     member: lp_member.Member, record: errors.ExceptionRecord | None, now: float
 ) -> float | None:
@@ -38,9 +46,7 @@ def count_restart(
       The seconds until its restart, or None if its policy allows none.
     """
     policy = member.restart_policy
-    if policy is None or record is None:
-        return None
-    if record.type_name != errors.PROCESS_DIED and not policy.on_exception:
+    if policy is None or record is None or not are_allowed(member, record):
         return None
     if member.restarts is None:
         member.restarts = policy.count()

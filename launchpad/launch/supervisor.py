@@ -120,6 +120,10 @@ class Supervisor:
         """Reports a failure that is to end the program."""
         self._events.put((self._on_failure, worker, record))
 
+    def post_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        """Reports a failure of a node whose end follows, with the same record."""
+        self._events.put((self._on_failing, worker, record))
+
     def post_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
         """Tells that the worker is gone; `record` says why, where that was not normal."""
         self._events.put((self._on_ended, worker, record))
@@ -285,10 +289,16 @@ class Supervisor:
             if member.worker is not None and not member.is_gone:
                 member.worker.send_address(key, address)
 
+    def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
+        member = self._member_of(worker)
+        # One that may be started again must have ended before.
+        if member is not None and not restarts.are_allowed(member, record):
+            self._on_failure(worker, record)
+
     def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
-        if member is None:
-            return
+        if member is None or any(failure.member is member for failure in self._failures):
+            return  # What a node told first is why it failed.
         # Calls of others fail as a matter of course once servers are closed, and in constructors
         # that a stop has found at work.
         is_expected = self._stop_at is not None and record.is_collateral

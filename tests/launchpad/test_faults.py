@@ -156,6 +156,29 @@ def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
         _wait_until(lambda pid=pid: not _is_alive(pid))
 
 
+class _Lingering:
+    """Fails while a thread of its own goes on, for which an interpreter would wait."""
+
+    def run(self):
+        threading.Thread(target=threading.Event().wait, name="endless").start()
+        raise ValueError("it has failed")
+
+
+@pytest.mark.processes
+def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(capfd):
+    program = lp.Program("lingering")
+    program.add_node(lp.PyClassNode(_Lingering), label="lingering")
+    policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.1)
+    manager = lp.launch(program, "test_mp", restart_policies={"lingering": policy})
+    try:
+        with pytest.raises(lp.NodeFailedError, match="ValueError: it has failed"):
+            manager.wait(timeout=60)
+    finally:
+        manager.kill()
+    assert [restart.reason for restart in manager.restarts] == ["ValueError: it has failed"]
+    assert "killed 5 s later: thread endless did not end" in capfd.readouterr().err
+
+
 class _Early:
     """Could start processes in its constructor."""
 
