@@ -59,6 +59,7 @@ class Callbacks:
       request_stop: () -> None: ask for the end of the whole program.
       interrupt: () -> None: raise SystemExit in the node's main thread.
       give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
+      tell_failure: (error) -> None: tell the supervisor with what the node is about to fail.
     """
 
     publish: Callable[[str, str], object]
@@ -66,6 +67,7 @@ class Callbacks:
     request_stop: Callable[[], object]
     interrupt: Callable[[], object]
     give_up: Callable[[Exception, float], object]
+    tell_failure: Callable[[BaseException], object]
 
 
 # States of a node, in order. A node in PASSIVE states does nothing on its own account.
@@ -141,6 +143,10 @@ class NodeRuntime:
         """Ends this node, although its code does not return; see `make_node_killer`."""
         if not self.stop_event.is_set():  # The end of a program has deadlines of its own.
             self._callbacks.give_up(error, stuck_secs)
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tells of a failure with which this node ends, before it has ended."""
+        self._callbacks.tell_failure(error)
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         """Calls `handler` when the program stops; at once if it is stopping already."""

@@ -80,6 +80,7 @@ class Child:
                 request_stop=lambda: channel.send("stop"),
                 interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
                 give_up=self._give_up,
+                tell_failure=lambda error: channel.send("failed", errors.ExceptionRecord.of(error)),
             ),
             spec.launch_config,
         )

@@ -235,6 +235,7 @@ def _launcher_runtime(
             request_stop=supervisor.post_stop,
             interrupt=lambda: None,
             give_up=lambda error, stuck_secs: None,
+            tell_failure=lambda error: None,
         ),
     )
     for member in launch_.members:

@@ -291,8 +291,10 @@ class Supervisor:
 
     def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
-        # One that may be started again must have ended before.
-        if member is not None and not restarts.are_allowed(member, record):
+        if member is None:
+            return
+        # One that is to be started again must have ended before.
+        if self._stop_at is not None or not restarts.are_allowed(member, record):
             self._on_failure(worker, record)
 
     def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:

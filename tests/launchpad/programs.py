@@ -313,6 +313,11 @@ def fail_beside_others() -> None:
     raise ValueError("one part is broken")
 
 
+def block_for_ever() -> None:
+    """Executes no Python, in which a stop could interrupt it."""
+    threading.Event().wait()
+
+
 def read_flags(recorder: Any) -> None:
     from absl import flags
 

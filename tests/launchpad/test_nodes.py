@@ -16,6 +16,7 @@ import pytest
 
 import launchpad as lp
 from launchpad.nodes import base, dereference
+from launchpad.nodes.multi_threading_colocation import node as colocation
 from tests.launchpad import programs
 
 
@@ -281,6 +282,34 @@ def test_a_failed_part_ends_the_colocation(engine):
     with pytest.raises(lp.NodeFailedError, match="ValueError: one part is broken") as caught:
         lp.launch(program, engine).wait(timeout=90)
     assert caught.value.label == "colocated"
+
+
+@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
+def test_a_failed_part_ends_the_program_although_another_part_is_blocked(engine):
+    program = lp.Program("test")
+    parts = [lp.PyNode(programs.block_for_ever), lp.PyNode(programs.fail_beside_others)]
+    program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
+    manager = lp.launch(program, engine, termination_notice_secs=1)
+    try:
+        with pytest.raises(lp.NodeFailedError, match="ValueError: one part is broken"):
+            manager.wait(timeout=60)
+    finally:
+        manager.kill()
+
+
+def test_a_blocked_part_does_not_keep_the_first_end_from_ending_a_colocation(monkeypatch, caplog):
+    monkeypatch.setattr(colocation, "_PARTS_SECS", 0.1)
+    program = lp.Program("test")
+    parts = [lp.PyNode(programs.block_for_ever), lp.PyNode(int)]
+    program.add_node(
+        lp.MultiThreadingColocation(parts, return_on_first_completed=True), label="colocated"
+    )
+    manager = lp.launch(program, "test_mt")
+    try:
+        assert manager.wait(timeout=60)
+    finally:
+        manager.kill()
+    assert "left behind after 0.1 s: colocated/0 part 0" in caplog.text
 
 
 def test_the_first_end_can_end_a_colocation():

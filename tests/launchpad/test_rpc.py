@@ -142,7 +142,7 @@ def runtime():
     info = lp_runtime.ProgramInfo(
         "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
     )
-    ignore = lp_runtime.Callbacks(*[lambda *args: None] * 5)
+    ignore = lp_runtime.Callbacks(*[lambda *args: None] * 6)
     made = lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
     lp_runtime.set_thread_runtime(made)
     yield made

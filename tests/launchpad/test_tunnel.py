@@ -27,7 +27,7 @@ _SECRET, _WRONG = b"r" * 32, b"w" * 32
 def _runtime(host: str, book: lp_address_book.AddressBook) -> lp_runtime.NodeRuntime:
     """A node of one program, on the machine that has this address."""
     info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
-    ignore = [lambda *args: None] * 4
+    ignore = [lambda *args: None] * 5
     return lp_runtime.NodeRuntime(
         "node", 0, info, book, lp_runtime.Callbacks(book.publish, *ignore)
     )

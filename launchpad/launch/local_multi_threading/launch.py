@@ -53,6 +53,9 @@ class ThreadWorker:
                 request_stop=supervisor.post_stop,
                 interrupt=lambda: self._thread.interrupt(),
                 give_up=self._give_up,
+                tell_failure=lambda error: supervisor.post_failing(
+                    self, errors.ExceptionRecord.of(error)
+                ),
             ),
             member.launch_config,
         )

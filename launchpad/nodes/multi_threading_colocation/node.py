@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import node_thread
 from launchpad.nodes.python import node as python
+
+# Nodes that are ended because one of them has ended get this long, in seconds. While the program
+# stops, the supervisor has a deadline for all of them.
+_PARTS_SECS = 10.0
+_POLL_SECS = 0.2
 
 
 class MultiThreadingColocation(python.PyNode[Any, None]):
@@ -56,6 +62,9 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
     def execute(self) -> None:
         """Returns when all nodes have ended.
 
+        When one of them ends all, those that do not end are left behind after ten seconds: their
+        threads cannot be killed.
+
         Raises:
           Exception: what the first failed node raised, once the others have ended.
         """
@@ -68,14 +77,30 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         for part in parts:
             part.start()
         failure = None
-        for _ in parts:
-            error = ended.get()
-            failure = failure or error
-            if failure is not None or self._return_on_first_completed:
+        deadline = None
+        num_left = len(parts)
+        while num_left and (runtime.stop_event.is_set() or not _is_over(deadline)):
+            try:
+                error = ended.get(timeout=_POLL_SECS)
+            except queue.Empty:
+                continue
+            num_left -= 1
+            if failure is None and error is not None:
+                failure = error
+                runtime.tell_failure(error)
+            if deadline is None and (failure is not None or self._return_on_first_completed):
+                deadline = time.monotonic() + _PARTS_SECS
                 for part in parts:
                     threading.Thread(target=part.end, daemon=True).start()
+        if num_left:
+            names = ", ".join(part.name for part in parts if part.is_alive)
+            lp_runtime.logger.warning("left behind after %g s: %s", _PARTS_SECS, names)
         if failure is not None:
             raise failure
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 class _States:
@@ -139,6 +164,7 @@ class _Part:
                 request_stop=outer.stop,
                 interrupt=lambda: self._thread.interrupt(),
                 give_up=outer.give_up,
+                tell_failure=outer.tell_failure,
             ),
             outer.launch_context.launch_config,
         )
@@ -147,6 +173,14 @@ class _Part:
         self._thread = node_thread.NodeThread(
             f"{outer.name} part {index}", node, self._runtime, self._on_end
         )
+
+    @property
+    def name(self) -> str:
+        return self._thread.name
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._outer.add_part(self._runtime)
