@@ -106,6 +106,11 @@ class ExceptionRecord:
             cls.of(error), type_name=PROCESS_DIED, traceback_text="", stuck_secs=stuck_secs
         )
 
+    @property
+    def lines_below(self) -> str:
+        """The traceback, as lines to put below a message; empty if there is none."""
+        return f"\n{self.traceback_text.rstrip()}" if self.traceback_text else ""
+
     def rebuild(self) -> BaseException | None:
         """Returns the exception, or None where that is impossible.
 

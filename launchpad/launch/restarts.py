@@ -54,11 +54,12 @@ def count_restart(
     pause = member.restarts.next_pause(now - member.started_at - record.stuck_secs)
     if pause is not None:
         logger.warning(
-            "%s failed: %s: %s; %s in %.3g s",
+            "%s failed: %s: %s; %s in %.3g s%s",
             member.name,
             record.type_name,
             record.message,
             member.restarts.progress(),
             pause,
+            record.lines_below,
         )
     return pause

@@ -304,10 +304,14 @@ class Supervisor:
         # Calls of others fail as a matter of course once servers are closed, and in constructors
         # that a stop has found at work.
         is_expected = self._stop_at is not None and record.is_collateral
-        if not self._is_released and not (is_expected and not self._failures):
-            self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
-        else:
+        if is_expected and (self._is_released or not self._failures):
             logger.debug("%s failed while stopping: %s", member.name, record.message)
+        elif self._is_released and self._failures:
+            # It is not why the program ends, but may be a save that was the last.
+            text = f"{record.type_name}: {record.message}{record.lines_below}"
+            logger.warning("%s failed while stopping: %s", member.name, text)
+        else:
+            self._failures.append(lp_failures.Failure(member, record, time.monotonic()))
         self._begin_stop()
 
     def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
@@ -316,7 +320,10 @@ class Supervisor:
             return
         if self._may_restart(member, record):
             return
-        if record is not None and self._kill_at is None:
+        # The deaths of processes that were killed are no news, but what they have told before is.
+        if record is not None and not (
+            self._kill_at is not None and record.type_name == errors.PROCESS_DIED
+        ):
             self._on_failure(worker, record)
         member.state = lp_runtime.ENDED
 

@@ -139,7 +139,9 @@ def failure_of(
     """Returns the record of an exception that ended a node, or None if that is a normal end."""
     if isinstance(error, SystemExit) and (error.code in (None, 0) or runtime.stop_event.is_set()):
         return None
-    if runtime.was_interrupted:
+    record = errors.ExceptionRecord.of(error)
+    # Others are the node's own, such as those of a save on the way out.
+    if runtime.was_interrupted and record.is_collateral:
         lp_runtime.logger.warning("%s: interrupted by the stop: %r", runtime.name, error)
         return None
-    return errors.ExceptionRecord.of(error)
+    return record

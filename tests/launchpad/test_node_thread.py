@@ -6,7 +6,10 @@ import types
 from concurrent import futures
 
 import grpc
+import pytest
 
+from launchpad import errors
+from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
 
 
@@ -76,6 +79,21 @@ def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
                 break
         assert not node.is_alive()
         assert condition.acquire(timeout=30), "an interrupted node has kept the lock"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_failure"),
+    [
+        (OSError("no space for the last save"), True),
+        (errors.CourierUnavailableError("the peer is gone"), False),
+        (SystemExit(1), False),
+    ],
+)
+def test_only_what_follows_from_a_stop_is_the_normal_end_of_an_interrupted_node(error, is_failure):
+    stop = threading.Event()
+    stop.set()
+    runtime = types.SimpleNamespace(name="node/0", was_interrupted=True, stop_event=stop)
+    assert (node_thread.failure_of(error, runtime) is not None) == is_failure
 
 
 class Echo(grpc.GenericRpcHandler):

@@ -165,6 +165,7 @@ def test_too_many_deaths_are_fatal(engine, caplog):
     with pytest.raises(lp.NodeFailedError, match="OSError: death number 2"):
         lp.launch(program, engine).wait(timeout=90)
     assert "fragile/0 failed: OSError: death number 1; restart 1 of 1 in 0.1 s" in caplog.text
+    assert 'raise OSError(f"death number {lives}")' in caplog.text
 
 
 def test_a_policy_limits_restarts():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
@@ -140,7 +142,7 @@ def test_the_root_is_named_although_its_victim_tells_first():
     assert program.supervisor.failure.label == "other"
 
 
-def test_a_lost_connection_alone_is_the_root():
+def test_a_lost_connection_alone_is_the_root(caplog):
     program = _Program()
     program.end("user", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
     program.wait_for("release other")
@@ -151,6 +153,26 @@ def test_a_lost_connection_alone_is_the_root():
     assert (program.supervisor.failure.label, program.supervisor.failure.message) == (
         "user",
         "gone",
+    )
+    assert "other/0 failed while stopping: ValueError: after the release" in caplog.text
+
+
+@pytest.mark.parametrize("phase", ["release user", "kill user"])
+def test_an_error_at_the_end_is_a_failure_but_a_lost_connection_is_none(phase, monkeypatch):
+    """Such as a last save, for which the disk has no space."""
+    monkeypatch.setattr(lp_supervisor, "_KILL_SECS", 100.0)
+    program = _Program(notice=1)
+    program.supervisor.post_stop()
+    program.wait_for(phase)
+    program.end("other", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
+    program.end("user", errors.ExceptionRecord.of(OSError("no space")))
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(60)
+    assert program.supervisor.failure is not None
+    assert (program.supervisor.failure.label, program.supervisor.failure.message) == (
+        "user",
+        "no space",
     )
 
 
