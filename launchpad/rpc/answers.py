@@ -11,9 +11,13 @@ from launchpad.rpc.credentials import Ticket
 
 # Larger answers are not kept: a thousand actors would hold a thousand copies of the weights.
 MAX_BYTES = 1 << 20
-# A client that was silent for so many seconds has given up all its calls.
-_FORGET_SECS = 3600.0
-_FORGET_ABOVE = 1024
+# Of all answers together, the newest are kept that fit.
+MAX_KEPT_BYTES = 64 << 20
+# What an answer takes beside its own bytes.
+_BYTES_BESIDE = 1024
+# A client that was silent for so many seconds has given up all its calls: five times the default of
+# `retry_secs`.
+FORGET_SECS = 300.0
 
 
 class AnsweredError(Exception):
@@ -21,24 +25,56 @@ class AnsweredError(Exception):
 
 
 class _Client:
+    """What is known of a client.
+
+    Attributes:
+      num_answered: All its calls up to this number have their answer, but for `open_calls`.
+      open_calls: Those up to there that wait.
+      calls: The answers that are kept or computed, by the number of the call.
+      heard_at: Monotonic time of its last call, or of the last answer to it.
+    """
+
     def __init__(self) -> None:
         self.num_answered = 0
+        self.open_calls: set[int] = set()
         self.calls: dict[int, futures.Future[bytes]] = {}
-        self.heard_at = time.monotonic()
+        self.heard_at = 0.0
+
+    def has_answer_of(self, number: int) -> bool:
+        """Returns whether the client has confirmed the answer of a call."""
+        return number <= self.num_answered and number not in self.open_calls
+
+    def confirm(self, ticket: Ticket) -> list[int]:
+        """Takes note of what a ticket confirms; returns the numbers of the calls that go by it."""
+        # Tickets arrive in any order. A call waits if it does so by all of them.
+        self.open_calls = {
+            number
+            for number in self.open_calls.union(ticket.open_calls)
+            if not self.has_answer_of(number)
+            and (number > ticket.num_answered or number in ticket.open_calls)
+        }
+        self.num_answered = max(self.num_answered, ticket.num_answered)
+        return [number for number in self.calls if self.has_answer_of(number)]
 
 
 class Answers:
     """Runs every call once, however often it arrives while its client waits.
 
     A client repeats a call whose connection broke. The repetition waits for the first run, or gets
-    its answer. An answer is dropped when the client confirms it in the ticket of a later call.
+    its answer. An answer is dropped when the client confirms it in the ticket of a later call, and
+    some minutes after the last call of its client.
 
     Calls with answers over `MAX_BYTES` run again when they are repeated after they have ended: a
-    method with a large result should be one that only reads.
+    method with a large result should be one that only reads. So do calls whose answers were dropped
+    because newer ones take `MAX_KEPT_BYTES`.
     """
 
     def __init__(self) -> None:
         self._clients: dict[bytes, _Client] = {}
+        # Sizes of the answers that are kept, the oldest first, by client and number.
+        self._kept: dict[tuple[bytes, int], int] = {}
+        self._kept_bytes = 0
+        self._forget_at = 0.0
         self._lock = threading.Lock()
 
     def get(self, ticket: Ticket, run: Callable[[], bytes]) -> bytes:
@@ -52,16 +88,15 @@ class Answers:
           AnsweredError: the client has confirmed the answer of this call before.
         """
         with self._lock:
+            now = time.monotonic()
+            self._forget_silent(now)
             client = self._clients.get(ticket.client_id)
             if client is None:
-                self._forget_silent()
                 client = self._clients[ticket.client_id] = _Client()
-            client.heard_at = time.monotonic()
-            if ticket.num_answered > client.num_answered:
-                client.num_answered = ticket.num_answered
-                for number in [n for n in client.calls if n <= ticket.num_answered]:
-                    del client.calls[number]
-            if ticket.number <= client.num_answered:
+            client.heard_at = now
+            for number in client.confirm(ticket):
+                self._drop(ticket.client_id, number)
+            if client.has_answer_of(ticket.number):
                 raise AnsweredError
             answer = client.calls.get(ticket.number)
             is_new = answer is None
@@ -71,17 +106,31 @@ class Answers:
             return answer.result()
         found = run()
         answer.set_result(found)
-        if len(found) > MAX_BYTES:
-            with self._lock:
-                client.calls.pop(ticket.number, None)
+        with self._lock:
+            if client.calls.get(ticket.number) is answer:  # Nobody has given it up meanwhile.
+                client.heard_at = time.monotonic()  # From now on it may miss the answer.
+                self._keep(ticket, len(found))
         return found
 
-    def _forget_silent(self) -> None:
-        if len(self._clients) < _FORGET_ABOVE:
+    def _keep(self, ticket: Ticket, size: int) -> None:
+        self._kept[ticket.client_id, ticket.number] = size + _BYTES_BESIDE
+        self._kept_bytes += size + _BYTES_BESIDE
+        if size > MAX_BYTES:
+            self._drop(ticket.client_id, ticket.number)
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            self._drop(*next(iter(self._kept)))
+
+    def _drop(self, client_id: bytes, number: int) -> None:
+        del self._clients[client_id].calls[number]
+        self._kept_bytes -= self._kept.pop((client_id, number), 0)
+
+    def _forget_silent(self, now: float) -> None:
+        if now < self._forget_at:
             return
-        limit = time.monotonic() - _FORGET_SECS
-        self._clients = {
-            name: client
-            for name, client in self._clients.items()
-            if client.heard_at > limit or not all(call.done() for call in client.calls.values())
-        }
+        self._forget_at = now + FORGET_SECS / 10
+        for name, client in list(self._clients.items()):
+            is_silent = client.heard_at <= now - FORGET_SECS
+            if is_silent and all(call.done() for call in client.calls.values()):
+                for number in list(client.calls):
+                    self._drop(name, number)
+                del self._clients[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 import threading
@@ -162,9 +163,16 @@ class Connection:
 
     def ticket(self, number: int) -> credentials.Ticket:
         """Returns what identifies a call, with what has been answered so far."""
+        limit = credentials.MAX_OPEN_CALLS
         with self._lock:
-            oldest = next(iter(self._open_calls), number)
-        return credentials.Ticket(self._client_id, number, min(oldest, number) - 1)
+            oldest = list(itertools.islice(self._open_calls, limit + 1))
+        older = [each for each in oldest if each < number]
+        # All up to here are answered or among `older`.
+        upto = number - 1 if len(older) <= limit else older.pop() - 1
+        while older and older[-1] == upto:  # Those need no mention.
+            older.pop()
+            upto -= 1
+        return credentials.Ticket(self._client_id, number, upto, tuple(older))
 
     def _known_address(self, timeout: float | None) -> str | None:
         if isinstance(self._target, str):

@@ -32,10 +32,16 @@ _ANSWER_KEY = "launchpad-answer-bin"
 # Hexadecimal secret of processes that share no program, for several hosts.
 SECRET_VARIABLE = "LAUNCHPAD_SECRET"
 
-# Client, sequence number of the call, and the last of the numbers up to which all are answered.
-_TICKET = struct.Struct(f"<{CLIENT_ID_BYTES}sQQ")
+# A ticket names at most this many open calls: more than a server handles at once, by default, and
+# less than gRPC takes in metadata.
+MAX_OPEN_CALLS = 256
+
+# Client, sequence number of the call, the last of the numbers that are confirmed, and how many open
+# ones follow.
+_TICKET = struct.Struct(f"<{CLIENT_ID_BYTES}sQQH")
+_CALL = struct.Struct(f"<{CLIENT_ID_BYTES}sQ")
+_NUMBER_BYTES = 8
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
-_HEAD_BYTES = _TICKET.size + _SIGNATURE_BYTES
 
 
 class Ticket(NamedTuple):
@@ -44,12 +50,15 @@ class Ticket(NamedTuple):
     Attributes:
       client_id: Random bytes of the client.
       number: Sequence number of the call, from 1.
-      num_answered: All calls of this client up to this number have their answer.
+      num_answered: All calls of this client up to this number have their answer, but for
+        `open_calls`.
+      open_calls: Numbers of calls up to there that still wait, at most MAX_OPEN_CALLS.
     """
 
     client_id: bytes
     number: int
     num_answered: int
+    open_calls: tuple[int, ...] = ()
 
 
 def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[str, bytes], ...]:
@@ -60,7 +69,11 @@ def sign_request(secret: bytes, identity: bytes, ticket: Ticket) -> tuple[tuple[
       identity: The identity of the server that is meant; empty for any server of the program.
       ticket: The ticket of the call.
     """
-    packed = _TICKET.pack(*ticket)
+    client_id, number, num_answered, open_calls = ticket
+    num_open = len(open_calls)
+    packed = _TICKET.pack(client_id, number, num_answered, num_open)
+    if open_calls:
+        packed += struct.pack(f"<{num_open}Q", *open_calls)
     return ((_REQUEST_KEY, packed + _sign(secret, b"request", identity, packed) + identity),)
 
 
@@ -74,18 +87,19 @@ def verify_request(secret: bytes, identity: bytes, metadata: Iterable[Any]) -> T
       metadata: Pairs of the request.
     """
     value = _value(metadata, _REQUEST_KEY)
-    if len(value) < _HEAD_BYTES:
+    if len(value) < _TICKET.size:
         return None
-    packed, signature, meant = (
-        value[: _TICKET.size],
-        value[_TICKET.size : _HEAD_BYTES],
-        value[_HEAD_BYTES:],
-    )
+    client_id, number, num_answered, num_open = _TICKET.unpack_from(value)
+    packed_end = _TICKET.size + num_open * _NUMBER_BYTES
+    signature_end = packed_end + _SIGNATURE_BYTES
+    packed, signature = value[:packed_end], value[packed_end:signature_end]
+    meant = value[signature_end:]
     if identity and meant not in (identity, b""):
         return None
     if not hmac.compare_digest(signature, _sign(secret, b"request", meant, packed)):
         return None
-    return Ticket(*_TICKET.unpack(packed))
+    open_calls = struct.unpack_from(f"<{num_open}Q", packed, _TICKET.size)
+    return Ticket(client_id, number, num_answered, open_calls)
 
 
 def sign_answer(secret: bytes, ticket: Ticket, pickled: Any) -> tuple[tuple[str, bytes], ...]:
@@ -139,7 +153,7 @@ def of_user() -> bytes:
 
 def _call(ticket: Ticket) -> bytes:
     """The part of a ticket that is the same however often its call is sent."""
-    return _TICKET.pack(ticket.client_id, ticket.number, 0)
+    return _CALL.pack(ticket.client_id, ticket.number)
 
 
 def _sign(secret: bytes, kind: bytes, about: bytes, content: Any) -> bytes:

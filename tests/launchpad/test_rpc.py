@@ -288,6 +288,66 @@ def test_answers_are_forgotten_once_they_are_confirmed():
     assert not kept._clients[b"c" * 16].calls
 
 
+def test_a_long_open_call_keeps_no_later_answers(runtime):
+    """A server's memory grew by all answers beside one call that waited."""
+    release = threading.Event()
+    server = _serve()
+    server.bind("block", lambda: release.wait(60))
+    client = lp.CourierClient(server.address)
+    try:
+        client.same(0)
+        waiting = client.futures.block()
+        for number in range(20):
+            assert client.same(number) == number
+        (kept,) = [c.calls for c in server._answers._clients.values()]
+        assert len(kept) == 2  # The open one, and the last.
+        release.set()
+        assert waiting.result(60) is True
+    finally:
+        release.set()
+        server.stop()
+
+
+def test_tickets_confirm_calls_beside_open_ones_in_any_order():
+    kept = answers_lib.Answers()
+    client = b"c" * 16
+    for number, num_answered, open_calls in ((1, 0, ()), (2, 0, ()), (3, 0, ()), (5, 4, (1, 3))):
+        ticket = credentials.Ticket(client, number, num_answered, open_calls)
+        assert kept.get(ticket, lambda n=number: b"%d" % n) == b"%d" % number
+    assert list(kept._clients[client].calls) == [1, 3, 5]
+    kept.get(credentials.Ticket(client, 3, 2, ()), lambda: b"again")  # An old one: 1 has ended.
+    for late in (1, 2):
+        with pytest.raises(answers_lib.AnsweredError):
+            kept.get(credentials.Ticket(client, late, 0), lambda: b"again")
+    assert kept.get(credentials.Ticket(client, 3, 0), lambda: b"again") == b"3"
+    metadata = credentials.sign_request(_SECRET, b"node", ticket)
+    assert credentials.verify_request(_SECRET, b"node", metadata) == ticket
+
+
+def test_tickets_name_a_limited_number_of_open_calls(runtime):
+    made = lp.CourierClient("127.0.0.1:9")._connection
+    numbers = [made.open_call() for _ in range(1000)]
+    assert made.ticket(1000)[2:] == (0, ())  # Nothing is confirmed.
+    for number in numbers[1::2]:
+        made.close_call(number)
+    ticket = made.ticket(999)
+    assert ticket.open_calls == tuple(range(1, 2 * credentials.MAX_OPEN_CALLS, 2))
+    assert ticket.num_answered == 2 * credentials.MAX_OPEN_CALLS
+
+
+def test_the_answers_of_clients_that_went_are_dropped(monkeypatch):
+    monkeypatch.setattr(answers_lib, "MAX_KEPT_BYTES", 10_000)
+    kept = answers_lib.Answers()
+    for client in range(20):
+        kept.get(credentials.Ticket(b"%016d" % client, 1, 0), lambda: bytes(2000))
+    held = [number for client in kept._clients.values() for number in client.calls]
+    assert len(held) == 3 and kept._clients[b"%016d" % 19].calls
+    monkeypatch.setattr(answers_lib, "FORGET_SECS", 0.0)
+    kept._forget_at = 0.0
+    kept.get(credentials.Ticket(b"new" + bytes(13), 1, 0), lambda: b"")
+    assert len(kept._clients) == 1 and len(kept._kept) == 1
+
+
 class _Proxy:
     """Passes bytes on between clients and a server; can cut, or fall silent like a lost host."""
 
