@@ -63,7 +63,8 @@ def launch(
     """Starts a program and returns its manager at once.
 
     A script that ends after `launch` waits for the program first; `manager.wait()` does so
-    explicitly. With all but the test types, Ctrl-C and SIGTERM stop the program in order.
+    explicitly. One that ends by an uncaught exception stops the program. With all but the test
+    types, Ctrl-C and SIGTERM stop the program in order.
 
     Args:
       programs: The program; of several, upstream's rule holds: only the first is launched.

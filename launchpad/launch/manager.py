@@ -249,11 +249,17 @@ def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
 
 _unfinished: list[ProgramManager] = []
 _is_hooked = False
+# What Python knew as the last uncaught exception before the newest launch.
+_old_error: BaseException | None = None
 
 
 def await_at_exit(manager: ProgramManager) -> None:
-    """Makes the end of the main script wait for the program, as `lp.launch(p)` alone should."""
-    global _is_hooked
+    """Makes the end of the main script wait for the program, as `lp.launch(p)` alone should.
+
+    An uncaught exception of the script stops the program first.
+    """
+    global _is_hooked, _old_error
+    _old_error = _last_error()
     _unfinished[:] = [m for m in _unfinished if not m.is_done]
     _unfinished.append(manager)
     if not _is_hooked:
@@ -262,17 +268,31 @@ def await_at_exit(manager: ProgramManager) -> None:
         threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
 
 
+def _last_error() -> BaseException | None:
+    """Returns the last exception that nobody caught. Python sets it when it prints it."""
+    return getattr(sys, "last_value", None)
+
+
+def _has_script_failed() -> bool:
+    # In a session, the user has seen the error and gone on.
+    is_session = hasattr(sys, "ps1") or sys.flags.interactive
+    return not is_session and _last_error() is not _old_error
+
+
 def _wait_for_all() -> None:
+    has_failed = _has_script_failed()
     for manager in list(_unfinished):
         if manager.is_done:
             continue
         try:
-            if manager.is_test:
+            if manager.is_test or has_failed:
                 manager.stop()
             manager.wait()
         except BaseException:
             # Nobody is left to raise to; and the exit status must tell.
             traceback.print_exc()
+            if has_failed:  # It does already.
+                continue
             sys.stdout.flush()
             atexit._run_exitfuncs()
             os._exit(1)

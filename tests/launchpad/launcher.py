@@ -59,6 +59,8 @@ def main() -> None:
         for index in range(2):
             program.add_node(lp.PyNode(work, writer, index, scenario))
     lp.launch(program, engine, termination_notice_secs=300 if scenario == "deaf" else 10)
+    if scenario == "crash":
+        raise KeyError("the script has a fault")
     # No wait(): the end of the script waits.
 
 

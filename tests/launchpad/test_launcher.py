@@ -88,6 +88,13 @@ def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine):
     assert "node worker/" in output
 
 
+def test_a_script_that_fails_stops_its_program(launch_script):
+    launcher = launch_script("local_mt", "crash")
+    status, output = launcher.finish(timeout=60)
+    assert status == 1
+    assert output.rstrip().splitlines()[-1] == "KeyError: 'the script has a fault'"
+
+
 @pytest.mark.parametrize(
     ("engine", "number"),
     [
