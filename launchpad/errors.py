@@ -8,6 +8,8 @@ import sys
 import traceback
 from typing import Any
 
+import cloudpickle
+
 
 class LaunchpadError(RuntimeError):
     """Base class of the errors of this package."""
@@ -84,7 +86,7 @@ class ExceptionRecord:
         except Exception:  # A broken __str__ must not hide the failure itself.
             message = "<the exception's __str__ failed>"
         try:
-            pickled = pickle.dumps(error)
+            pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
             pickle.loads(pickled)  # Exceptions with own __init__ often dump and do not load.
         except Exception:
             pickled = None

@@ -20,6 +20,10 @@ class Note:
         self.text = text
 
 
+class NoteError(Exception):
+    """An exception of the main script, raised in one node and caught in another."""
+
+
 class Writer:
     """Appends notes to a file."""
 
@@ -27,6 +31,8 @@ class Writer:
         self._path = pathlib.Path(path)
 
     def write(self, note: Note) -> Note:
+        if not note.text:
+            raise NoteError("the note is empty")
         with self._path.open("a") as file:
             file.write(note.text + "\n")
         return note
@@ -36,6 +42,12 @@ def work(writer, index: int, scenario: str) -> None:
     lp.stop_event()  # From now on this node leaves by itself, so a signal may come.
     writer.write(Note(f"started {os.getpid()}"))
     if scenario == "short":
+        return
+    if scenario == "catch":
+        try:
+            writer.write(Note(""))
+        except NoteError as error:
+            writer.write(Note(f"caught: {error}"))
         return
     if scenario == "fail":
         raise ValueError(f"worker {index} is broken")

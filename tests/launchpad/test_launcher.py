@@ -88,6 +88,13 @@ def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine):
     assert "node worker/" in output
 
 
+def test_an_exception_class_of_the_main_script_is_caught_in_another_process(launch_script):
+    launcher = launch_script("local_mp", "catch")
+    status, output = launcher.finish(timeout=60)
+    assert (status, output) == (0, "")
+    assert launcher.lines().count("caught: the note is empty") == 2
+
+
 def test_a_script_that_fails_stops_its_program(launch_script):
     launcher = launch_script("local_mt", "crash")
     status, output = launcher.finish(timeout=60)
