@@ -64,7 +64,7 @@ def launch(
 
     A script that ends after `launch` waits for the program first; `manager.wait()` does so
     explicitly. One that ends by an uncaught exception stops the program. With all but the test
-    types, Ctrl-C and SIGTERM stop the program in order.
+    types, Ctrl-C, SIGTERM and SIGHUP (the end of a terminal) stop the program in order.
 
     Args:
       programs: The program; of several, upstream's rule holds: only the first is launched.

@@ -20,7 +20,7 @@ from launchpad.nodes import base, dereference
 
 # The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
 _POLL_SECS = 0.2
-_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A script that has not looked at its program for this long after its end has a loop of its own.
 _NOTICE_SECS = 5.0
 
@@ -41,7 +41,7 @@ class ProgramManager:
 
     @property
     def signal_number(self) -> int | None:
-        """SIGINT or SIGTERM if one of them ended the program, else None."""
+        """SIGINT, SIGTERM or SIGHUP if one of them ended the program, else None."""
         return self._supervisor.signal_number
 
     @property
@@ -201,12 +201,17 @@ class ProgramManager:
         return self._supervisor.processes()
 
     def take_signals(self) -> None:
-        """Makes SIGINT and SIGTERM stop the program; does nothing off the main thread."""
+        """Makes SIGINT, SIGTERM and SIGHUP stop the program; does nothing off the main thread.
+
+        A process that ignores SIGHUP, as one under `nohup` does, goes on to ignore it.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         _taking_signals[:] = [m for m in _taking_signals if not m._supervisor.done.is_set()]
         _taking_signals.append(self)
         for number in _HANDLED_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             if signal.getsignal(number) != _on_signal:
                 _old_handlers[number] = signal.signal(number, _on_signal)
 

@@ -422,6 +422,8 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self.signal_number is not None:
+            if number == signal.SIGHUP:  # The kernel sends it, and then the shell.
+                return
             logger.warning("%s again: killing all nodes", name)
             self._on_kill()
             return

@@ -7,12 +7,15 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 
 import psutil
 import pytest
 
 import launchpad as lp
+from launchpad.launch import manager as lp_manager
 from tests.launchpad import programs
 
 _SCRIPT = pathlib.Path(__file__).with_name("launcher.py")
@@ -109,6 +112,7 @@ def test_a_script_that_fails_stops_its_program(launch_script):
         ("local_mt", signal.SIGTERM),
         ("local_mp", signal.SIGINT),
         ("local_mp", signal.SIGTERM),
+        ("local_mp", signal.SIGHUP),
         ("ray", signal.SIGTERM),
     ],
 )
@@ -123,6 +127,20 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
     assert lines[0].startswith(f"{number.name}: stopping")
     assert launcher.lines()[2:] == ["saved", "saved"]
     assert _all_gone(nodes, timeout=60)
+
+
+def test_a_launcher_under_nohup_outlives_its_terminal(monkeypatch):
+    monkeypatch.setattr(lp_manager, "_taking_signals", [])
+    monkeypatch.setattr(lp_manager, "_old_handlers", {})
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        supervisor = types.SimpleNamespace(done=threading.Event())
+        lp_manager.ProgramManager(supervisor, is_test=False).take_signals()
+        assert set(lp_manager._old_handlers) == {signal.SIGINT, signal.SIGTERM}
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for number, handler in {**lp_manager._old_handlers, signal.SIGHUP: before}.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("engine", ["local_mt", "local_mp"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import pickle
 import socket
 import threading
@@ -142,7 +143,9 @@ def runtime():
     info = lp_runtime.ProgramInfo(
         "id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {}
     )
-    ignore = lp_runtime.Callbacks(*[lambda *args: None] * 6)
+    ignore = lp_runtime.Callbacks(
+        *[lambda *args: None] * len(dataclasses.fields(lp_runtime.Callbacks))
+    )
     made = lp_runtime.NodeRuntime("stranger", 0, info, lp_address_book.AddressBook(), ignore)
     lp_runtime.set_thread_runtime(made)
     yield made

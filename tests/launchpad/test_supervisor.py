@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -128,6 +129,19 @@ def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
     phases = ("stop user", "release user", "kill user", "release store", "kill store")
     order = [program.log.index(phase) for phase in phases]
     assert order == sorted(order)
+
+
+def test_a_terminal_that_is_closed_stops_a_program_and_kills_nothing():
+    """The kernel tells its processes by SIGHUP, and the shell may do so again."""
+    program = _Program(notice=300)
+    for _ in range(2):
+        program.supervisor.post_signal(signal.SIGHUP)
+    program.wait_for("stop store")
+    for name in ("user", "other", "store"):
+        program.end(name)
+    assert program.supervisor.done.wait(60)
+    assert program.supervisor.signal_number == signal.SIGHUP
+    assert not program.supervisor.was_killed
 
 
 def test_the_root_is_named_although_its_victim_tells_first():
