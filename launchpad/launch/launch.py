@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -88,7 +87,7 @@ def launch(
 
     Raises:
       ValueError: no nodes, an unknown terminal, an unknown or unsupported launch type, more
-        resources than there are.
+        resources than there are, a LAUNCHPAD_SECRET that is none.
       TypeError: a node does not pickle, or resources are not a PythonProcess.
       ConnectionError: there is no such cluster.
     """
@@ -192,7 +191,7 @@ def _describe(
         raise ValueError(f"program {program.name!r} has no nodes")
     info = lp_runtime.ProgramInfo(
         program_id=uuid.uuid4().hex,
-        secret=secrets.token_bytes(credentials.SECRET_BYTES),
+        secret=credentials.of_program(),
         launch_type=launch_type,
         host=_LOOPBACK,
         owners={a.key: m.name for m in members for a in m.node.addresses},

@@ -29,7 +29,7 @@ CLIENT_ID_BYTES = 16
 _REQUEST_KEY = "launchpad-request-bin"
 _ANSWER_KEY = "launchpad-answer-bin"
 
-# Hexadecimal secret of processes that share no program, for several hosts.
+# Hexadecimal secret of processes that share no program, and of programs that they may call.
 SECRET_VARIABLE = "LAUNCHPAD_SECRET"
 
 # A ticket names at most this many open calls: more than a server handles at once, by default, and
@@ -122,18 +122,8 @@ def of_user() -> bytes:
     Raises:
       ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits.
     """
-    text = os.environ.get(SECRET_VARIABLE)
-    if text is not None:
-        try:
-            secret = bytes.fromhex(text)
-        except ValueError:
-            secret = b""
-        if len(secret) != SECRET_BYTES:
-            raise ValueError(
-                f"expected {SECRET_VARIABLE} with {2 * SECRET_BYTES} hexadecimal digits, got "
-                f"{len(text)} characters; make one with: python -c 'import secrets; "
-                f"print(secrets.token_hex({SECRET_BYTES}))'"
-            )
+    secret = _of_environment()
+    if secret is not None:
         return secret
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     file = state / "rl-replicator" / "launchpad-secret"
@@ -149,6 +139,35 @@ def of_user() -> bytes:
         finally:
             new.unlink()
     return file.read_bytes()
+
+
+def of_program() -> bytes:
+    """Returns the secret of a new program.
+
+    It is LAUNCHPAD_SECRET, so that nodes and processes outside the program that know it can call
+    each other; or a new one, which nobody else knows.
+
+    Raises:
+      ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits.
+    """
+    return _of_environment() or secrets.token_bytes(SECRET_BYTES)
+
+
+def _of_environment() -> bytes | None:
+    text = os.environ.get(SECRET_VARIABLE)
+    if text is None:
+        return None
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(
+            f"expected {SECRET_VARIABLE} with {2 * SECRET_BYTES} hexadecimal digits, got "
+            f"{len(text)} characters; make one with: python -c 'import secrets; "
+            f"print(secrets.token_hex({SECRET_BYTES}))'"
+        )
+    return secret
 
 
 def _call(ticket: Ticket) -> bytes:

@@ -313,6 +313,11 @@ def fail_beside_others() -> None:
     raise ValueError("one part is broken")
 
 
+def call_server(address: str, recorder: Any) -> None:
+    """Calls a server that is none of the program."""
+    recorder.add(lp.CourierClient(address).double(21))
+
+
 def block_for_ever() -> None:
     """Executes no Python, in which a stop could interrupt it."""
     threading.Event().wait()

@@ -20,7 +20,7 @@ from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
-from launchpad.rpc import credentials, link, wire
+from launchpad.rpc import courier, credentials, link, wire
 from launchpad.rpc import server as rpc_server
 from tests.launchpad import programs
 
@@ -248,6 +248,25 @@ def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch,
     monkeypatch.setenv(credentials.SECRET_VARIABLE, "secret")
     with pytest.raises(ValueError, match="expected LAUNCHPAD_SECRET with 64 hexadecimal digits"):
         credentials.of_user()
+
+
+def test_nodes_and_others_who_know_the_secret_call_each_other(monkeypatch):
+    monkeypatch.setenv(credentials.SECRET_VARIABLE, "ab" * 32)
+    server = courier.Server()
+    server.Bind("double", lambda value: 2 * value)
+    server.Start()
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.call_server, server.address, recorder), label="caller")
+    manager = lp.launch(program, "test_mt")
+    try:
+        assert manager.wait(labels_to_wait_for=["caller"], timeout=60)
+        address = manager.resolve(recorder).address
+        monkeypatch.setattr(lp_runtime, "_launcher_runtimes", [])  # As in another process.
+        assert lp.CourierClient(address).entries() == [42]
+    finally:
+        monkeypatch.undo()
+        manager.stop_and_wait()
+        server.Stop()
 
 
 def test_a_repeated_call_runs_once():
