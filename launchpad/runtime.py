@@ -7,6 +7,7 @@ process, then the program launched last from this process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import socket
@@ -83,6 +84,7 @@ class NodeRuntime:
       stop_event: Set when the program stops: leave `run()`.
       release_event: Set when nobody needs this node's server any more: stop serving.
       was_interrupted: True once SystemExit was raised in the node's main thread.
+      published_keys: Keys of the addresses that this incarnation of the node has published.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class NodeRuntime:
         self.stop_event = threading.Event()
         self.release_event = threading.Event()
         self.owned_keys: frozenset[str] = frozenset()
+        self.published_keys: set[str] = set()
         self.launch_context = LaunchContext(info.launch_type, launch_config, self.stop)
         self._callbacks = callbacks
         self._state = STARTING
@@ -220,20 +223,22 @@ class NodeRuntime:
 
     def publish(self, key: str, address: str) -> None:
         """Tells all nodes of the program that `key` is at `address` ("host:port")."""
+        self.published_keys.add(key)
         self.book.publish(key, address)
         self._callbacks.publish(key, address)
 
     def resolve(self, key: str, name: str | None, timeout: float | None = None) -> str:
         """Returns the address of `key`, waiting until its owner has published it.
 
-        The owner itself never waits: it gets a free port, which is published at once.
+        The owner itself never waits: it gets a port, which is published at once. That of the
+        incarnation before it is taken where it is one of this machine and still free.
 
         Raises:
           ProgramStoppedError: the program is stopping and the address is not known.
           TimeoutError: `timeout` seconds have passed.
         """
-        if key in self.owned_keys and self.book.get(key) is None:
-            address = f"{self.info.host}:{self.reserve_port()}"
+        if key in self.owned_keys and key not in self.published_keys:
+            address = f"{self.info.host}:{self._reserve_again(self.book.get(key))}"
             self.publish(key, address)
             return address
         started = told = time.monotonic()
@@ -261,9 +266,24 @@ class NodeRuntime:
                     now - started,
                 )
 
-    def reserve_port(self) -> int:
-        """Returns a port that is reserved for this node while it lives; see `ports.reserve`."""
-        holder = ports.reserve(self.info.host)
+    def _reserve_again(self, address: str | None) -> int:
+        """Reserves the port of an earlier address of this node, or a free one."""
+        host, _, port = (address or "").rpartition(":")
+        if host == self.info.host and port.isdigit():
+            with contextlib.suppress(OSError):
+                return self.reserve_port(int(port))
+        return self.reserve_port()
+
+    def reserve_port(self, port: int = 0) -> int:
+        """Returns a port that is reserved for this node while it lives; see `ports.reserve`.
+
+        Args:
+          port: The port; 0 for any free one.
+
+        Raises:
+          OSError: Somebody listens on the port.
+        """
+        holder = ports.reserve(self.info.host, port)
         self._placeholders.append(holder)
         return holder.getsockname()[1]
 

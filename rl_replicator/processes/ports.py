@@ -23,20 +23,28 @@ class OpenPortError(ValueError):
     """A port would be open to other machines, and the user has not allowed that."""
 
 
-def reserve(host: str) -> socket.socket:
+def reserve(host: str, port: int = 0) -> socket.socket:
     """Reserves a port, which no other bind to port 0 on this machine gets while it is reserved.
 
     Args:
       host: address to bind to; empty for all.
+      port: the port; 0 for any free one.
 
     Returns:
       A socket that is bound to the port and does not listen. Servers that set SO_REUSEADDR (those
       of gRPC, Reverb and TensorFlow do) can bind the port and listen nevertheless. Closing the
       socket ends the reservation.
+
+    Raises:
+      OSError: if somebody listens on the port.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((host, 0))
+    try:
+        holder.bind((host, port))
+    except OSError:
+        holder.close()
+        raise
     return holder
 
 

@@ -1,11 +1,15 @@
-"""The addresses of a program, when the threads that ask for them are interrupted."""
+"""The addresses of a program, also those of nodes that were interrupted or started again."""
 
 import contextlib
 import ctypes
+import dataclasses
+import socket
 import threading
 import time
 
+from launchpad import runtime as lp_runtime
 from launchpad.address_book import AddressBook
+from launchpad.launch_type import LaunchType
 
 
 def interrupt(thread):
@@ -61,3 +65,30 @@ def test_a_watcher_is_called_until_it_returns_false():
     for number in range(3):
         book.publish("key", f"host:{number}")
     assert seen == ["host:0", "host:1"]
+
+
+def test_a_node_that_was_started_again_takes_its_old_address_only_if_it_can():
+    info = lp_runtime.ProgramInfo("id", b"", LaunchType.TEST_MULTI_THREADING, "127.0.0.1", {})
+    ignore = [lambda *args: None] * len(dataclasses.fields(lp_runtime.Callbacks))
+    book = AddressBook()
+
+    def resolve():
+        """In a new incarnation, which ends afterwards."""
+        runtime = lp_runtime.NodeRuntime("node", 0, info, book, lp_runtime.Callbacks(*ignore))
+        runtime.owned_keys = frozenset(["key"])
+        address = runtime.resolve("key", None)
+        assert address == runtime.resolve("key", None) == book.get("key")
+        runtime.close()
+        return address
+
+    first = resolve()
+    assert resolve() == first
+    port = int(first.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        second = resolve()
+        assert second not in (first, None)
+    book.publish("key", "10.1.2.3:99")  # On a machine that was lost.
+    assert resolve().startswith("127.0.0.1:")
+    info = dataclasses.replace(info, host="127.0.0.2")
+    book.publish("key", first)
+    assert resolve().startswith("127.0.0.2:")

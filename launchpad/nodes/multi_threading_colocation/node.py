@@ -169,6 +169,7 @@ class _Part:
             outer.launch_context.launch_config,
         )
         self._runtime.ready_event = outer.ready_event
+        self._runtime.published_keys = outer.published_keys
         self._runtime.owned_keys = frozenset(a.key for a in node.addresses)
         self._thread = node_thread.NodeThread(
             f"{outer.name} part {index}", node, self._runtime, self._on_end
