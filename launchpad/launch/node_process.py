@@ -48,7 +48,7 @@ def run(connection: int, memory: int) -> int:
     Returns:
       The exit status.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_no_interrupt()
     with os.fdopen(memory, "rb") as file:
         start: Start = pickle.loads(file.read())
     if os.getppid() != start.launcher:
@@ -58,6 +58,15 @@ def run(connection: int, memory: int) -> int:
         os.chdir(start.directory)
     channel = lp_channel.Channel(socket.socket(fileno=connection))
     return lp_child.Child(channel, start.spec).run()
+
+
+def take_no_interrupt() -> None:
+    """Makes SIGINT do nothing: the launcher tells its processes to stop.
+
+    What this process executes is interrupted by SIGINT as usual. It would inherit that the signal
+    is ignored, but no handler.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def leave(status: int) -> None:

@@ -179,6 +179,31 @@ def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(capfd):
     assert "killed 5 s later: thread endless did not end" in capfd.readouterr().err
 
 
+class _Interrupting:
+    """Gets SIGINT itself, and then sends it to a process that it has started."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+
+    def run(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        child = subprocess.Popen(["sleep", "1000"])
+        child.send_signal(signal.SIGINT)
+        try:
+            self._path.write_text(str(child.wait(60)))
+        finally:
+            child.kill()
+
+
+@pytest.mark.processes
+def test_a_process_that_a_node_has_started_can_be_interrupted(tmp_path):
+    path = tmp_path / "status"
+    program = lp.Program("interrupting")
+    program.add_node(lp.PyClassNode(_Interrupting, str(path)), label="interrupting")
+    assert lp.launch(program, "test_mp").wait(timeout=100)
+    assert path.read_text() == str(-signal.SIGINT)
+
+
 class _Early:
     """Could start processes in its constructor."""
 

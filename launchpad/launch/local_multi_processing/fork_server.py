@@ -18,7 +18,6 @@ import os
 import pathlib
 import pickle
 import re
-import signal
 import socket
 import sys
 import time
@@ -185,7 +184,7 @@ def main() -> int:
     """Serves the launcher; returns the exit status of the server, or of a node."""
     connection, launcher = map(int, sys.argv[1:])
     command_entry.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    node_process.take_no_interrupt()
     if os.getppid() != launcher:
         return 1  # It died before the kernel was told to watch it.
     forked = serve(socket.socket(fileno=connection), launcher)
