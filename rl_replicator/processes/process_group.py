@@ -16,6 +16,18 @@ from rl_replicator.processes import command_entry
 from rl_replicator.processes import guard as guards
 
 _ENTRY = Path(command_entry.__file__)
+# In place of an exit status that is lost, because SIGCHLD is ignored or somebody else has asked.
+UNKNOWN_STATUS = 255
+
+
+def keep_statuses() -> None:
+    """Lets the kernel keep the exit statuses of children; does nothing off the main thread.
+
+    In a process that ignores SIGCHLD, as it may have inherited, all of them are lost.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class ProcessGroup:
@@ -88,26 +100,36 @@ class ProcessGroup:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def poll(self) -> int | None:
-        """Returns the leader's exit status, or minus the signal that killed it; None if alive."""
-        if self._code is None:
-            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-            if os.waitid(os.P_PID, self.pid, flags) is not None:
-                self._reap()
+        """Returns the leader's exit status, or minus the signal that killed it; None if alive.
+
+        It is `UNKNOWN_STATUS` for a leader that has ended if the kernel knows nothing of it.
+        """
+        if self._code is None and self._has_ended(os.WNOHANG):
+            self._reap()
         return self._code
 
     def wait(self) -> int:
         """Waits for the leader's end; returns what `poll` returns then."""
         if self._code is None:
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self._has_ended(0)
             self._reap()
         assert self._code is not None
         return self._code
+
+    def _has_ended(self, flags: int) -> bool:
+        """Asks the kernel; waits for the end unless `flags` has WNOHANG."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
+        except ChildProcessError:
+            return True
+        return found is not None
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the leader unless it has ended."""
         with self._lock:
             if self._code is None:
-                os.kill(self.pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kills the leader and all that it has started."""
@@ -117,8 +139,12 @@ class ProcessGroup:
     def _reap(self) -> None:
         with self._lock:
             self._kill()
-            _, status = os.waitpid(self.pid, 0)
-            self._code = os.waitstatus_to_exitcode(status)
+            try:
+                _, status = os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                self._code = UNKNOWN_STATUS
+            else:
+                self._code = os.waitstatus_to_exitcode(status)
         if self._guard is not None:
             self._guard.forget(self.pid)
 

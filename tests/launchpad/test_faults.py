@@ -234,6 +234,38 @@ def test_a_node_begins_when_the_guard_knows_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
+def test_a_launcher_that_ignores_its_children_learns_of_their_end(tmp_path):
+    """As its parent may have had it; the kernel then keeps no status."""
+    program = lp.Program("ignored")
+    program.add_node(lp.PyClassNode(_Early, str(tmp_path / "begun")), label="early")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        manager = lp.launch(program, "test_mp", termination_notice_secs=300)
+        try:
+            assert manager.wait(timeout=60)
+        finally:
+            manager.kill()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.processes
+def test_an_error_of_the_thread_of_a_node_ends_the_program(tmp_path, monkeypatch):
+    def fail(self, channel):
+        raise ValueError("no channel")
+
+    monkeypatch.setattr(processes.ProcessWorker, "attach", fail)
+    program = lp.Program("early")
+    program.add_node(lp.PyClassNode(_Early, str(tmp_path / "begun")), label="early")
+    manager = lp.launch(program, "test_mp")
+    try:
+        with pytest.raises(lp.NodeFailedError, match="ValueError: no channel"):
+            manager.wait(timeout=60)
+    finally:
+        manager.kill()
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_programs_and_the_script_with_its_own_loop(tmp_path, number):
     path = tmp_path / "ready"

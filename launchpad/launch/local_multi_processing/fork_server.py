@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from launchpad.launch import node_process
 from launchpad.launch.local_multi_processing import fork_requests
-from rl_replicator.processes import command_entry
+from rl_replicator.processes import command_entry, process_group
 
 # A forked node waits this long for the launcher to become its parent, in seconds.
 _ADOPTION_SECS = 10.0
@@ -185,6 +185,7 @@ def main() -> int:
     connection, launcher = map(int, sys.argv[1:])
     command_entry.die_with_parent()
     node_process.take_no_interrupt()
+    process_group.keep_statuses()
     if os.getppid() != launcher:
         return 1  # It died before the kernel was told to watch it.
     forked = serve(socket.socket(fileno=connection), launcher)

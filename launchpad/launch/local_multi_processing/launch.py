@@ -18,8 +18,7 @@ from launchpad.launch.local_multi_processing import (
     process_start,
     terminals,
 )
-from rl_replicator.processes import guard, output
-from rl_replicator.processes.process_group import ProcessGroup
+from rl_replicator.processes import guard, output, process_group
 
 # Output of a process that has ended is awaited this long, in seconds.
 _OUTPUT_SECS = 1.0
@@ -30,6 +29,7 @@ class ProcessEngine:
 
     def __init__(self, launch: engine.Launch):
         """Pickles the nodes and hands out the GPUs: an error is raised before anything starts."""
+        process_group.keep_statuses()
         self._launch = launch
         self._nodes = engine.dump_nodes(launch)
         self._environments = placement.environments(launch.members)
@@ -76,7 +76,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
         self._write = write
         self._start = start
         self._guard = watchman
-        self._group: ProcessGroup | None = None
+        self._group: process_group.ProcessGroup | None = None
         self._is_killed = False
         self._life = threading.Lock()
 
@@ -107,11 +107,15 @@ class ProcessWorker(remote_worker.RemoteWorker):
 
     def _live(self) -> None:
         try:
-            started = self._start()
-        except OSError as error:
+            self._start_and_await()
+        except Exception as error:  # The supervisor would wait for ever.
+            if self._group is not None:
+                self._group.kill()
             self.report_end(errors.ExceptionRecord.of(error))
-            return
-        group = ProcessGroup(started.pid, self._guard)
+
+    def _start_and_await(self) -> None:
+        started = self._start()
+        group = process_group.ProcessGroup(started.pid, self._guard)
         with self._life:
             self._group = group
             is_unwanted = self._is_killed

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from rl_replicator.processes.process_group import ProcessGroup
+from rl_replicator.processes.process_group import UNKNOWN_STATUS, ProcessGroup
 
 
 def start(tmp_path, script):
@@ -67,6 +67,17 @@ def test_a_leader_that_a_signal_has_stopped(tmp_path):
     group.kill()
     assert group.wait() == -signal.SIGKILL
     assert not group.is_stopped
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["wait", "poll"])
+def test_a_status_that_is_lost_is_an_end(tmp_path, name):
+    """Somebody else, such as a handler of SIGCHLD, has asked the kernel for it."""
+    group = start(tmp_path, "exit 0")
+    os.waitpid(group.pid, 0)
+    group.send_signal(signal.SIGTERM)
+    assert getattr(group, name)() == UNKNOWN_STATUS
+    assert group.poll() == UNKNOWN_STATUS
 
 
 @pytest.mark.processes
