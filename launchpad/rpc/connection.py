@@ -35,7 +35,8 @@ class Connection:
       timeout: Deadline of each call in seconds, or None.
       retry_secs: How long a call waits for a server that went away, in seconds.
       wait_for_ready: False if a call fails at once when the server is not there.
-      runtime: The runtime of the code that made the client, or None outside a program.
+      runtime: The runtime of the code that made the client, or of the launcher if the program was
+        launched after that; None outside a program.
       was_reached: Whether the server has ever answered.
       link: To the server; None before the first call and after its loss.
     """
@@ -57,7 +58,6 @@ class Connection:
         self._target = target
         self._compression = compression
         self.runtime = lp_runtime.current() if isinstance(target, str) else target.runtime()
-        self._secret: bytes | None = self.runtime.info.secret if self.runtime else None
         self._lock = threading.Lock()
         self._client_id = secrets.token_bytes(credentials.CLIENT_ID_BYTES)
         self._num_calls = 0
@@ -104,10 +104,7 @@ class Connection:
         try:
             while True:
                 link = self.link or self.find_link(call.remaining())
-                # Without a second attempt, the first one must find the server there.
-                if link is not None and (
-                    self.retry_secs > 0 or link.was_ready or link.is_ready(_ADDRESS_SECS)
-                ):
+                if link is not None and self._may_send(call, link):
                     try:
                         answer = link.call(request, call.ticket(), call.remaining())
                         call.answered()
@@ -118,6 +115,15 @@ class Connection:
                 time.sleep(_PAUSE_SECS)
         finally:
             call.close()
+
+    def _may_send(self, call: Call, link: rpc_link.Link) -> bool:
+        if call.is_lost:
+            if link.is_ready(_ADDRESS_SECS):
+                call.reconnected()
+                return True
+            return not self.was_reached
+        # Without a second attempt, the first one must find the server there.
+        return self.retry_secs > 0 or link.was_ready or link.is_ready(_ADDRESS_SECS)
 
     def find_link(self, timeout: float | None) -> rpc_link.Link | None:
         """Returns the link to the server's current address.
@@ -136,10 +142,10 @@ class Connection:
             return None
         with self._lock:
             if self.link is None:
+                self._join_program()
                 identity = b"" if isinstance(self._target, str) else self._target.key.encode()
-                if self._secret is None:
-                    self._secret = credentials.of_user()
-                self.link = rpc_link.Link(address, self._secret, identity, self._compression)
+                secret = self.runtime.info.secret if self.runtime else credentials.of_user()
+                self.link = rpc_link.Link(address, secret, identity, self._compression)
             return self.link
 
     def drop(self, link: rpc_link.Link) -> None:
@@ -183,6 +189,12 @@ class Connection:
         except TimeoutError:
             return None
 
+    def _join_program(self) -> None:
+        """Takes part in the program of the target, which may be launched after this was made."""
+        if self.runtime is None and not isinstance(self._target, str):
+            self.runtime = self._target.runtime()
+            self._follow_address()
+
     def _follow_address(self) -> None:
         """Ends the link when the server's node publishes another address.
 
@@ -218,6 +230,7 @@ class Call:
         self._connection = connection
         self._started = self._told = time.monotonic()
         self._lost_at: float | None = None
+        self._was_refused = False
         self._number = connection.open_call()
 
     def ticket(self) -> credentials.Ticket:
@@ -235,6 +248,16 @@ class Call:
             return None
         return max(0.001, timeout - (time.monotonic() - self._started))
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection broke, and the server was not found again."""
+        return self._lost_at is not None
+
+    def reconnected(self) -> None:
+        """Notes that the server was found again: it may go away again for as long."""
+        if not self._was_refused:  # A stranger at its address is found each time.
+            self._lost_at = None
+
     def answered(self) -> None:
         """Notes that the server has answered: from now on, it is not waited for without end."""
         self._connection.was_reached = True
@@ -250,7 +273,8 @@ class Call:
         code = error.code() if isinstance(error, grpc.RpcError) else None
         if isinstance(error, rpc_link.UnverifiedAnswerError):
             code = grpc.StatusCode.UNAUTHENTICATED
-        if code == grpc.StatusCode.UNAUTHENTICATED:
+        self._was_refused = code == grpc.StatusCode.UNAUTHENTICATED
+        if self._was_refused:
             if connection.has_fixed_address:
                 raise self._translated(error) from None
             # The node's port went to another process; the node will publish its new address.

@@ -30,6 +30,9 @@ class ResendableCall(Protocol):
     def remaining(self) -> float | None:
         """Returns the seconds until the deadline, or None without one."""
 
+    def reconnected(self) -> None:
+        """Notes that the server was found again after a loss."""
+
     def answered(self) -> None:
         """Notes that the server has answered."""
 
@@ -175,6 +178,8 @@ class PendingCalls:
         elif failure is not None:
             self._settle(entry, failure)
         elif link is not None and (is_ready or not entry.was_sent):
+            if is_ready:
+                entry.call.reconnected()
             self._send(entry, link)
         else:
             try:

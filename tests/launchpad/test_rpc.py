@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import pickle
+import queue
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
-from launchpad.rpc import courier, credentials, link, wire
+from launchpad.rpc import connection, courier, credentials, link, wire
 from launchpad.rpc import server as rpc_server
 from tests.launchpad import programs
 
@@ -454,6 +455,48 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     with pytest.raises(lp.CourierUnavailableError):
         hasty.count(1.0)
     assert len(runs) == 4
+
+
+@pytest.mark.parametrize("way", ["call", "future"])
+def test_the_time_without_a_server_counts_anew_once_it_was_found(
+    runtime, proxied, monkeypatch, way
+):
+    """A call that broke twice, more than `retry_secs` apart, was given up at once."""
+    found = queue.SimpleQueue()
+
+    class Call(connection.Call):
+        def reconnected(self):
+            super().reconnected()
+            found.put(self.is_lost)
+
+    monkeypatch.setattr(connection, "Call", Call)
+    server, proxy, _ = proxied
+    begun, release = threading.Event(), threading.Event()
+    server.bind("block", lambda: begun.set() or release.wait(60))
+    client = lp.CourierClient(proxy.address)
+    client.count(0)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = client.futures.block() if way == "future" else pool.submit(client.block)
+        try:
+            assert begun.wait(60)
+            proxy.cut()
+            assert found.get(timeout=30) is False
+        finally:
+            release.set()
+        assert answer.result(60) is True
+
+
+def test_a_client_made_before_the_launch_belongs_to_the_program():
+    program = lp.Program("test")
+    handle = program.add_node(lp.CourierNode(programs.Producer, 2), label="producer")
+    client = handle.dereference()
+    with pytest.raises(RuntimeError, match="before its program is launched"):
+        client.produce(1)
+    manager = lp.launch(program, "test_mt")
+    try:
+        assert client.futures.produce(3).result(60) == 6
+    finally:
+        manager.stop_and_wait()
 
 
 def test_a_silent_host_is_noticed(runtime, proxied):
