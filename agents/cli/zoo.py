@@ -1,6 +1,8 @@
 """`rl-replicator zoo RUN_DIR... --out FOLDER`."""
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +22,8 @@ def run(args: Sequence[str]) -> int:
       The exit status.
 
     Raises:
-      UsageError: if an option is wrong, or a run has no policy.
+      UsageError: if an option is wrong, a run has no policy, or two have one task and agent. There
+        is no folder then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
@@ -54,38 +57,68 @@ def run(args: Sequence[str]) -> int:
         raise UsageError("expected directories of runs after 'rl-replicator zoo', got none")
     if chosen.out.exists():
         raise UsageError(f"--out: expected a new folder, got {chosen.out}, which is there")
-    rows = [_added(run_dir, chosen) for run_dir in chosen.run_dirs]
-    (chosen.out / "README.md").write_text(_table(rows, chosen))
+    named = _named(chosen.run_dirs)
+    # Under its name when all is there: what fails can be repeated.
+    partial = chosen.out.with_name(f".{chosen.out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # Of a process that was killed.
+    try:
+        rows = [_added(run_dir, name, partial, chosen) for name, run_dir in named.items()]
+        (partial / "README.md").write_text(_table(rows, chosen))
+        os.replace(partial, chosen.out)
+    except OSError as error:
+        raise UsageError(f"--out: cannot write {chosen.out}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     print(f"zoo {chosen.out}")
     return 0
 
 
-def _added(run_dir: Path, chosen: Any) -> str:
+def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
+    """Returns the runs by the names of their folders.
+
+    Raises:
+      UsageError: if one is no run of an agent, or two would have one folder.
+    """
+    from rl_replicator.cli import trainables
+    from rl_replicator.errors import UsageError
+    from rl_replicator.runs.run_directory import RunDirectory, folder_name
+
+    named: dict[str, Path] = {}
+    for run_dir in run_dirs:
+        if not hasattr(trainables.of_run(run_dir), "make_agent"):
+            raise UsageError(f"expected a run of an agent, got {run_dir}, which trains a learner")
+        identity = RunDirectory(run_dir).config()["identity"]
+        name = folder_name(f"{identity['env']}-{identity['trainable']}")
+        if name in named:
+            raise UsageError(
+                f"expected one run for each task and agent, got {named[name]} and {run_dir}, both "
+                f"{name}; leave one out"
+            )
+        named[name] = run_dir
+    return named
+
+
+def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     """Exports and measures the policy of a run; returns its row of the table."""
     from agents.environment_loop import evaluation_episode
     from agents.plan.evaluation import EvaluationSchedule
     from agents.policies import exported, playing
     from rl_replicator.cli import trainables
-    from rl_replicator.errors import UsageError
     from rl_replicator.exports import formats
-    from rl_replicator.runs.run_directory import folder_name
 
     trainable: Any = trainables.of_run(run_dir)
-    if not hasattr(trainable, "make_agent"):
-        raise UsageError(f"expected a run of an agent, got {run_dir}, which trains a learner")
     model = trainable.exported(run_dir, chosen.best, "Apache-2.0")
     facts = model.card.facts
-    name = folder_name(f"{facts['task']}-{facts['agent']}")
-    formats.write(model, "numpy", chosen.out / name)
+    formats.write(model, "numpy", out / name)
     # What was written is measured, in the way of the evaluations of a run.
-    policy = exported.load(chosen.out / name)
-    environment = policy.task.make(chosen.seed)
-    actor = policy.actor(environment)
+    policy = exported.load(out / name)
     returns: list[float] = []
-    film = chosen.out / name / _FILM
-    playing.play_into_file(environment, actor, policy.task, returns.append, 1, film)
-    most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)
-    played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
+    with policy.task.make(chosen.seed) as environment:
+        actor = policy.actor(environment)
+        film = out / name / _FILM
+        playing.play_into_file(environment, actor, policy.task, returns.append, 1, film)
+        most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)
+        played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
     returns += [episode.episode_return for episode in played if episode is not None]
     measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"
     print(f"{name}: return {measured}", flush=True)

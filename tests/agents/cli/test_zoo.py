@@ -1,6 +1,9 @@
 """`rl-replicator zoo`: policies of runs, exported, measured and played."""
 
+import json
+import pathlib
 import re
+import shutil
 
 import imageio.v3 as iio
 import pytest
@@ -37,6 +40,28 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     assert returns[0] == pytest.approx(returns[1], abs=0.11) and len(returns[0]) == 2
     low, high = re.search(r"\((\S+) to (\S+)\)", measured).groups()
     assert [float(low), float(high)] == pytest.approx(sorted(returns[1]), abs=0.11)
+
+
+def test_what_fails_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [str(tmp_path / name) for name in ("first", "second")]
+    test_export._make_run(tmp_path / "first", d4pg.command, None)
+    shutil.copytree(*runs)
+    made = []
+    monkeypatch.setattr(zoo, "_added", lambda *args: made.append(args))
+    with pytest.raises(UsageError, match=r"one run for each task and agent, got .*first and .*sec"):
+        zoo.run([*runs, "--out", "zoo"])
+    assert not made
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree("second", "other")
+    shutil.rmtree("other/checkpoints")
+    config = json.loads(pathlib.Path("other/config.json").read_text())
+    config["identity"]["env"] = "environments.fakes:target"
+    pathlib.Path("other/config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="checkpoint"):
+        zoo.run([runs[0], "other", "--out", "zoo", "--episodes", "1"])
+    assert not any("zoo" in path.name for path in tmp_path.iterdir())
 
 
 def _lines(capsys):
