@@ -100,7 +100,7 @@ class Environment(dm_env.Environment):
                 action_spec or environment.action_spec(),
             )
         self._timesteps = timesteps.TimeStepConverter(name, *own_specs[:2])
-        self._convert = self._timesteps.convert
+        self._begin, self._convert = self._timesteps.begin, self._timesteps.convert
         self._set_action_range(own_specs[2])
 
     def _set_action_range(self, real: Any) -> None:
@@ -163,7 +163,7 @@ class Environment(dm_env.Environment):
             )
 
     def reset(self) -> dm_env.TimeStep:
-        return self._convert(self._environment.reset())
+        return self._begin(self._environment.reset())
 
     def step(self, action: np.ndarray) -> dm_env.TimeStep:
         """Takes an action; starts a new episode after the last step of one.

@@ -16,7 +16,7 @@ from environments.errors import EnvironmentDataError, EnvironmentSpecError
 _REWARD_TOLERANCE = 1e-4
 _LARGEST = float(np.finfo(np.float32).max)
 # Looked up once, because every environment step uses them.
-_FIRST, _isfinite = dm_env.StepType.FIRST, math.isfinite
+_FIRST, _LAST, _isfinite = dm_env.StepType.FIRST, dm_env.StepType.LAST, math.isfinite
 
 
 class Field(NamedTuple):
@@ -62,6 +62,7 @@ class TimeStepConverter:
         """
         self._name = name
         self._step = 0
+        self._is_under_way = False
         self.fields, self.size = _plan(observation_spec)
         self.reward_spec = _float32_reward(reward_spec)
         low, high = -math.inf, math.inf
@@ -71,11 +72,29 @@ class TimeStepConverter:
         self._lowest = max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST)
         self._highest = min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST)
 
+    def begin(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        """Converts the first time step of an episode, whether or not the one before is over.
+
+        Args:
+          timestep: return value of the environment's `reset`.
+
+        Returns:
+          See `convert`.
+
+        Raises:
+          EnvironmentDataError: see `convert`; also if the time step is not a first one.
+        """
+        self._step, self._is_under_way = 0, False
+        if timestep[0] is not _FIRST:
+            remedy = "return dm_env.restart(...)"
+            raise self._error("step type", "FIRST from reset()", _short(timestep[0]), remedy)
+        return self.convert(timestep)
+
     def convert(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         """Converts the next time step of the environment.
 
         Args:
-          timestep: return value of the environment's `reset` or `step`.
+          timestep: return value of the environment's `step`.
 
         Returns:
           The time step with a new observation array, [size] float32, and float32 scalars. Reward
@@ -83,10 +102,19 @@ class TimeStepConverter:
 
         Raises:
           EnvironmentDataError: if an observation, reward or discount is missing, not finite, out of
-            bounds, or of another shape than its spec.
+            bounds, or of another shape than its spec; also if an episode begins before the last
+            step of the one before.
         """
         step_type, reward, discount, observation = timestep
-        self._step = 0 if step_type is _FIRST else self._step + 1
+        if step_type is not _FIRST:
+            self._step += 1
+        elif self._is_under_way:
+            self._step += 1
+            remedy = "return a last step before a new episode begins"
+            raise self._error("step type", "MID or LAST", "FIRST", remedy)
+        else:
+            self._step = 0
+        self._is_under_way = step_type is not _LAST
         flat = np.empty(self.size, np.float32)
         try:
             for path, where, shape, has_axes in self.fields:

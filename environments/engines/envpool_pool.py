@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dm_env
@@ -61,12 +61,13 @@ class EnvPoolEnvironments:
 
     def reset(self, indices: Sequence[int]) -> list[dm_env.TimeStep]:
         """See `BatchEnvironment`."""
-        return self._convert(indices, self._pool.reset(np.array(indices, np.int32)))
+        batch = self._pool.reset(np.array(indices, np.int32))
+        return self._converted(indices, batch, TimeStepConverter.begin)
 
     def step(self, actions: Sequence[np.ndarray]) -> list[dm_env.TimeStep]:
         """See `BatchEnvironment`."""
         real = self._task.own_actions(np.stack(actions))
-        return self._convert(range(self.size), self._pool.step(real))
+        return self._converted(range(self.size), self._pool.step(real), TimeStepConverter.convert)
 
     def random_state(self, index: int) -> None:
         """Returns None: EnvPool does not expose its random generators."""
@@ -77,7 +78,12 @@ class EnvPoolEnvironments:
     def close(self) -> None:
         """Does nothing: the threads end when the pool is freed."""
 
-    def _convert(self, indices: Sequence[int], batch: Any) -> list[dm_env.TimeStep]:
+    def _converted(
+        self,
+        indices: Sequence[int],
+        batch: Any,
+        convert: Callable[[TimeStepConverter, dm_env.TimeStep], dm_env.TimeStep],
+    ) -> list[dm_env.TimeStep]:
         """Returns a batch of the pool, whose rows are the environments `indices`, as time steps."""
         step_types, rewards, discounts = (
             array.tolist() for array in (batch.step_type, batch.reward, batch.discount)
@@ -91,5 +97,5 @@ class EnvPoolEnvironments:
                 discounts[row],
                 {name: array[row] for name, array in arrays},
             )
-            timesteps.append(self._converters[index].convert(timestep))
+            timesteps.append(convert(self._converters[index], timestep))
         return timesteps

@@ -45,6 +45,11 @@ def nan(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * np.nan))
 
 
+def restarts(seed):
+    """A new episode begins with each step."""
+    return _Changed(seed, step=lambda t: dm_env.restart(t.observation))
+
+
 def reward(seed):
     return _Changed(seed, step=lambda t: t._replace(reward=2.0))
 

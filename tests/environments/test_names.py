@@ -182,6 +182,7 @@ def test_wrappers_that_are_none(path, message):
         ("good", 0, "ok    rendering: frames"),
         ("unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got no"),
         ("nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
+        ("restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last step"),
         ("reward", 1, "WRONG data: .*reward at step 1 .*got 2; widen the bounds"),
         ("endless", 1, "WRONG end: no episode ended within 300 steps; end it, or give --time-l"),
         ("endless", 1, "note  reward: 1 at every step"),

@@ -1,5 +1,7 @@
 """What an environment returns is checked once per step."""
 
+import re
+
 import dm_env
 import numpy as np
 import pytest
@@ -122,6 +124,34 @@ def test_steps_are_counted_within_the_episode():
     environment.step(action)
     with pytest.raises(EnvironmentDataError, match="^Faulty: .* at step 3 of the episode"):
         environment.step(action)
+
+
+def test_an_episode_that_begins_before_the_last_one_ends():
+    made = Faulty()
+    environment = environments.adapt(made, name="module:function")
+    action = np.zeros(1, np.float32)
+    environment.reset()
+    environment.step(action)
+    environment.reset()  # Nobody need wait for the end.
+    environment.step(action)
+    made.step = lambda action: made.reset()
+    message = (
+        "^module:function: step type at step 2 of the episode: expected MID or LAST, got FIRST; "
+        "return a last step before a new episode begins$"
+    )
+    with pytest.raises(EnvironmentDataError, match=message):
+        environment.step(action)
+
+
+def test_a_reset_that_is_no_first_step():
+    made = Faulty()
+    made.reset = lambda: made.step(None)
+    message = (
+        "module:function: step type at step 0 of the episode: expected FIRST from reset(), got "
+        "<StepType.MID: 1>; return dm_env.restart(...)"
+    )
+    with pytest.raises(EnvironmentDataError, match=re.escape(message)):
+        environments.adapt(made, name="module:function").reset()
 
 
 def test_an_action_that_is_no_number_is_not_a_fault_of_the_environment():
