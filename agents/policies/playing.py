@@ -82,18 +82,15 @@ class Window(Screen):
             self._root.destroy()
 
 
-class Frames(Screen):
-    """Keeps the frames for a file.
+class Film(Screen):
+    """A film, which takes all frames."""
 
-    Attributes:
-      frames: those shown so far.
-    """
-
-    def __init__(self) -> None:
-        self.frames: list[np.ndarray] = []
+    def __init__(self, add: Callable[[np.ndarray], None]):
+        """Takes the function that adds a frame."""
+        self._add = add
 
     def show(self, frame: np.ndarray) -> bool:
-        self.frames.append(frame)
+        self._add(frame)
         return True
 
 
@@ -175,10 +172,8 @@ def play_into_file(
     Raises:
       UsageError: if the file cannot be written.
     """
-    with video_file.replacement(output) as partial:
-        screen = Frames()
+    with video_file.film(output) as add:
         for _ in range(episodes):
-            episode_return = play(environment, actor, task, screen)
+            episode_return = play(environment, actor, task, Film(add))
             assert episode_return is not None
             seen(episode_return)
-        video_file.write(partial, screen.frames)

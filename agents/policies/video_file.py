@@ -2,9 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import imageio.v2 as iio2
 import imageio.v3 as iio
 import numpy as np
 
@@ -17,8 +19,11 @@ STEPS_PER_FRAME = 1000 // (10 * FRAMES_PER_SECOND)
 
 
 @contextlib.contextmanager
-def replacement(path: Path) -> Iterator[Path]:
-    """Yields a new file beside `path`, which takes its place if all goes well.
+def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yields a function that adds a frame [H, W, 3] uint8 to a new film.
+
+    The film takes the place of `path` if all goes well. Frames of an .mp4 are encoded as they come;
+    a .gif keeps them until the end, because its encoder takes all at once.
 
     Raises:
       UsageError: if the file cannot be written, or is named neither .mp4 nor .gif.
@@ -33,28 +38,72 @@ def replacement(path: Path) -> Iterator[Path]:
         raise UsageError(
             f"--output: cannot write to {path.parent}: {error}; choose another directory"
         ) from None
+    encoder = _Mp4(partial) if path.suffix == ".mp4" else _Gif(partial)
+
+    def add(frame: np.ndarray) -> None:
+        with _disk_errors():
+            encoder.add(frame)
+
     try:
-        yield partial
+        try:
+            yield add
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                encoder.close()
+            raise
+        with _disk_errors():
+            encoder.close()
+            is_empty = not encoder.count()
+        if is_empty:
+            raise UsageError("cannot write the video: the file is empty; is the disk full?")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write(path: Path, frames: list[np.ndarray]) -> None:
-    """Writes the frames and reads them back: an encoder may fail on a full disk in silence.
-
-    Raises:
-      UsageError: if the file is not complete.
-    """
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
     try:
-        if path.suffix == ".mp4":
-            iio.imwrite(path, frames, fps=FRAMES_PER_SECOND)
-            found = sum(1 for _ in iio.imiter(path, plugin="FFMPEG"))
-        else:
-            iio.imwrite(path, frames, duration=1000 / FRAMES_PER_SECOND, loop=0)
-            found = path.stat().st_size
+        yield
     except (OSError, ValueError, RuntimeError) as error:
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"cannot write the video: {text}; is the disk full?") from error
-    if not found:
-        raise UsageError("cannot write the video: the file is empty; is the disk full?")
+
+
+class _Mp4:
+    """Encodes frames as they come."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._writer: Any = None
+
+    def add(self, frame: np.ndarray) -> None:
+        if self._writer is None:
+            self._writer = iio2.get_writer(self._path, fps=FRAMES_PER_SECOND)
+        self._writer.append_data(frame)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def count(self) -> int:
+        """Reads the film back: the encoder may fail on a full disk in silence."""
+        return sum(1 for _ in iio.imiter(self._path, plugin="FFMPEG"))
+
+
+class _Gif:
+    """Encodes all frames at the end."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._frames: list[np.ndarray] = []
+
+    def add(self, frame: np.ndarray) -> None:
+        self._frames.append(frame)
+
+    def close(self) -> None:
+        if self._frames:
+            iio.imwrite(self._path, self._frames, duration=1000 / FRAMES_PER_SECOND, loop=0)
+
+    def count(self) -> int:
+        return self._path.stat().st_size

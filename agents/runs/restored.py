@@ -59,17 +59,16 @@ def film(source: AgentSource, run_dir: Path, output: Path | None, seed: int) -> 
     run = RunDirectory(run_dir)
     path = output or run.path / _VIDEO
     run.config()  # Raises if there is no run, before a directory is made.
-    with video_file.replacement(path) as partial:
+    with video_file.film(path) as add:
         policy = restore(run, source)
         steps_per_frame = max(1, video_file.STEPS_PER_FRAME // policy.task.action_repeat)
-        total, frames = 0.0, []
+        total = 0.0
         with policy.make_environment(seed) as environment:
             timesteps = interact(environment, policy.actor)
             for step, timestep in enumerate(itertools.islice(timesteps, policy.max_actions + 1)):
                 total += float(timestep.reward or 0.0)
                 if step % steps_per_frame == 0:
-                    frames.append(environment.render(video_file.HEIGHT, video_file.WIDTH))
+                    add(environment.render(video_file.HEIGHT, video_file.WIDTH))
                 if timestep.last():
                     break
-        video_file.write(partial, frames)
     return path, total

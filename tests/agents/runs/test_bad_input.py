@@ -99,14 +99,16 @@ def test_a_video_on_a_full_disk(name, tmp_path):
     try:
         with (
             pytest.raises(UsageError, match="cannot write the video: .*is the disk full"),
-            video_file.replacement(path) as partial,
+            video_file.film(path) as add,
         ):
-            video_file.write(partial, frames)
+            for frame in frames:
+                add(frame)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert list(tmp_path.iterdir()) == []
-    with video_file.replacement(path) as partial:
-        video_file.write(partial, frames[:5])
+    with video_file.film(path) as add:
+        for frame in frames[:5]:
+            add(frame)
     assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
