@@ -20,6 +20,8 @@ from rl_replicator.runs.run_directory import AUTO, from_plain
 _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
+# Learner steps from one set of weights in a policy's average to the next: each costs 2 % of a step.
+AVERAGING_PERIOD = 10
 # gamma of one step of the simulator, from pixels.
 _DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
@@ -83,8 +85,9 @@ class OffPolicyConfig(Settings):
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
     policy_average: int = 1
-    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
-    done, as long as that is less. 1: the newest weights are evaluated, as in the papers."""
+    """Learner steps over which the weights of the evaluated policy are averaged, more than 10; a
+    tenth of those done, as long as that is less. 1: the newest weights are evaluated, as in the
+    papers."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()
@@ -96,7 +99,13 @@ class OffPolicyConfig(Settings):
             sizes = getattr(self, name)
             is_good = len(sizes) > 0 and all(1 <= size <= _MAX_LAYER_SIZE for size in sizes)
             self.check(is_good, name, f"one or more layer sizes from 1 to {_MAX_LAYER_SIZE}")
-        self.check_at_least(1, "n_step", "global_batch_size", "policy_average", "steps_per_call")
+        self.check_at_least(1, "n_step", "global_batch_size", "steps_per_call")
+        self.check(
+            self.policy_average == 1 or self.policy_average > AVERAGING_PERIOD,
+            "policy_average",
+            f"1, or more than {AVERAGING_PERIOD}: it averages the weights of every "
+            f"{AVERAGING_PERIOD}th step",
+        )
         self.check(self.n_step <= _MAX_N_STEP, "n_step", f"at most {_MAX_N_STEP}")
         for name in ("policy_learning_rate", "critic_learning_rate"):
             self.check(0 < getattr(self, name) < 1, name, "a number between 0 and 1")

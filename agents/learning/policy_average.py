@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import sonnet as snt
 import tensorflow as tf
 
+from agents.config import AVERAGING_PERIOD
 from agents.learning.replay_learner import StepModule, StepOutput
 from agents.learning.targets import update_targets
 from agents.replay.transitions import Sample
 
 # While a policy still learns fast, the average spans this share of its steps.
 _SHARE = 0.1
-# Learner steps from one set of weights in the average to the next: each costs 2 % of a step.
-_PERIOD = 10
 # Of the names under which averages are served.
 _PREFIX = "average_"
 
@@ -45,8 +44,8 @@ class PolicyAverage(tf.Module):
         Args:
           module: trains. A network without trainable variables has no average.
           networks: built networks like `module.acting_networks`, which become the averages.
-          num_steps: learner steps that the average spans, at least 10: it takes the weights of
-            every tenth step, at the rate 10 / num_steps.
+          num_steps: learner steps that the average spans, more than `AVERAGING_PERIOD`: it takes
+            the weights of every tenth step, at the rate 10 / num_steps.
         """
         super().__init__(name="policy_average")
         self._module, self._span = module, num_steps
@@ -84,6 +83,7 @@ class PolicyAverage(tf.Module):
         output = self._module.step_fn(sample)
         num_steps = self._module.num_steps
         share = _SHARE * tf.cast(num_steps, tf.float32)
-        rate = _PERIOD / tf.clip_by_value(share, _PERIOD, max(_PERIOD, self._span))
-        update_targets(self._average, self._online, rate, tf.equal(num_steps % _PERIOD, 0))
+        rate = AVERAGING_PERIOD / tf.clip_by_value(share, AVERAGING_PERIOD, self._span)
+        is_due = tf.equal(num_steps % AVERAGING_PERIOD, 0)
+        update_targets(self._average, self._online, rate, is_due)
         return output

@@ -17,6 +17,8 @@ from rl_replicator.errors import ConfigError
         ({"discount": 1.0}, "--agent.discount: expected .* got 1.0"),
         ({"discount": "auto"}, "--agent.discount: expected .* got auto"),
         ({"policy_layers": ()}, "--agent.policy-layers"),
+        ({"policy_average": 0}, "--agent.policy-average: expected .* got 0"),
+        ({"policy_average": 10}, "--agent.policy-average: expected 1, or more than 10: .* got 10"),
         ({"value_min": 2.0, "value_max": 1.0}, "--agent.value-min"),
     ],
 )
