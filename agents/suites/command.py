@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from agents.suites.board import Board
 from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory, runs
 
+_LOG = logging.getLogger("agents")
 _FAILURE = 1
 # Options of a run that may differ between the runs of a suite: they do not change what is learned.
 _FREE = (
@@ -77,7 +80,8 @@ def run(plan: SuitePlan) -> int:
       Exit status: 0 if all runs are done; 1 if one failed; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
-      UsageError: if the directory holds a suite with other settings, or other files.
+      UsageError: if the directory holds a suite with other settings, or other files, or the results
+        cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
     with directory.opened(_KIND, plan.identity):
@@ -98,15 +102,24 @@ def run(plan: SuitePlan) -> int:
                 status.state, status.reason = State.FAILED, "ended before its last evaluation"
             board.note(status)
             if status.state is not State.RUNNING:
-                _write_results(plan)
+                try:
+                    _write_results(plan)
+                except OSError as error:  # The runs are worth more than their table.
+                    _LOG.warning("no results are written before the next run ends: %s", error)
 
         scheduler = Scheduler(
             plan.command, plan.run_dir / "logs", plan.parallel, note, board.refresh
         )
         number = scheduler.run(statuses)
         board.close()
-        rows = _write_results(plan)
-        plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
+        try:
+            rows = _write_results(plan)
+            plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
+                "again, and continues what is not done"
+            ) from error
         return _conclude(plan, statuses, rows, number)
 
 

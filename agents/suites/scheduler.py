@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agents.suites.progress import RunStatus, State
-from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, slots
+from rl_replicator.jobs.run_process import RunProcess, Slot, end_all, slots
 
 _POLL_SECONDS = 0.2
 
@@ -77,8 +77,8 @@ class Scheduler:
                 self._on_look()
                 time.sleep(_POLL_SECONDS)
         finally:
-            for one in self._running:  # After an error of our own.
-                one.process.kill()
+            # After an error of our own, the runs save all the same.
+            end_all([one.process for one in self._running], self._is_urgent)
             for number, handler in before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
         return self._signals[0] if self._signals else None
@@ -106,15 +106,10 @@ class Scheduler:
 
     def _end(self) -> None:
         """Asks all processes to end, and waits; a second signal or a long wait kills them."""
-        for one in self._running:
-            one.process.interrupt()
-        deadline = time.monotonic() + SECONDS_TO_END
-        while any(one.process.poll() is None for one in self._running):
-            if len(self._signals) > 1 or time.monotonic() > deadline:
-                for one in self._running:
-                    one.process.kill()
-            self._on_look()
-            time.sleep(_POLL_SECONDS)
+        end_all([one.process for one in self._running], self._is_urgent, self._on_look)
+
+    def _is_urgent(self) -> bool:
+        return len(self._signals) > 1
 
     def _set(self, status: RunStatus, state: State, reason: str = "") -> None:
         status.state, status.reason = state, reason

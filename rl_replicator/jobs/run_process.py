@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rl_replicator.processes.process_group import ProcessGroup
 
 # `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
 SECONDS_TO_END = 120.0
+_POLL_SECONDS = 0.2
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
@@ -48,6 +50,29 @@ def slots(parallel: int) -> list[Slot]:
     if parallel >= len(processors):
         return [Slot((processors[index % len(processors)],)) for index in range(parallel)]
     return [Slot(tuple(processors[index::parallel])) for index in range(parallel)]
+
+
+def end_all(
+    processes: Sequence[RunProcess],
+    is_urgent: Callable[[], bool],
+    on_look: Callable[[], None] = lambda: None,
+) -> None:
+    """Asks processes to save and to end, and waits for them; kills those that take too long.
+
+    Args:
+      processes: the processes.
+      is_urgent: returns whether to kill them at once.
+      on_look: called while it waits.
+    """
+    for process in processes:
+        process.interrupt()
+    deadline = time.monotonic() + SECONDS_TO_END
+    while any(process.poll() is None for process in processes):
+        if is_urgent() or time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+        on_look()
+        time.sleep(_POLL_SECONDS)
 
 
 class RunProcess:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
@@ -17,6 +19,7 @@ from rl_replicator.sweeps.runner import SweepRunner, TrialScheduler
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
+_LOG = logging.getLogger(__name__)
 _KIND = "sweep"
 # Options of a run that may differ when a sweep goes on: they do not change what is learned.
 _FREE = (
@@ -94,7 +97,7 @@ def run(plan: SweepPlan) -> int:
 
     Raises:
       UsageError: if the directory holds a sweep with other settings or other files, Optuna is not
-        installed, or no trial can run.
+        installed, no trial can run, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
     with directory.opened(_KIND, plan.identity):
@@ -111,16 +114,25 @@ def run(plan: SweepPlan) -> int:
 
         def note(trial: SweepTrial) -> None:
             drawn.note(trial)
-            if trial.state is not TrialState.RUNNING:
-                _write(plan.run_dir / "results.csv", trials)
-            _write_rounds(plan.run_dir / "rounds.csv", study)
+            try:
+                if trial.state is not TrialState.RUNNING:
+                    _write(plan.run_dir / "results.csv", trials)
+                _write_rounds(plan.run_dir / "rounds.csv", study)
+            except OSError as error:  # The runs are worth more than their table.
+                _LOG.warning("no results are written before the next trial changes: %s", error)
 
         runner = SweepRunner(
             scheduler, plan.command, plan.run_dir / "logs", plan.parallel, note, drawn.refresh
         )
         number = runner.run(trials, plan.trials)
         drawn.close()
-        _write(plan.run_dir / "results.csv", trials)
+        try:
+            _write(plan.run_dir / "results.csv", trials)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
+                "again, and continues what is not done"
+            ) from error
         _conclude(plan, study, trials)
         if number is not None:
             print("stopped; the same command continues the sweep", flush=True)

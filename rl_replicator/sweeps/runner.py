@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_replicator.errors import UsageError
-from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, slots
+from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _POLL_SECONDS = 0.2
@@ -153,9 +153,11 @@ class SweepRunner:
                 self._on_look()
                 time.sleep(_POLL_SECONDS)
         finally:
-            for one in self._live:  # After an error of our own.
-                for process in one.processes:
-                    process.kill()
+            # After an error of our own, the runs save all the same.
+            end_all(
+                [process for one in self._live for process in one.processes],
+                lambda: len(self._signals) > 1,
+            )
             for number, handler in before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
         return self._signals[0] if self._signals else None

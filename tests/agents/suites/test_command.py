@@ -132,6 +132,45 @@ def test_ctrl_c_ends_the_runs_cleanly_and_the_suite_continues(tmp_path, start):
     assert [row["environment_steps"] for row in results(tmp_path)] == ["50"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("failures", [1, 99])
+def test_results_that_cannot_be_written_end_no_runs(tmp_path, monkeypatch, caplog, failures):
+    """In this process, with runs that end at once."""
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite
+    from rl_replicator.errors import UsageError
+
+    class Plan(command.SuitePlan):
+        def command(self, status):
+            code = f"""
+import pathlib
+from tests.agents.suites.fake_agent import write_run
+write_run(pathlib.Path({str(status.path)!r}), {status.run.task!r}, {status.run.seed}, [(100, 7)])
+"""
+            return [sys.executable, "-c", code]
+
+    monkeypatch.chdir(ROOT)
+    write, errors = command.results.write, [OSError("No space left on device")] * failures
+
+    def write_or_fail(path, rows):
+        if errors:
+            raise errors.pop()
+        write(path, rows)
+
+    monkeypatch.setattr(command.results, "write", write_or_fail)
+    suite = Suite("s", ("a:b",), ())
+    plan = Plan(suite, 100, 2, tmp_path / "suite", "fake", 1, (), {}, Anchors({}))
+    if failures == 1:
+        assert command.run(plan) == 0
+        assert [row["return_mean"] for row in results(tmp_path)] == ["7", "7"]
+    else:
+        with pytest.raises(UsageError, match=r"cannot write the results in .*: No space left"):
+            command.run(plan)
+    assert len([*(tmp_path / "suite").glob("*seed*")]) == 2
+    assert caplog.text.count("before the next run ends: No space left") == min(failures, 2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -120,6 +120,31 @@ def test_the_first_trial_may_have_a_default_of_none(monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("failures", "expected"), [(1, 0), (99, 2)])
+def test_results_that_cannot_be_written_end_no_trials(
+    tmp_path, monkeypatch, capsys, caplog, failures, expected
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    write, errors = sweep.command._write_rows, [OSError("No space left on device")] * failures
+
+    def write_or_fail(path, rows):
+        if errors:
+            raise errors.pop()
+        write(path, rows)
+
+    monkeypatch.setattr(sweep.command, "_write_rows", write_or_fail)
+    words = ["sweep", HILL, "--search", "place=uniform(0,1)", "--trials", "2", "--run-dir", "s"]
+    assert main.main([*words, "--parallel", "1"]) == expected
+    assert caplog.text.count("before the next trial changes: No space left") == min(failures, 2)
+    if expected == 0:
+        assert {row["state"] for row in results(tmp_path / "s")} <= {"done", "stopped"}
+    else:
+        assert "cannot write the results in s: No space left" in capsys.readouterr().err
+
+
+@pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_seeds_asha_a_kill_and_more_trials(tmp_path, start):
     """Two seeds each; the sweep is killed while its first trial waits, and is then continued."""

@@ -2,8 +2,11 @@
 
 import sys
 
+import pytest
+
 from rl_replicator.sweeps.runner import SweepRunner
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
+from tests.rl_replicator.jobs.endless_run import endless_run
 from tests.rl_replicator.sweeps.hill import NAME
 
 
@@ -44,3 +47,25 @@ def test_a_trial_that_ends_regularly_is_done(tmp_path):
     assert runner.run([], count=1) is None
     assert trial.state is TrialState.DONE
     assert scheduler.scores == [3 + 1 - 0.25]
+
+
+@pytest.mark.processes
+def test_runs_save_after_an_error_of_the_sweep(tmp_path):
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
+    command, is_ready, has_saved = endless_run(tmp_path)
+
+    def look():
+        if is_ready():
+            raise OSError("No space left on device")
+
+    runner = SweepRunner(
+        CutsAfterTheFirstEvaluation(trial),
+        lambda *_: command,
+        tmp_path / "logs",
+        1,
+        lambda _: None,
+        look,
+    )
+    with pytest.raises(OSError, match="No space left"):
+        runner.run([], count=1)
+    assert has_saved()
