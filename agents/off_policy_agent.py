@@ -33,7 +33,7 @@ from agents.replay.input import make_input_fn
 from agents.replay.local import LocalReplay
 from agents.replay.memory_estimate import MemoryEstimate
 from agents.replay.priorities import Priorities, PriorityWriter
-from agents.replay.table import LearnerDemand, error_buffer, make_table
+from agents.replay.table import LearnerDemand, make_table
 from agents.replay.transitions import Layout
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import AUTO
@@ -237,10 +237,8 @@ class OffPolicyAgent(abc.ABC):
 
     def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""
-        config, demand = self.config.replay, self._demand(num_replicas)
-        # Raises with the numbers that users have set.
-        error_buffer(config, demand, self.layout.transitions_per_item)
-        return [make_table(config.of_shard(num_shards), demand.of_shard(num_shards), self.layout)]
+        demand = self._demand(num_replicas)
+        return [make_table(self.config.replay, demand, self.layout, num_shards)]
 
     def make_adder(
         self, client: reverb.Client, on_wait: Callable[[float], bool | None]

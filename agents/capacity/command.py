@@ -139,8 +139,7 @@ def samples_ahead(config: Any, deployment: Deployment) -> float:
 
     run, shards = deployment, deployment.replay_shards
     demand = LearnerDemand(run.batch, run.steps_per_call, run.replicas)
-    replay = config.replay.of_shard(shards)
-    return shards * error_buffer(replay, demand.of_shard(shards), run.item_length)
+    return shards * error_buffer(config.replay, demand, run.item_length, shards)
 
 
 # Options of the agent on which its parts do not depend, or as the model expects.

@@ -90,50 +90,62 @@ class LearnerDemand:
         return held * self.global_batch_size
 
 
-def error_buffer(config: ReplayConfig, demand: LearnerDemand, transitions_per_item: int) -> float:
-    """Computes the tolerance of the rate limiter, in sampled transitions, in either direction.
+def error_buffer(
+    config: ReplayConfig, demand: LearnerDemand, transitions_per_item: int, num_shards: int = 1
+) -> float:
+    """Computes the tolerance of a table's limiter, in sampled transitions, in either direction.
 
     It must cover a whole call of the learner plus everything its pipelines keep in flight, twice:
     otherwise actors and learner could only run in turns, or (below the samples of one insert) block
     each other forever.
 
     Args:
-      config: the config of the table.
+      config: the config of the replay.
       demand: the demand of the learner.
       transitions_per_item: the number of transitions in an item of the table.
+      num_shards: number of tables that share the transitions evenly.
 
     Returns:
-      The buffer in sampled transitions.
+      The buffer of each table in sampled transitions.
 
     Raises:
-      ConfigError: if the table starts with too few rows for that buffer.
+      ConfigError: if the tables start with too few rows for that buffer, or do not divide a batch.
     """
-    in_flight = demand.transitions_in_flight(transitions_per_item)
+    table, part = config.of_shard(num_shards), demand.of_shard(num_shards)
+    in_flight = part.transitions_in_flight(transitions_per_item)
     buffer = max(
-        min(0.1 * config.min_size, _MOST_AHEAD) * config.samples_per_insert,
-        2.0 * (demand.transitions_per_call + in_flight),
-        2.0 * config.samples_per_insert * transitions_per_item,
+        min(0.1 * table.min_size, _MOST_AHEAD) * table.samples_per_insert,
+        2.0 * (part.transitions_per_call + in_flight),
+        2.0 * table.samples_per_insert * transitions_per_item,
     )
-    if buffer > config.min_size * config.samples_per_insert:
-        needed = int(-(-buffer // config.samples_per_insert))
-        is_free = transitions_per_item > 1
-        others = " or --agent.replay.transitions-per-item" if is_free else ""
+    if buffer > table.min_size * table.samples_per_insert:
+        needed_each = int(-(-buffer // table.samples_per_insert))
+        needed = (needed_each - 1) * num_shards + 1  # The part of a table is rounded up.
+        others = ["--agent.steps-per-call"]
+        if transitions_per_item > 1:
+            others.append("--agent.replay.transitions-per-item")
+        if num_shards > 1:
+            others.append("--replay-shards")
         raise ConfigError(
             f"--agent.replay.min-size: expected at least {needed} (a call of the learner takes "
             f"{demand.transitions_per_call} transitions and its input holds "
-            f"{in_flight} more, at {config.samples_per_insert:g} samples per insert), got "
-            f"{config.min_size}; raise it, or lower --agent.steps-per-call{others}"
+            f"{in_flight * num_shards} more, at {config.samples_per_insert:g} samples per insert; "
+            f"and a table needs two items), got {config.min_size}; raise it, or lower "
+            f"{' or '.join(others)}"
         )
     return buffer
 
 
-def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> reverb.Table:
+def make_table(
+    config: ReplayConfig, demand: LearnerDemand, layout: Layout, num_shards: int = 1
+) -> reverb.Table:
     """Makes the table: prioritized (Schaul et al. 2016) or uniform, with a rate limiter.
 
     Args:
-      config: the config of the table.
+      config: the config of the replay.
       demand: the demand of the learner, for the limiter's tolerance.
       layout: the layout of the items.
+      num_shards: number of tables that share the transitions evenly.
 
     Returns:
       A table to be served by one Reverb server.
@@ -141,7 +153,7 @@ def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> r
     Raises:
       ConfigError: if config and demand would block each other.
     """
-    length = layout.transitions_per_item
+    length, table = layout.transitions_per_item, config.of_shard(num_shards)
     sampler: reverb.selectors.Selector
     if config.priority_exponent > 0:
         sampler = reverb.selectors.Prioritized(config.priority_exponent)
@@ -151,11 +163,11 @@ def make_table(config: ReplayConfig, demand: LearnerDemand, layout: Layout) -> r
         name=TABLE,
         sampler=sampler,
         remover=reverb.selectors.Fifo(),
-        max_size=-(-config.max_size // length),
+        max_size=-(-table.max_size // length),
         rate_limiter=reverb.rate_limiters.SampleToInsertRatio(
             samples_per_insert=config.samples_per_insert,
-            min_size_to_sample=-(-config.min_size // length),
-            error_buffer=error_buffer(config, demand, length) / length,
+            min_size_to_sample=-(-table.min_size // length),
+            error_buffer=error_buffer(config, demand, length, num_shards) / length,
         ),
         signature=layout.signature,
     )

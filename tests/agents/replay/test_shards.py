@@ -11,7 +11,7 @@ from acme import specs
 from agents.replay.config import ReplayConfig
 from agents.replay.input import make_input_fn
 from agents.replay.priorities import PriorityWriter
-from agents.replay.table import TABLE, LearnerDemand, make_table
+from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import TransitionLayout
 from rl_replicator.errors import ConfigError
 
@@ -33,7 +33,7 @@ PRIORITIES = [[1.0, 3.0, 4.0], [2.0, 2.0, 1.0, 5.0]]
 def servers():
     servers = []
     for shard, priorities in enumerate(PRIORITIES):
-        table = make_table(CONFIG.of_shard(2), DEMAND.of_shard(2), LAYOUT)
+        table = make_table(CONFIG, DEMAND, LAYOUT, num_shards=2)
         servers.append(reverb.Server([table]))
         with servers[-1].localhost_client().trajectory_writer(num_keep_alive_refs=1) as writer:
             for index, priority in enumerate(priorities):
@@ -63,6 +63,20 @@ def test_the_shards_share_the_limits():
         ConfigError, match=r"multiple of 6 \(2 replicas x 3 replay shards\), got 256"
     ):
         LearnerDemand(256, 16, 2).of_shard(3)
+
+
+def test_too_small_tables_are_refused_with_what_all_of_them_need():
+    """Each of 4 needs two items of 8 transitions: 16, and the fourth part of 61 is rounded up."""
+    demand = LearnerDemand(8, 1, 1)
+    fits, less = (ReplayConfig(min_size=size, samples_per_insert=64.0) for size in (61, 60))
+    error_buffer(fits, demand, 8, num_shards=4)
+    error_buffer(less, demand, 8)  # One table has enough.
+    message = (
+        r"min-size: expected at least 61 \(a call of the learner takes 8 transitions .*\), got 60; "
+        ".* or --replay-shards$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        error_buffer(less, demand, 8, num_shards=4)
 
 
 def test_a_batch_has_equal_parts_and_the_probabilities_of_the_whole(addresses):
