@@ -17,11 +17,13 @@ class D4PG(OffPolicyAgent):
 
     @property
     def initial_priority(self) -> float:
-        """The highest priority that a transition can have for a critic that predicts nothing.
+        """The highest priority that a transition can have for a critic that predicts its prior.
 
-        KL(target || uniform) is at most log(atoms).
+        KL(target || prior) is greatest where all of the target lies on the least probable atom. For
+        a uniform prior it is log(atoms).
         """
-        return math.log(self.config.num_atoms)
+        logits = self._prior_logits().astype(np.float64)
+        return float(np.log(np.exp(logits).sum()) - logits.min())
 
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
@@ -71,8 +73,11 @@ class D4PG(OffPolicyAgent):
             )
         return np.linspace(low, high, config.num_atoms, dtype=np.float32)
 
-    def _make_critic(self, name: str) -> CategoricalCritic:
+    def _prior_logits(self) -> np.ndarray:
+        """Returns the logits of a new critic in every state, [Z] float32."""
         atoms = self.atoms()
         is_uniform = self.config.critic_prior == "uniform"
-        logits = np.zeros_like(atoms) if is_uniform else logits_around_zero(atoms)
-        return CategoricalCritic(self.make_critic_torso, logits, name)
+        return np.zeros_like(atoms) if is_uniform else logits_around_zero(atoms)
+
+    def _make_critic(self, name: str) -> CategoricalCritic:
+        return CategoricalCritic(self.make_critic_torso, self._prior_logits(), name)

@@ -24,8 +24,9 @@ class ReplayConfig:
     priority_exponent: float = 0.0
     """alpha: P(i) is proportional to priority**alpha, 0.6 in the paper of prioritized replay.
     0 samples uniformly. New transitions have a constant priority, where the paper gives them the
-    highest one seen: log(num_atoms) for D4PG, 1 for TD3 and SAC, whose priorities are absolute TD
-    errors. So TD3 and SAC come late to new transitions where TD errors are above 1."""
+    highest one seen: for D4PG the highest one possible for a new critic, 1 for TD3 and SAC, whose
+    priorities are absolute TD errors. So TD3 and SAC come late to new transitions where TD errors
+    are above 1."""
     importance_exponent_start: float = 0.4
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all. D4PG's
     paper takes 1."""

@@ -103,7 +103,7 @@ def test_the_actor_adds_noise_of_the_configured_size(trained):
 
 
 def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(trained):
-    """KL(target || uniform) over 21 atoms is at most log(21)."""
+    """KL(target || critic) is greatest if all of the target lies on the farthest of 21 atoms."""
     agent = trained[0]
     server = reverb.Server(agent.make_tables(num_replicas=1))
     client = reverb.Client(f"localhost:{server.port}")
@@ -117,8 +117,12 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
     adder.finish(60.0)
     samples = list(client.sample(TABLE, num_samples=20, emit_timesteps=False))
     priorities = [np.ravel(sample.info.priority)[0] for sample in samples]
-    np.testing.assert_allclose(priorities, math.log(21), rtol=1e-6)
+    # From atom to atom the logits fall by 0.2; the farthest one is 20 atoms from a return of 0.
+    expected = 4.0 + math.log(sum(math.exp(-0.2 * atom) for atom in range(21)))
+    np.testing.assert_allclose(priorities, expected, rtol=1e-6)
     server.stop()
+    uniform = D4PG(dataclasses.replace(CONFIG, critic_prior="uniform"), agent.environment_spec)
+    assert uniform.initial_priority == pytest.approx(math.log(21))
 
 
 def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
