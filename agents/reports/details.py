@@ -186,7 +186,7 @@ def advised(reading: Reading) -> Html | None:
     items = []
     evaluated = [run for run in reading.runs if "evaluator" in run.tables]
     for run in evaluated:
-        lines = advice.advise(run.path)
+        lines = advice.advise(run.path, run.options)
         if lines:
             items.append(
                 element(

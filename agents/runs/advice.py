@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,16 @@ _BIAS = 0.5
 _FAILED_SOME, _FAILED_ALL = 0.1, 0.9
 # Effective share of a batch that importance weights leave.
 _EFFECTIVE_SHARE = 0.2
+_INVERTING = "inverting"
+_ABSENT = object()
 
 
-def advise(run_dir: Path) -> list[str]:
+def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     """Returns lines that say why a run does not learn, the most telling one first.
 
     Args:
       run_dir: the run's directory.
+      options: the options of the run, by name, as in its `config.json`. Only these are named.
 
     Returns:
       That nothing was learned if there was no learner step. Nothing if the return still rose, if
@@ -38,10 +42,11 @@ def advise(run_dir: Path) -> list[str]:
     evaluator = read_metrics(run_dir, "evaluator")
     steps = evaluator.get("learner_steps", np.zeros(0))
     if len(steps) and steps[-1] == 0:
+        size = known(options, "--agent.replay.min-size")
         return [
             "no learner step was taken: the learner starts when the replay holds "
-            "--agent.replay.min-size transitions (one an action, so fewer than environment steps "
-            "if actions repeat); train longer, or lower it"
+            f"{size or 'enough'} transitions (one an action, so fewer than environment steps if "
+            f"actions repeat); train longer{', or lower it' if size else ''}"
         ]
     returns = evaluator.get("episode_return", np.zeros(0))
     if not stood_still(returns):
@@ -49,15 +54,16 @@ def advise(run_dir: Path) -> list[str]:
     figures = {**_last_third(read_metrics(run_dir, "learner")), **_last_third(evaluator)}
     if _succeeds(figures):
         return []
-    found = list(_causes(figures))
+    found = list(_causes(figures, options))
     still = (
         "the return did not rise over the last third of the evaluations "
         f"({np.mean(_thirds(returns)[-1]):.0f})"
     )
     if not found:
+        ratio = known(options, "--agent.replay.samples-per-insert")
         found = [
-            "no figure points to a cause; try more learner steps per environment step "
-            "(--agent.replay.samples-per-insert), other noise, or another seed"
+            "no figure points to a cause; try more learner steps per environment step"
+            f"{f' ({ratio})' if ratio else ''}, other noise, or another seed"
         ]
     return [f"{still}: {found[0]}", *(f"also: {cause}" for cause in found[1:])]
 
@@ -96,51 +102,78 @@ def _succeeds(figures: Mapping[str, float]) -> bool:
     return is_even and figures.get("failed_share", 1.0) < _FAILED_SOME
 
 
-def _causes(figures: Mapping[str, float]) -> Iterator[str]:
+def known(options: Mapping[str, Any], *names: str) -> str:
+    """Returns those of some options of the command that a run has, joined by "or".
+
+    Args:
+      options: the options of the run, by name, as in its `config.json`.
+      *names: such as `--agent.replay.min-size`.
+    """
+    return " or ".join(name for name in names if _value(options, name) is not _ABSENT)
+
+
+def _value(options: Mapping[str, Any], name: str) -> Any:
+    value: Any = options
+    for key in name.removeprefix("--").replace("-", "_").split("."):
+        value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value
+
+
+def _remedy(verb: str, options: str) -> str:
+    return f"; {verb} {options}" if options else ""
+
+
+def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterator[str]:
     """Yields what the figures point to, the most telling cause first."""
     for side, option, direction in (("high", "value-max", "raise"), ("low", "value-min", "lower")):
         mass = figures.get(f"value_edge_mass_{side}", 0.0)
         if mass > _EDGE_MASS:
             edge = "upper" if side == "high" else "lower"
             yield (
-                f"value support too small: {mass:.0%} of the mass on its {edge} edge; {direction} "
-                f"--agent.{option}"
+                f"value support too small: {mass:.0%} of the mass on its {edge} edge"
+                f"{_remedy(direction, known(options, f'--agent.{option}'))}"
             )
+    more = known(options, "--agent.exploration-sigma", "--actors")
+    more = f" ({more})" if more else ""
     failed = figures.get("failed_share", 0.0)
     if failed >= _FAILED_ALL:
         yield (
-            f"{failed:.0%} of the evaluation episodes found almost no reward; explore more "
-            "(--agent.exploration-sigma, --actors) or train for longer"
+            f"{failed:.0%} of the evaluation episodes found almost no reward; explore more{more} "
+            "or train for longer"
         )
     elif failed > _FAILED_SOME:
+        layers = known(options, "--agent.policy-layers")
         yield (
             f"{failed:.0%} of the evaluation episodes failed while others reached "
             f"{figures['episode_return_max']:.0f}: some starts were never learned; explore more "
-            "from them (--actors, --agent.exploration-sigma), or enlarge --agent.policy-layers"
+            f"from them{more}{f', or enlarge {layers}' if layers else ''}"
         )
     saturation = figures.get("action_saturation", 0.0)
     if saturation > _SATURATION:
+        squash = known(options, "--agent.squash-gradient")
+        if squash and _value(options, squash) == _INVERTING:
+            squash = ""
+        penalty = known(options, "--agent.preactivation-penalty")
+        remedies = [f"raise {penalty}"] if penalty else []
+        remedies += [f"try {squash} {_INVERTING}"] if squash else []
         yield (
             f"{saturation:.0%} of the policy's actions are at their bounds, where tanh passes no "
-            "gradient; raise --agent.preactivation-penalty, or try --agent.squash-gradient "
-            "inverting"
+            f"gradient{'; ' if remedies else ''}{', or '.join(remedies)}"
         )
+    rates = known(options, "--agent.replay.samples-per-insert", "--agent.critic-learning-rate")
     bias, seen = figures.get("q_bias"), figures.get("discounted_return")
     if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):
         word = "over" if bias > 0 else "under"
         yield (
             f"Q {word}estimates: it exceeds the discounted returns then seen ({seen:.1f}) by "
-            f"{bias:+.1f}; lower --agent.replay.samples-per-insert or --agent.critic-learning-rate"
+            f"{bias:+.1f}{_remedy('lower', rates)}"
         )
     dormant = figures.get("dormant_share", 0.0)
     if dormant > _DORMANT:
-        yield (
-            f"{dormant:.0%} of the critic's units are dormant; lower --agent.critic-learning-rate "
-            "or --agent.replay.samples-per-insert"
-        )
+        yield f"{dormant:.0%} of the critic's units are dormant{_remedy('lower', rates)}"
     effective = figures.get("effective_batch_share", 1.0)
     if effective < _EFFECTIVE_SHARE:
+        exponent = known(options, "--agent.replay.priority-exponent")
         yield (
-            f"importance weights leave {effective:.0%} of each batch; lower "
-            "--agent.replay.priority-exponent"
+            f"importance weights leave {effective:.0%} of each batch{_remedy('lower', exponent)}"
         )

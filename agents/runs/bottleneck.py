@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from agents.runs.advice import known
 from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.
@@ -87,7 +88,9 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     if slowest == "actors":
         return f"bottleneck: the actors; {_for_actors(shares, options)}"
     if slowest == "replay":
-        return "bottleneck: the replay, for which both wait; try a smaller --agent.steps-per-call"
+        smaller = known(options, "--agent.steps-per-call")
+        remedy = f"; try a smaller {smaller}" if smaller else ""
+        return f"bottleneck: the replay, for which both wait{remedy}"
     return "bottleneck: none, actors and learner are both busy"
 
 
@@ -113,12 +116,19 @@ def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> 
         return "save less often (--checkpoint-seconds)"
     agent = options.get("agent")
     precision = agent.get("precision") if isinstance(agent, Mapping) else None
-    if precision == "float32":
-        return "--agent.precision bfloat16 helps if this machine computes it fast"
+    if precision == "float32" and _has_fast_bfloat16():
+        return "--agent.precision bfloat16 is faster on this machine"
+    fewer = known(options, "--agent.replay.samples-per-insert")
     return (
-        "a GPU, or --replicas N on as many devices, makes its steps faster; "
-        "--agent.replay.samples-per-insert asks for fewer of them"
+        "a GPU, or --replicas N on as many devices, makes its steps faster"
+        f"{f'; {fewer} asks for fewer of them' if fewer else ''}"
     )
+
+
+def _has_fast_bfloat16() -> bool:
+    from rl_replicator.layers import precision  # Imports TensorFlow, which few verdicts need.
+
+    return precision.resolve("auto") == "bfloat16"
 
 
 def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:

@@ -259,7 +259,7 @@ def _run(
         events.record(run.path, events.RUN, events.STOPPED, name)
         return 128 + manager.signal_number
     events.record(run.path, events.RUN, events.FINISHED)
-    _report(run)
+    _report(run, options)
     for explanation in explain(run.path, options.plain()):
         print(explanation, flush=True)
     _plot(run)
@@ -290,7 +290,7 @@ def _tell(listener: RunListener, evaluations: NewRows) -> None:
         listener.evaluated(figures)
 
 
-def _report(run: RunDirectory) -> None:
+def _report(run: RunDirectory, options: AgentOptions) -> None:
     """Prints the last evaluation of a complete run, and advice if its return stood still."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
@@ -301,7 +301,7 @@ def _report(run: RunDirectory) -> None:
         f"max {last['episode_return_max']:.1f}{failed}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "
         f"steps, {clock(last['wall_time'])}",
-        *advise(run.path),
+        *advise(run.path, options.plain()),
         sep="\n",
         flush=True,
     )

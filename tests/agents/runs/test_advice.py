@@ -1,11 +1,18 @@
 """Advice for runs whose return stood still."""
 
+import re
+
 import numpy as np
 import pytest
 
+from agents.d4pg.config import D4PGConfig
 from agents.runs import advice
+from agents.runs.options import AgentOptions
+from agents.sac.config import SACConfig
 from rl_replicator.runs.metrics import MetricWriter
 
+OPTIONS = AgentOptions(env="a:b", agent=D4PGConfig()).plain()
+SAC_OPTIONS = AgentOptions(env="a:b", agent=SACConfig()).plain()
 RISING = [100.0 * step for step in range(9)]
 STILL = [0.0, 200, 300, 480, 470, 490, 480, 485, 475]
 
@@ -30,18 +37,18 @@ def test_stood_still(returns, expected):
 
 def test_a_run_that_learns_needs_no_advice(tmp_path):
     write(tmp_path, RISING, {"value_edge_mass_high": 0.9}, failed_share=0.5)
-    assert advice.advise(tmp_path) == []
+    assert advice.advise(tmp_path, OPTIONS) == []
 
 
 def test_a_run_that_is_done_needs_none_either(tmp_path):
     even = {"episode_return_min": 860.0, "episode_return_max": 880.0, "failed_share": 0.0}
     write(tmp_path, STILL, {"value_edge_mass_high": 0.9}, **even)
-    assert advice.advise(tmp_path) == []
+    assert advice.advise(tmp_path, OPTIONS) == []
 
 
 def test_a_run_without_a_learner_step(tmp_path):
     write(tmp_path, [3.0], learner_steps=0.0)
-    (line,) = advice.advise(tmp_path)
+    (line,) = advice.advise(tmp_path, OPTIONS)
     assert line.startswith("no learner step was taken: the learner starts when the ")
 
 
@@ -73,14 +80,14 @@ def test_a_run_without_a_learner_step(tmp_path):
 )
 def test_causes(tmp_path, learner, evaluator, words):
     write(tmp_path, STILL, learner or None, **evaluator)
-    (line,) = advice.advise(tmp_path)
+    (line,) = advice.advise(tmp_path, OPTIONS)
     assert line.startswith("the return did not rise over the last third of the evaluations (480): ")
     assert words in line and "\n" not in line
 
 
 def test_several_causes_are_several_lines(tmp_path):
     write(tmp_path, STILL, {"value_edge_mass_high": 0.31}, failed_share=0.5)
-    first, second = advice.advise(tmp_path)
+    first, second = advice.advise(tmp_path, OPTIONS)
     assert "31%" in first and second.startswith("also: 50%")
 
 
@@ -91,5 +98,33 @@ def test_the_end_of_a_run_counts_and_not_its_beginning(tmp_path):
         writer.write("evaluator", index, row)
         writer.write("learner", index, {"value_edge_mass_high": 0.9 if index < 6 else 0.01})
     writer.close()
-    (line,) = advice.advise(tmp_path)
+    (line,) = advice.advise(tmp_path, OPTIONS)
     assert "no figure points to a cause" in line
+
+
+@pytest.mark.parametrize(
+    ("learner", "evaluator"),
+    [
+        ({}, {"failed_share": 0.5}),
+        ({}, {"failed_share": 1.0}),
+        ({"action_saturation": 0.92}, {}),
+        ({"dormant_share": 0.7}, {}),
+        ({"effective_batch_share": 0.1}, {}),
+        ({}, {}),
+    ],
+)
+@pytest.mark.parametrize("options", [SAC_OPTIONS, {}])
+def test_only_options_that_the_run_has_are_named(tmp_path, learner, evaluator, options):
+    write(tmp_path, STILL, learner or None, **evaluator)
+    (line,) = advice.advise(tmp_path, options)
+    named = re.findall(r"--[\w.-]+", line)
+    assert all(advice.known(options, name) for name in named), line
+    assert "()" not in line and not line.endswith(("; ", " "))
+    assert bool(named) == bool(options) or "action" in line
+
+
+def test_what_is_set_already_is_not_advised(tmp_path):
+    write(tmp_path, STILL, {"action_saturation": 0.92})
+    agent = D4PGConfig(squash_gradient="inverting")
+    (line,) = advice.advise(tmp_path, AgentOptions(env="a:b", agent=agent).plain())
+    assert line.endswith("gradient; raise --agent.preactivation-penalty")

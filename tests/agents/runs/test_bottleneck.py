@@ -3,6 +3,7 @@
 import pytest
 
 from agents.runs import bottleneck
+from rl_replicator.layers import precision
 from rl_replicator.runs.metrics import MetricWriter
 
 STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
@@ -35,9 +36,21 @@ PIXELS = {
         ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
     ],
 )
-def test_verdicts(shares, options, words):
+def test_verdicts(shares, options, words, monkeypatch):
+    monkeypatch.setattr(bottleneck, "_has_fast_bfloat16", lambda: True)
     line = bottleneck.verdict(shares, options)
     assert line.startswith("bottleneck: ") and words in line
+
+
+def test_only_what_the_run_has_and_the_machine_does_fast_is_advised(monkeypatch):
+    monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: False)
+    gpu = "bottleneck: the learner; a GPU, or --replicas N on as many devices, makes its steps fast"
+    line = bottleneck.verdict({"actor_wait": 0.4}, PIXELS)
+    assert line.startswith(gpu) and "--agent" not in line
+    monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
+    assert "bfloat16 is faster" in bottleneck.verdict({"actor_wait": 0.4}, PIXELS)
+    both = {"learner_wait": 0.3, "actor_wait": 0.3}
+    assert bottleneck.verdict(both, STATE) == "bottleneck: the replay, for which both wait"
 
 
 @pytest.mark.parametrize(
