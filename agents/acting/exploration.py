@@ -174,7 +174,8 @@ EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}
 def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Exploration:
     """Makes the exploration that `config.exploration` names, clipped to the action range.
 
-    The first `config.exploration_random_steps` actions of all actors are random instead.
+    In the first `config.exploration_random_steps` environment steps of all actors, actions are
+    random instead.
 
     Args:
       config: settings of the agent.

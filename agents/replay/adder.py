@@ -131,7 +131,9 @@ class NStepTransitionAdder(base.Adder):
         """
         if self._observation is None:
             raise ValueError("expected add_first before add; got an action without an episode")
-        if next_timestep.last() or not self._window:  # Once or twice an episode: it costs time.
+        # It costs time. With returns of several steps, only the first and the last step of an
+        # episode come here; with returns of one step, all of them.
+        if next_timestep.last() or not self._window:
             self._layout.check_action(action, extras)
             self._layout.check_observation(next_timestep.observation)
         self._window.append(
