@@ -18,6 +18,7 @@ _COLUMNS = ("time", "node", "event", "detail")
 RUN = "run"
 STARTED, CONTINUED = "started", "continued"
 STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
+_STARTS_AND_ENDS = (STARTED, CONTINUED, STOPPED, FINISHED, FAILED)
 RESTARTED = "restarted"
 SCALED = "scaled"
 
@@ -88,6 +89,6 @@ def faults(found: list[Event]) -> list[Event]:
         is_unannounced = event.event == CONTINUED and before in (STARTED, CONTINUED, FAILED)
         if event.event == RESTARTED or is_unannounced:
             survived.append(event)
-        if event.node == RUN:
+        if event.node == RUN and event.event in _STARTS_AND_ENDS:
             before = event.event
     return survived

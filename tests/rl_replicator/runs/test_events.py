@@ -32,8 +32,13 @@ def test_faults_are_restarts_and_unannounced_ends(tmp_path):
         ("run", "continued"),  # A fault.
         ("run", "finished"),
         ("run", "continued"),
+        ("run", "scaled"),
+        ("run", "continued"),  # A fault: the run was killed after its actors were scaled.
+        ("run", "stopped"),
+        ("run", "scaled"),
+        ("run", "continued"),
     ]
     for node, event in told:
         events.record(tmp_path, node, event)
     found = events.read(tmp_path)
-    assert events.faults(found) == [found[3], found[4], found[6]]
+    assert events.faults(found) == [found[3], found[4], found[6], found[10]]
