@@ -54,7 +54,7 @@ def _reason(errors: str) -> str:
 
 
 class Films:
-    """Starts a film whenever a run has taken so many steps more, unless one is being made.
+    """Starts a film at each multiple of so many steps of a run, unless one is being made.
 
     The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
     the run when the film was started. They show the policy of the newest checkpoint. A film that
@@ -78,7 +78,7 @@ class Films:
         self._run = run
         self._every = every
         self._command = command
-        self._due = every or 0
+        self._due: int | None = None
         self._process: subprocess.Popen | None = None
         # A film that waits for a full pipe to be read would never end.
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
@@ -89,11 +89,14 @@ class Films:
         Args:
           environment_steps: the steps of the run.
         """
-        if self._is_filming() or self._every is None or environment_steps < self._due:
+        if self._is_filming() or self._every is None:
             return
-        if Checkpointer(self._run.checkpoints).latest() is None:
+        following = (environment_steps // self._every + 1) * self._every
+        if self._due is None:  # A continued run has been filmed up to here.
+            self._due = following
+        if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
             return
-        self._due = (environment_steps // self._every + 1) * self._every
+        self._due = following
         output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
         output.parent.mkdir(exist_ok=True)
         self._process = subprocess.Popen(

@@ -22,8 +22,11 @@ def run(tmp_path):
     return RunDirectory(tmp_path)
 
 
-def make(run, every, code=TOUCH):
-    return Films(run, every, lambda run_dir, output: [sys.executable, "-c", code, str(output)])
+def make(run, every, code=TOUCH, restored=0):
+    """Films of a run that has just started, or was continued."""
+    made = Films(run, every, lambda run_dir, output: [sys.executable, "-c", code, str(output)])
+    made.tick(restored)
+    return made
 
 
 def films(run, expected):
@@ -48,6 +51,16 @@ def test_a_film_every_so_many_steps(run):
     one.tick(2000)
     expected = ["000001040.mp4", "000002000.mp4"]
     assert films(run, expected) == expected
+    one.close()
+
+
+def test_a_continued_run_is_filmed_at_the_same_steps(run):
+    one = make(run, 1000, restored=2300)
+    assert one._process is None
+    one.tick(2990)
+    assert one._process is None
+    one.tick(3010)
+    assert films(run, ["000003010.mp4"]) == ["000003010.mp4"]
     one.close()
 
 
