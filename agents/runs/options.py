@@ -50,7 +50,8 @@ class AgentOptions:
     """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
     string of `rl_replicator.make`."""
     learner_gpus: int | None = None
-    """GPUs of each learner process. Default: those of this machine, divided evenly."""
+    """GPUs of each learner process, not with `--launch threads`. Default: those of this machine,
+    divided evenly."""
     caches: int = 0
     """Nodes that serve the learner's weights to the actors: for tens of actors."""
     replay_shards: int = 1
@@ -119,6 +120,12 @@ class AgentOptions:
         check_option(limit is None or limit >= 1, "time_limit", "at least 1", limit)
         gpus, address = self.learner_gpus, self.address
         check_option(gpus is None or gpus >= 0, "learner_gpus", "at least 0", gpus)
+        check_option(
+            gpus is None or self.launch != "threads",
+            "learner_gpus",
+            "--launch processes or ray with it (threads share the GPUs of one process)",
+            self.launch,
+        )
         check_option(
             address is None or self.launch == "ray", "address", "--launch ray", self.launch
         )

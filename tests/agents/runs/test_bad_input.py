@@ -58,8 +58,12 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
             r"--agent\.exploration-sigma: expected a number from 0 to 10, got 1000000000\.0",
         ),
         (
-            ("--learner-gpus", "4", "--agent.value-max", "20"),
+            ("--learner-gpus", "4", "--launch", "processes", "--agent.value-max", "20"),
             r"--learner-gpus: expected at most 0, as this machine has 0 GPUs, got 4",
+        ),
+        (
+            ("--learner-gpus", "1", "--agent.value-max", "20"),
+            r"--learner-gpus: expected --launch processes or ray with it \(.*\), got threads",
         ),
         (
             ("--agent.encoder", "small"),
