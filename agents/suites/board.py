@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
+from agents.suites import results
 from agents.suites.anchors import Anchors
 from agents.suites.progress import RunStatus, State
 from rl_replicator.runs.live_table import LiveTable, aligned
@@ -15,8 +16,8 @@ _PREFERRED_ANCHORS = ("D4PG", "DrQ-v2", "SimbaV2 (1)", "BRO (10)", "best known")
 def text(statuses: Sequence[RunStatus], steps: int, anchors: Anchors) -> str:
     """Returns the table.
 
-    A cell is the return at the end of a run, `failed`, `-` for a run that has not begun, or the
-    share of the steps that are taken and the newest evaluation in brackets.
+    A cell is the return of a run after `steps` steps, `failed`, `-` for a run that has not begun,
+    or the share of the steps that are taken and the newest evaluation in brackets.
 
     Args:
       statuses: the statuses of all runs.
@@ -76,8 +77,12 @@ def _cell(status: RunStatus, steps: int) -> str:
 
 
 def _final(status: RunStatus, steps: int) -> float | None:
-    rows = [row for row in status.rows() if row.environment_steps == steps]
-    return rows[-1].return_mean if rows else None
+    """Returns the return at the mark of a run that has reached it, which may have gone on."""
+    rows = status.rows()
+    if status.state is not State.DONE:  # An evaluation before the end is not the last one.
+        rows = [row for row in rows if row.environment_steps == steps]
+    marked = results.at_mark(rows, steps).get(status.run.task)
+    return marked[0].return_mean if marked else None
 
 
 def _number(value: float | None) -> str:

@@ -41,6 +41,16 @@ def test_cells(tmp_path):
     ]
 
 
+def test_a_run_that_has_more_steps_counts_at_the_mark(tmp_path):
+    """The suite was repeated with fewer steps; evaluations may miss the mark by an action."""
+    statuses = [
+        make(tmp_path, "a:b", 1, State.DONE, [(50, 5), (99, 20), (200, 80)]),
+        make(tmp_path, "a:b", 2, State.RUNNING, [(99, 40)]),
+    ]
+    *_, row = board.text(statuses, 100, ANCHORS).splitlines()
+    assert row.split() == ["a:b", "20", "99%", "(40)", "20", "30"]
+
+
 class _Terminal(io.StringIO):
     def isatty(self):
         return True
