@@ -1,6 +1,7 @@
 """Which option would make a run faster, and by how much."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from agents.capacity.hardware import Deployment, Hardware
@@ -19,7 +20,8 @@ class Change:
 
     Attributes:
       option: the option as users type it.
-      gain: environment steps per second with it, relative to those without.
+      gain: environment steps per second with it, relative to those without; infinite if there are
+        none without it.
       prediction: the prediction of the run with it.
     """
 
@@ -46,8 +48,8 @@ def best_changes(
     found = []
     for option, changed, machines in _candidates(deployment, hardware):
         after = predict(parts, changed, machines)
-        gain = after.actions / before if before else float("inf")
-        if gain >= 1.0 + _LEAST_GAIN:
+        gain = after.actions / before if before > 0 else math.inf
+        if after.actions > 0 and gain >= 1.0 + _LEAST_GAIN:
             found.append(Change(option, gain, after))
     return sorted(found, key=lambda change: -change.gain)[:most]
 

@@ -116,7 +116,9 @@ def run(
 
     prediction = model.predict(parts, deployment, hardware)
     ahead = samples_ahead(agent_config, deployment)
-    simulated = simulation.simulate(parts, deployment, hardware, ahead, simulated_seconds)
+    simulated = None
+    if prediction.actions > 0:
+        simulated = simulation.simulate(parts, deployment, hardware, ahead, simulated_seconds)
     better = changes.best_changes(parts, deployment, hardware)
     for line in report.lines(
         parts, deployment, hardware, prediction, simulated, better, options.steps

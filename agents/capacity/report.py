@@ -1,5 +1,6 @@
 """What `rl-replicator plan` prints."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from agents.capacity.changes import Change
@@ -17,7 +18,7 @@ def lines(
     deployment: Deployment,
     hardware: Hardware,
     prediction: Prediction,
-    simulated: Simulated,
+    simulated: Simulated | None,
     changes: Sequence[Change],
     steps: int,
 ) -> Iterator[str]:
@@ -28,7 +29,7 @@ def lines(
       deployment: how the run is spread.
       hardware: on which machines.
       prediction: the bound on its speed.
-      simulated: how its simulation went.
+      simulated: how its simulation went; None if the prediction is that it does nothing.
       changes: options that would make it faster.
       steps: environment steps of the run.
     """
@@ -49,11 +50,16 @@ def lines(
         load = resource.load(prediction.actions)
         if load >= _LEAST_LOAD:
             yield f"  {load:4.0%} of {resource.name}"
-    yield from _simulated(simulated, prediction)
+    if simulated is None:
+        name = prediction.bottleneck.name
+        yield f"not simulated: without any action, the run takes more of {name} than there is"
+    else:
+        yield from _simulated(simulated, prediction)
     yield "what would help" if changes else "no single option makes it faster"
     for change in changes:
+        gain = f"{change.gain:.2f} x, " if math.isfinite(change.gain) else ""
         yield (
-            f"  {change.option}: {change.gain:.2f} x, {change.prediction.environment_steps:,.0f} "
+            f"  {change.option}: {gain}{change.prediction.environment_steps:,.0f} "
             f"environment steps/s; then {change.prediction.bottleneck.name}"
         )
 

@@ -58,6 +58,25 @@ def test_it_names_what_saturates_and_what_helps(capsys):
     assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
 
 
+def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
+    # 64 caches fetch a megabyte each five times a second: 2.56 Gbit/s.
+    words = ("--parts", "parts.json", "--actors", "64", "--launch", "ray", "--machines", "8")
+    words += ("--cores", "16", "--caches", "64", "--network-gbps", "1.5")
+    words += ("--replicas", "multi_worker:2")
+    assert main.main([*FAKE, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "saturates first: the network out of the learner" in lines
+    assert any(
+        line.startswith("  0 environment steps/s, 0.0 learner steps/s, for") for line in lines
+    )
+    assert (
+        "not simulated: without any action, the run takes more of the network out of the learner "
+        "than there is" in lines
+    )
+    helps = lines[lines.index("what would help") + 1 :]
+    assert len(helps) == 1 and helps[0].startswith("  --network-gbps 3: ") and "inf" not in helps[0]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
