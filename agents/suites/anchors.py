@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from rl_replicator.runs import statistics
 
 # In a checkout of the repository; an installed package has none.
 DEFAULT = Path(__file__).parents[2] / "docs" / "results" / "anchors.csv"
+_Number = TypeVar("_Number", int, float)
 _COLUMNS = {
     *("task", "observations", "algorithm", "updates_per_step"),
     *("environment_steps", "return_mean", "source"),
@@ -41,23 +44,12 @@ class Anchors:
           steps: environment steps.
 
         Raises:
-          UsageError: if there is no such file, or it has other columns.
+          UsageError: if there is no such file, or it has other columns or values.
         """
-        try:
-            with path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-        except OSError as error:
-            raise UsageError(f"--anchors: cannot read {path}: {error.strerror}") from None
-        if not rows or set(rows[0]) != _COLUMNS:
-            raise UsageError(
-                f"--anchors: expected rows with the columns {', '.join(sorted(_COLUMNS))} in {path}"
-            )
         returns: dict[str, dict[str, float]] = {}
-        for row in rows:
-            if row["observations"] == observations and int(row["environment_steps"]) == steps:
-                updates = row["updates_per_step"]
-                name = f"{row['algorithm']} ({updates})" if updates else row["algorithm"]
-                returns.setdefault(name, {})[row["task"]] = float(row["return_mean"])
+        for row in _read(path):
+            if row.observations == observations and row.environment_steps == steps:
+                returns.setdefault(row.name, {})[row.task] = row.return_mean
         return cls(returns)
 
     def mean(self, algorithm: str, tasks: Collection[str]) -> float | None:
@@ -78,3 +70,64 @@ class Anchors:
         if not tasks or any(task not in known for task in tasks):
             return None
         return measure([np.array([known[task]]) for task in tasks])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A published return; `name` is that of the algorithm, see `Anchors`."""
+
+    name: str
+    task: str
+    observations: str
+    environment_steps: int
+    return_mean: float
+
+
+def _read(path: Path) -> Iterator[_Row]:
+    """Yields the rows of a file.
+
+    Raises:
+      UsageError: if it cannot be read, or has other columns or values.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+    except OSError as error:
+        raise UsageError(f"--anchors: cannot read {path}: {error.strerror}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"--anchors: expected a CSV file in UTF-8, got {path}: {error}") from None
+    if not rows or set(reader.fieldnames or ()) != _COLUMNS:
+        raise UsageError(
+            f"--anchors: expected rows with the columns {', '.join(sorted(_COLUMNS))} in {path}"
+        )
+    for line, row in rows:
+        try:
+            yield _row(row)
+        except ValueError as error:
+            raise UsageError(f"--anchors: {path}, line {line}: {error}") from None
+
+
+def _row(row: dict[str, str]) -> _Row:
+    """Returns a row; a ValueError if it has a bad value."""
+    if set(row) != _COLUMNS or None in row.values():  # What DictReader makes of other lengths.
+        raise ValueError(f"expected {len(_COLUMNS)} values, got another number")
+    updates, algorithm = row["updates_per_step"], row["algorithm"]
+    return _Row(
+        name=f"{algorithm} ({updates})" if updates else algorithm,
+        task=row["task"],
+        observations=row["observations"],
+        environment_steps=_number(row, "environment_steps", int),
+        return_mean=_number(row, "return_mean", float),
+    )
+
+
+def _number(row: dict[str, str], column: str, kind: Callable[[str], _Number]) -> _Number:
+    try:
+        number = kind(row[column])
+    except ValueError:
+        number = None
+    if number is None or not math.isfinite(number):
+        expected = "whole" if kind is int else "finite"
+        raise ValueError(f"expected a {expected} number as {column}, got {row[column]!r}")
+    return number

@@ -38,3 +38,37 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("task,score\nwalker:walk,3\n")
     with pytest.raises(UsageError, match="expected rows with the columns algorithm, "):
         Anchors.read(tmp_path / "a.csv", "state", 100_000)
+
+
+HEAD = "task,observations,algorithm,updates_per_step,environment_steps,return_mean,source\n"
+GOOD = "a:b,state,SAC,1,1000,3.5,there\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "a:b,state,SAC,1,1e3,3.5,there",
+            "line 3: expected a whole number as environment_steps, got '1e3'",
+        ),
+        (
+            "a:b,state,SAC,1,1000,many,there",
+            "line 3: expected a finite number as return_mean, got 'many'",
+        ),
+        (
+            "a:b,state,SAC,1,1000,nan,there",
+            "line 3: expected a finite number as return_mean, got 'nan'",
+        ),
+        ("a:b,state,SAC,1,1000", "line 3: expected 7 values, got another number"),
+        ("a:b,state,SAC,1,1000,3.5,there,too", "line 3: expected 7 values, got another number"),
+        ("a:b,state,S\xe4C,1,1000,3.5,there", "expected a CSV file in UTF-8, got .*a.csv: 'utf-8'"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, message):
+    path = tmp_path / "a.csv"
+    path.write_text(HEAD + GOOD)
+    assert Anchors.read(path, "state", 1000).returns == {"SAC (1)": {"a:b": 3.5}}
+    path.write_bytes((HEAD + GOOD + row).encode("latin-1"))
+    with pytest.raises(UsageError, match=f"--anchors: .*{message}") as error:
+        Anchors.read(path, "state", 1000)
+    assert "\n" not in str(error.value)
