@@ -168,7 +168,8 @@ class LearnerNode:
             return [
                 replay.server_info(timeout=_SECONDS_FOR_INFO)[TABLE] for replay in self._replays
             ]
-        except reverb.errors.ReverbError:
+        except (reverb.errors.ReverbError, RuntimeError):
+            # Only a deadline has a class of its own. A server that is killed resets the connection.
             return []
 
     def _missing_rows(self) -> str:

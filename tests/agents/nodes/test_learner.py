@@ -56,6 +56,15 @@ def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path
     scratch.mkdir()
     server = reverb.Server(agent.make_tables(1), checkpointer=DefaultCheckpointer(str(scratch)))
     client = reverb.Client(f"localhost:{server.port}")
+    # What Reverb raises when its server was just killed.
+    resets = [RuntimeError("Connection reset by peer")]
+
+    def server_info(timeout=None, answer=client.server_info):
+        if resets:
+            raise resets.pop()
+        return answer(timeout)
+
+    monkeypatch.setattr(client, "server_info", server_info)
     (tmp_path / "run").mkdir()
     RunDirectory(tmp_path / "run").describe("d4pg", {}, {})
     counter = Counter(tmp_path / "run", total_steps=TOTAL, restored=None)
