@@ -132,14 +132,17 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
 def test_a_launcher_under_nohup_outlives_its_terminal(monkeypatch):
     monkeypatch.setattr(lp_manager, "_taking_signals", [])
     monkeypatch.setattr(lp_manager, "_old_handlers", {})
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stops = (signal.SIGINT, signal.SIGTERM)
+    # Programs of other tests may have left handlers.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         supervisor = types.SimpleNamespace(done=threading.Event())
         lp_manager.ProgramManager(supervisor, is_test=False).take_signals()
-        assert set(lp_manager._old_handlers) == {signal.SIGINT, signal.SIGTERM}
+        assert set(lp_manager._old_handlers) == set(stops)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
-        for number, handler in {**lp_manager._old_handlers, signal.SIGHUP: before}.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

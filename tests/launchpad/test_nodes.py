@@ -285,12 +285,12 @@ def test_a_failed_part_ends_the_colocation(engine):
     assert caught.value.label == "colocated"
 
 
-@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
-def test_a_failed_part_ends_the_program_although_another_part_is_blocked(engine):
+@pytest.mark.parametrize("launch_type", ["test_mt", "test_mp"])
+def test_a_failed_part_ends_the_program_although_another_part_is_blocked(launch_type):
     program = lp.Program("test")
     parts = [lp.PyNode(programs.block_for_ever), lp.PyNode(programs.fail_beside_others)]
     program.add_node(lp.MultiThreadingColocation(parts), label="colocated")
-    manager = lp.launch(program, engine, termination_notice_secs=1)
+    manager = lp.launch(program, launch_type, termination_notice_secs=1)
     try:
         with pytest.raises(lp.NodeFailedError, match="ValueError: one part is broken"):
             manager.wait(timeout=60)
