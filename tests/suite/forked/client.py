@@ -6,6 +6,7 @@ options that the server does not know, it becomes a new interpreter.
 
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -29,18 +30,23 @@ def main(address: str, arguments: list[str]) -> None:
         while pids and pending:
             _send_signal(pids[0], pending.pop(0))
 
+    # A signal just before a blocking call would wait for the end of the call: it wakes `_receive`.
+    wake, waker = os.pipe()
+    for end in (wake, waker):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(waker)
     for number in _FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, forward)
     message = repr((arguments, os.getcwd(), dict(os.environ))).encode()
     socket.send_fds(connection, [len(message).to_bytes(_NUMBER, "big")], [0, 1, 2])
     connection.sendall(message)
-    pids.append(_receive(connection))
+    pids.append(_receive(connection, wake))
     for fd in (0, 1, 2):
         os.close(fd)  # The program's end is the end of its pipes.
     while pending:
         _send_signal(pids[0], pending.pop(0))
-    _end(_receive(connection))
+    _end(_receive(connection, wake))
 
 
 def _is_known(arguments: list[str]) -> bool:
@@ -58,9 +64,14 @@ def _connect(address: str) -> socket.socket | None:
     return connection
 
 
-def _receive(connection: socket.socket) -> int:
+def _receive(connection: socket.socket, wake: int) -> int:
     data = b""
     while len(data) < _NUMBER:
+        ready, _, _ = select.select([connection, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+        if connection not in ready:
+            continue
         more = connection.recv(_NUMBER - len(data))
         if not more:
             os._exit(1)  # The server has ended, and the program with it.
