@@ -28,7 +28,7 @@ _BLOCK = re.compile(
     r"(?P<begin><!-- results: (?P<sources>[^>]*?) -->\n).*?(?P<end><!-- end of results -->)", re.S
 )
 _SOURCE = re.compile(r"(?P<file>[\w.-]+\.csv) at (?P<marks>[\d ]+)")
-# SimbaV2 makes as many updates a step as D4PG by default.
+# SimbaV2 draws as many samples a step as D4PG by default.
 _ANCHORS = ("D4PG", "SimbaV2 (1)", "DrQ-v2", "best known")
 _HEAD = (
     *("task", "seeds", "environment steps", "updates a step", "return", "failed", "clock"),
