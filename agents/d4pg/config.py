@@ -54,7 +54,7 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Adam's step size for the policy. The paper uses 1e-4."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
-    policy_average: int = 1000
+    policy_average: int = 2000
     """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
     done, as long as that is less. The paper evaluates the newest weights (1)."""
     target_update_period: int = 100
@@ -139,7 +139,7 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
     policy_average: int = 1
-    """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
+    """Learner steps that the evaluated policy averages. From state it is 2000; from pixels an
     average was not tried."""
     preactivation_penalty: float = 0.0
     """Weight, in the policy's loss, of half the squared excess of the inputs of the policy's tanh
