@@ -38,6 +38,7 @@ class ProgramManager:
         self.is_test = is_test
         self._supervisor = supervisor
         self._end_was_seen = False
+        self._was_awaited = False
 
     @property
     def signal_number(self) -> int | None:
@@ -119,7 +120,7 @@ class ProgramManager:
             self.stop()
             self._supervisor.done.wait()
             raise
-        self._end_was_seen = True
+        self._end_was_seen = self._was_awaited = True
         if self._supervisor.failure is not None:
             raise self._supervisor.failure
         if self._supervisor.was_killed and self.signal_number == signal.SIGINT:
@@ -218,6 +219,11 @@ class ProgramManager:
     def _stop_by_signal(self, number: int) -> None:
         self._supervisor.post_signal(number)
 
+    def _is_settled(self) -> bool:
+        """True if the program has ended, and no failure of it is still to be raised."""
+        has_news = self._supervisor.failure is not None and not (self._was_awaited or self.is_test)
+        return self._supervisor.done.is_set() and not has_news
+
 
 # Programs that signals stop, and what handled signals before the first of them.
 _taking_signals: list[ProgramManager] = []
@@ -265,7 +271,7 @@ def await_at_exit(manager: ProgramManager) -> None:
     """
     global _is_hooked, _old_error
     _old_error = _last_error()
-    _unfinished[:] = [m for m in _unfinished if not m.is_done]
+    _unfinished[:] = [m for m in _unfinished if not m._is_settled()]
     _unfinished.append(manager)
     if not _is_hooked:
         _is_hooked = True
@@ -287,7 +293,7 @@ def _has_script_failed() -> bool:
 def _wait_for_all() -> None:
     has_failed = _has_script_failed()
     for manager in list(_unfinished):
-        if manager.is_done:
+        if manager._is_settled():
             continue
         try:
             if manager.is_test or has_failed:

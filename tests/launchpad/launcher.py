@@ -49,7 +49,7 @@ def work(writer, index: int, scenario: str) -> None:
         except NoteError as error:
             writer.write(Note(f"caught: {error}"))
         return
-    if scenario == "fail":
+    if scenario in ("fail", "fail-polled"):
         raise ValueError(f"worker {index} is broken")
     if scenario == "deaf":
         while True:
@@ -70,9 +70,12 @@ def main() -> None:
     with program.group("worker"):
         for index in range(2):
             program.add_node(lp.PyNode(work, writer, index, scenario))
-    lp.launch(program, engine, termination_notice_secs=300 if scenario == "deaf" else 10)
+    notice = 300 if scenario == "deaf" else 10
+    manager = lp.launch(program, engine, termination_notice_secs=notice)
     if scenario == "crash":
         raise KeyError("the script has a fault")
+    while scenario == "fail-polled" and not manager.is_done:
+        time.sleep(0.02)
     # No wait(): the end of the script waits.
 
 

@@ -81,9 +81,12 @@ def test_the_end_of_the_script_waits_for_the_program(launch_script, engine):
     assert len(launcher.lines()) == 2
 
 
-@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
-def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine):
-    launcher = launch_script(engine, "fail")
+@pytest.mark.parametrize(
+    ("engine", "scenario"),
+    [("local_mt", "fail"), ("local_mp", "fail"), ("local_mt", "fail-polled")],
+)
+def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine, scenario):
+    launcher = launch_script(engine, scenario)
     status, output = launcher.finish(timeout=60)
     assert status == 1
     assert output.rstrip().splitlines()[-1].endswith("is broken")
