@@ -1,10 +1,10 @@
-"""An actor of 16 environments with each `--env-engine`, and a whole program with one update a step.
+"""An actor of 16 environments with each `--env-engine`, and a whole program.
 
     python -m bench.env_engines
 
 All sides run in one process, in turn. Actors insert into a table whose limiter never blocks. A
 program is D4PG's learner and one actor; the limiter holds the actor of a program that is not being
-measured. Rates of programs are learner steps; there is one environment step to each.
+measured. Rates of programs are learner steps, two for each environment step.
 """
 
 import functools

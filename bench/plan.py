@@ -30,10 +30,10 @@ from rl_replicator.cli import options, trainables
 from rl_replicator.runs.metrics import read_metrics
 
 TASK = ["--env", "cheetah:run"]
-# One learner step for each environment step (the default), and one for 64: the learner or the
-# actors are the bottleneck.
-OFTEN: list[str] = []
-SELDOM = ["--agent.replay.samples-per-insert", "4", "--agent.replay.min-size", "8000"]
+# One learner step for each environment step, and one for 64: the learner or the actors are the
+# bottleneck.
+OFTEN = ["--agent.global-batch-size", "256"]
+SELDOM = [*OFTEN, "--agent.replay.samples-per-insert", "4", "--agent.replay.min-size", "8000"]
 CASES = {
     "learner-bound, 1 actor, threads": OFTEN,
     "learner-bound, 4 actors, threads": [*OFTEN, "--actors", "4"],

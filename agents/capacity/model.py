@@ -1,7 +1,7 @@
 """A bound on the speed of a run: what every action and learner step takes of every resource.
 
-The rate limiter of the replay ties both sides together: a learner step for each
-`samples_per_insert / batch` transitions, which are actions. So every load is one of actions, and
+The rate limiter of the replay ties both sides together: a transition, which is an
+action, makes `samples_per_insert / batch` learner steps due. So every load is one of actions, and
 the run is as fast as the resource that is used up first. Nothing else slows it down in this model:
 actors and learner overlap perfectly, and nobody waits for a turn.
 """

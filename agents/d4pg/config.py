@@ -23,8 +23,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers. The paper uses 400 and 300."""
     global_batch_size: int = 128
-    """Transitions of one learner step, over all replicas. The paper uses 256: as many samples, in
-    half as many learner steps."""
+    """Transitions of one learner step, over all replicas. The paper uses 256. Half of that at
+    equal samples per insert makes twice as many learner steps."""
     n_step: int = 3
     """Steps of reward in a return before it bootstraps. The paper uses 5, with an eighth of the
     samples for each environment step."""

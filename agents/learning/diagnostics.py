@@ -23,7 +23,7 @@ def step_metrics(
     weights: tf.Tensor,
     priorities: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
-    """Computes all of these figures, on one replica and before any clipping.
+    """Computes all of these figures, on one replica and before the clipping by norm.
 
     Args:
       critic_gradients: the gradients of the critic's loss.

@@ -33,8 +33,8 @@ def n_step_return(
     """Computes the return over a window of steps and the factor of the value after it.
 
     R_n = sum_i gamma**i (d_0 ... d_{i-1}) r_i and d = gamma**n (d_0 ... d_{n-1}), for i = 0 .. n-1
-    (D4PG, arXiv:1804.08617, equation 4, with the environment's own discounts). This is the only
-    place where gamma is applied: the learner bootstraps with `R_n + d * value`.
+    (D4PG, arXiv:1804.08617, the N-step Bellman operator, with the environment's own discounts).
+    This is the only place where gamma is applied: the learner bootstraps with `R_n + d * value`.
 
     Args:
       rewards: n rewards, oldest first.

@@ -144,7 +144,7 @@ class AgentCommand:
           listener: hears of the run and its evaluations.
 
         Returns:
-          Exit status: 0 when the run is complete, 130 when Ctrl-C or SIGTERM ended it.
+          Exit status: 0 when the run is complete, 128 and the signal's number when one ended it.
 
         Raises:
           UsageError: bad input; no existing run was touched.

@@ -22,7 +22,8 @@ class AgentOptions:
     """Options of a run that trains an agent from the state of its environment."""
 
     preset: str = "default"
-    """Values that `--agent.*` start from: `default`, or `paper`, the agent as it was published."""
+    """Values that `--agent.*` start from: `default`, or `paper` for D4PG from state, the agent as
+    it was published."""
     env: str
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`, or
     `package.module:function`."""

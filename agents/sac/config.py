@@ -9,7 +9,8 @@ from agents.config import OffPolicyConfig, PixelSettings
 class SACConfig(OffPolicyConfig):
     """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv:1812.05905).
 
-    Every default is the paper's, unless its line says otherwise.
+    Every default is the paper's, unless its line says otherwise. Hidden layers are those of D4PG
+    (LayerNorm and tanh, then ELU), not the paper's ReLU.
     """
 
     n_step: int = 3

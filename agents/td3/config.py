@@ -11,7 +11,8 @@ from agents.replay.config import ReplayConfig
 class TD3Config(NoiseSettings, OffPolicyConfig):
     """Hyper-parameters of TD3 (Fujimoto et al. 2018, arXiv:1802.09477).
 
-    Every default is the paper's, unless its line says otherwise.
+    Every default is the paper's, unless its line says otherwise. Hidden layers are those of D4PG
+    (LayerNorm and tanh, then ELU), not the paper's ReLU.
     """
 
     policy_layers: tuple[int, ...] = (256, 256)

@@ -91,7 +91,7 @@ def examine(
         yield EnvironmentFinding(
             NOTE,
             "random state",
-            "not found, so a resumed run repeats the first episodes",
+            "not found, so a resumed run starts from a new seed",
             "keep one NumPy generator as an attribute 'random_state' or '_random'",
         )
     yield _rendering(environment)
