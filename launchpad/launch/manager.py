@@ -204,16 +204,15 @@ class ProgramManager:
     def take_signals(self) -> None:
         """Makes SIGINT, SIGTERM and SIGHUP stop the program; does nothing off the main thread.
 
-        A process that ignores SIGHUP, as one under `nohup` does, goes on to ignore it.
+        A process that ignores one of them goes on to ignore it, as whoever started it wants: `nohup`
+        for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         _taking_signals[:] = [m for m in _taking_signals if not m._supervisor.done.is_set()]
         _taking_signals.append(self)
         for number in _HANDLED_SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            if signal.getsignal(number) != _on_signal:
+            if signal.getsignal(number) not in (signal.SIG_IGN, _on_signal):
                 _old_handlers[number] = signal.signal(number, _on_signal)
 
     def _stop_by_signal(self, number: int) -> None:

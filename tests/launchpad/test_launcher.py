@@ -132,18 +132,20 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
     assert _all_gone(nodes, timeout=60)
 
 
-def test_a_launcher_under_nohup_outlives_its_terminal(monkeypatch):
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
+    """SIGHUP under nohup, SIGINT behind a script's `&`."""
     monkeypatch.setattr(lp_manager, "_taking_signals", [])
     monkeypatch.setattr(lp_manager, "_old_handlers", {})
-    stops = (signal.SIGINT, signal.SIGTERM)
+    stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {ignored}
     # Programs of other tests may have left handlers.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before[ignored] = signal.signal(ignored, signal.SIG_IGN)
     try:
         supervisor = types.SimpleNamespace(done=threading.Event())
         lp_manager.ProgramManager(supervisor, is_test=False).take_signals()
-        assert set(lp_manager._old_handlers) == set(stops)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert set(lp_manager._old_handlers) == stops
+        assert signal.getsignal(ignored) == signal.SIG_IGN
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
