@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 
@@ -10,6 +11,9 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Programs in forks cannot start again, and many tests compare every bit of two environments.
 os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
+# A script's `&` has what it starts ignore Ctrl-C, and programs that tests interrupt inherited that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session):
