@@ -87,7 +87,8 @@ WAITING = """
 import time
 try:
     print("begun", flush=True)
-    time.sleep(600)
+    while True:  # Python handles a signal just before a sleep only after it.
+        time.sleep(0.05)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
