@@ -204,8 +204,8 @@ class ProgramManager:
     def take_signals(self) -> None:
         """Makes SIGINT, SIGTERM and SIGHUP stop the program; does nothing off the main thread.
 
-        A process that ignores one of them goes on to ignore it, as whoever started it wants: `nohup`
-        for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
+        A process that ignores one of them goes on to ignore it, as whoever started it wants:
+        `nohup` for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
         """
         if threading.current_thread() is not threading.main_thread():
             return
