@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator.learners.resnet import networks
@@ -16,7 +17,11 @@ def size(variables):
 @pytest.mark.parametrize(
     ("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)]
 )
-def test_parameters(depth, count):
+def test_parameters(depth, count, monkeypatch):
+    # To draw the initial values took most of the time.
+    monkeypatch.setattr(
+        snt.initializers.TruncatedNormal, "__call__", lambda self, shape, dtype: tf.zeros(shape)
+    )
     network = networks.ResNet(depth, 1000, networks.ImageNetStem, BatchNorm)
     logits = network(tf.zeros([1, 32, 32, 3]), is_training=False)
     assert logits.shape == [1, 1000] and logits.dtype == tf.float32
