@@ -1,4 +1,7 @@
-"""The step from pixels: what trains what, replicas against one device."""
+"""The step from pixels: what trains what, and what is refused.
+
+Replicas against one device: tests/conformance/test_agents.py.
+"""
 
 import dataclasses
 
@@ -11,8 +14,6 @@ import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import PixelD4PGConfig
 from agents.d4pg.networks import CategoricalCritic, logits_around_zero
-from agents.learning.targets import update_targets
-from agents.learning.variables import copy_variables
 from agents.networks.mlp import CriticTorso
 from agents.replay.config import FrameReplayConfig
 from agents.replay.transitions import Sample
@@ -58,40 +59,6 @@ def make_module(config, replicator):
     tf.random.set_seed(5)
     with replicator.scope():
         return D4PG(config, SPEC).make_module(replicator, total_steps=STEPS)
-
-
-def train(replicator_name, config):
-    """Trains on fixed batches; returns all weights by path."""
-    replicator = rr.make(replicator_name)
-    module = make_module(config, replicator)
-    start = np.random.default_rng(7)
-    for network in (module.online.encoder, module.online.policy, module.online.critic):
-        for variable in network.trainable_variables:
-            variable.assign(start.normal(scale=0.1, size=variable.shape).astype(np.float32))
-    update_targets(module.target.trainable_variables, module.online.trainable_variables, rate=1.0)
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        samples = tf.data.Dataset.from_tensor_slices(make_samples(STEPS * BATCH))
-        return samples.batch(size, drop_remainder=True)
-
-    step = replicator.replicate(module.step_fn, replicator.make_inputs(input_fn), 3)
-    for _ in range(STEPS // 3):
-        step()
-    networks = {
-        **module.online._asdict(),
-        **{f"target_{name}": network for name, network in module.target._asdict().items()},
-    }
-    return copy_variables(networks, networks)
-
-
-@pytest.mark.slow
-def test_replicas_train_as_one_device_does():
-    """Every replica shifts its frames as one replica would shift them."""
-    one, two = train("single_device", SMALL), train("multi_device:2", SMALL)
-    assert sorted(one) == sorted(two) and "target_encoder/block_0/w" in one
-    for path, array in one.items():
-        np.testing.assert_allclose(two[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
 
 
 def test_the_critic_trains_the_encoder_and_the_policy_does_not():
