@@ -11,12 +11,20 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Programs in forks cannot start again, and many tests compare every bit of two environments.
 os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
+# TensorFlow reads this when it is imported: in this process, graphs do without oneDNN. With it, every
+# thread looks up anew which operations it has kernels for, a tenth of the tests' time. Programs in
+# processes of their own have it, as users do.
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_leaves_onednn_out = os.environ.setdefault(_ONEDNN, "0") == "0"
+gc.disable()  # Until the tests are collected: imports make many objects and little garbage.
 # A script's `&` has what it starts ignore Ctrl-C, and programs that tests interrupt inherited that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session):
+    if _leaves_onednn_out:
+        os.environ.pop(_ONEDNN)
     if "tensorflow" in sys.modules:  # Tests of other packages do without it.
         import rl_replicator as rr
 
@@ -25,6 +33,7 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

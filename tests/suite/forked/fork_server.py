@@ -24,6 +24,7 @@ import sys
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
     *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
+    *("tyro", "tensorboardX", "matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
 _NUMBER = 8  # Bytes of a number on the wire, as in client.py.
 _PR_SET_PDEATHSIG = 1
@@ -217,8 +218,10 @@ def main(address: str) -> None:
     server = Server(address)
     sys.stdout.write("listening\n")
     sys.stdout.flush()
+    gc.disable()  # Imports make many objects and little garbage.
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.enable()
     gc.collect()
     gc.freeze()  # Collections in the forks neither visit nor copy what is here.
     gc.set_threshold(50_000, 20, 20)  # Traces make many objects and little garbage.
