@@ -72,7 +72,7 @@ class D4PGLearner(tf.Module):
         replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
         replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target.trainable_variables, online.trainable_variables, rate=1.0)
+        update_targets(target, online, rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
@@ -140,12 +140,7 @@ class D4PGLearner(tf.Module):
         self._policy_optimizer.apply(policy_gradients, policy_variables)
         self.num_steps.assign_add(1)
         is_due = tf.equal(self.num_steps % config.target_update_period, 0)
-        update_targets(
-            target.trainable_variables,
-            online.trainable_variables,
-            config.target_update_rate,
-            is_due,
-        )
+        update_targets(target, online, config.target_update_rate, is_due)
 
         edge_low, edge_high = losses.edge_mass(probs)
         priorities = losses.kl_priorities(td_losses, td_targets)

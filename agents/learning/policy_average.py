@@ -52,8 +52,8 @@ class PolicyAverage(tf.Module):
         online = module.acting_networks
         averaged = [name for name in online if online[name].trainable_variables]
         self._averages = {average_name(name): networks[name] for name in averaged}
-        self._online = [v for name in averaged for v in online[name].trainable_variables]
-        self._average = [v for name in averaged for v in networks[name].trainable_variables]
+        self._online = [online[name] for name in averaged]
+        self._average = [networks[name] for name in averaged]
         update_targets(self._average, self._online, rate=1.0)
 
     @property

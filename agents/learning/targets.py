@@ -1,7 +1,8 @@
 """Target networks: copies that follow the online networks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+import sonnet as snt
 import tensorflow as tf
 
 
@@ -21,23 +22,33 @@ def polyak(target: tf.Tensor, online: tf.Tensor, rate: tf.Tensor | float) -> tf.
 
 
 def update_targets(
-    target: Sequence[tf.Variable],
-    online: Sequence[tf.Variable],
+    target: Iterable[snt.Module],
+    online: Iterable[snt.Module],
     rate: tf.Tensor | float,
     is_due: tf.Tensor | bool = True,
 ) -> None:
-    """Moves target variables towards the online ones by `polyak`.
+    """Moves the trainable variables of networks towards others by `polyak`, and copies the rest.
+
+    What no loss trains, such as moving statistics or a random projection, belongs to the trained
+    weights around it: a mixture of two of them fits neither.
 
     Args:
-      target: trainable variables of the target networks.
-      online: trainable variables of the online networks, in the same order.
+      target: built networks, which change; one that is in `online` too stays as it is.
+      online: built networks of the same shapes, in the same order.
       rate: tau in (0, 1].
       is_due: bool scalar; if false, nothing changes.
     """
 
+    pairs = [
+        pair
+        for copy, source in zip(target, online, strict=True)
+        if copy is not source
+        for pair in zip(copy.variables, source.variables, strict=True)
+    ]
+
     def update() -> None:
-        for copy, source in zip(target, online, strict=True):
-            copy.assign(polyak(copy, source, rate))
+        for copy, source in pairs:
+            copy.assign(polyak(copy, source, rate if source.trainable else 1.0))
 
     if is_due is True:
         update()

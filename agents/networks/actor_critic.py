@@ -21,7 +21,7 @@ class ActorCritic(NamedTuple):
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """What the losses train and targets follow, in an order that equal networks share."""
+        """What the losses train, in an order that equal networks share."""
         return tuple(variable for network in self for variable in network.trainable_variables)
 
     @property

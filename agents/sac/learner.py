@@ -34,11 +34,6 @@ class Target(NamedTuple):
     encoder: snt.Module
     critic: snt.Module
 
-    @property
-    def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """The variables in the order of `ActorCritic.critic_variables`."""
-        return (*self.encoder.trainable_variables, *self.critic.trainable_variables)
-
 
 class SACLearner(tf.Module):
     """Owns the variables of SAC and the step that trains them.
@@ -92,7 +87,7 @@ class SACLearner(tf.Module):
             config.temperature_learning_rate, [self.log_temperature]
         )
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target.trainable_variables, online.critic_variables, rate=1.0)
+        update_targets(target, (online.encoder, online.critic), rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
@@ -149,9 +144,7 @@ class SACLearner(tf.Module):
         self._policy_optimizer.apply(policy_gradients, policy_variables)
         self._temperature_optimizer.apply(temperature_gradient, [self.log_temperature])
         self.num_steps.assign_add(1)
-        update_targets(
-            self.target.trainable_variables, online.critic_variables, config.target_update_rate
-        )
+        update_targets(self.target, (online.encoder, online.critic), config.target_update_rate)
         priorities = tf.reduce_max(tf.abs(td_errors), axis=-1)
         return StepOutput(
             keys=sample.keys,

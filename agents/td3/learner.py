@@ -67,7 +67,7 @@ class TD3Learner(tf.Module):
         replicator.build_optimizer(self._policy_optimizer, online.policy.trainable_variables)
         replicator.build_optimizer(self._critic_optimizer, online.critic_variables)
         self.num_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="num_steps")
-        update_targets(target.trainable_variables, online.trainable_variables, rate=1.0)
+        update_targets(target, online, rate=1.0)
 
     @property
     def acting_networks(self) -> dict[str, snt.Module]:
@@ -107,12 +107,7 @@ class TD3Learner(tf.Module):
         policy_gradients = self._policy_gradients(s_tm1, is_due)
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._update_policy(policy_gradients, is_due)
-        update_targets(
-            self.target.trainable_variables,
-            online.trainable_variables,
-            config.target_update_rate,
-            is_due,
-        )
+        update_targets(self.target, online, config.target_update_rate, is_due)
         priorities = tf.reduce_max(tf.abs(td_errors), axis=-1)
         return StepOutput(
             keys=sample.keys,

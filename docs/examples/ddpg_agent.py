@@ -62,7 +62,7 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer = make_optimizer(
             config.critic_learning_rate, online.critic_variables
         )
-        update_targets(target.trainable_variables, online.trainable_variables, rate=1.0)
+        update_targets(target, online, rate=1.0)
 
     @property
     def acting_networks(self):
@@ -94,8 +94,7 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, variables)
         self.num_steps.assign_add(1)
-        rate = self._config.target_update_rate
-        update_targets(target.trainable_variables, online.trainable_variables, rate)
+        update_targets(target, online, self._config.target_update_rate)
         metrics = {"critic_loss": critic_loss, "q_mean": q}
         return StepOutput(sample.keys, tf.abs(td_errors), metrics)
 

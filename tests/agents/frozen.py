@@ -1,0 +1,22 @@
+"""A torso with weights that no loss trains."""
+
+import sonnet as snt
+import tensorflow as tf
+
+
+class RandomFeatures(snt.Module):
+    """[B, N] -> [B, sizes[-1]]: sines of a random projection that stays as it is, then a layer."""
+
+    def __init__(self, sizes, name):
+        super().__init__(name=name)
+        self._num_features = sizes[0]
+        self._linear = snt.Linear(sizes[-1], name="linear")
+
+    @snt.once
+    def _build(self, size):
+        projection = tf.random.normal([size, self._num_features])
+        self.projection = tf.Variable(projection, trainable=False, name="projection")
+
+    def __call__(self, x):
+        self._build(x.shape[-1])
+        return self._linear(tf.sin(x @ self.projection))

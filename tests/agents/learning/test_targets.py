@@ -1,0 +1,67 @@
+"""Networks that follow others: what no loss trains is copied."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from acme import specs
+
+import environments
+import rl_replicator as rr
+from agents.d4pg.agent import D4PG
+from agents.d4pg.config import D4PGConfig
+from agents.learning.policy_average import PolicyAverage
+from agents.learning.targets import update_targets
+from agents.sac.agent import SAC
+from agents.sac.config import SACConfig
+from agents.td3.agent import TD3
+from agents.td3.config import TD3Config
+from tests.agents.frozen import RandomFeatures
+
+TORSO = "tests.agents.frozen:RandomFeatures"
+
+
+class Counting(snt.Module):
+    """A weight, and an integer that no loss trains."""
+
+    def __init__(self, weight, count):
+        super().__init__()
+        self.weight = tf.Variable(weight)
+        self.count = tf.Variable(count, trainable=False)
+
+
+def test_what_is_trained_moves_and_the_rest_is_copied():
+    target, online, shared = Counting(1.0, 1), Counting(3.0, 7), Counting(5.0, 9)
+    update_targets([target, shared], [online, shared], rate=0.25, is_due=tf.constant(False))
+    assert (target.weight.numpy(), target.count.numpy()) == (1.0, 1)
+    update_targets([target, shared], [online, shared], rate=0.25, is_due=tf.constant(True))
+    assert (target.weight.numpy(), target.count.numpy()) == (1.5, 7)
+    assert (online.weight.numpy(), online.count.numpy()) == (3.0, 7)
+    assert (shared.weight.numpy(), shared.count.numpy()) == (5.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("agent_class", "config"),
+    [(D4PG, D4PGConfig()), (TD3, TD3Config()), (SAC, SACConfig())],
+    ids=["d4pg", "td3", "sac"],
+)
+def test_copies_start_with_the_random_features_of_the_network(agent_class, config):
+    environment = environments.make("environments.fakes:chain", seed=0)
+    config = dataclasses.replace(config, torso=TORSO, policy_layers=(8, 4), critic_layers=(8, 4))
+    agent = agent_class(config, specs.make_environment_spec(environment))
+    replicator = rr.make("single_device")
+    with replicator.scope():
+        module = agent.make_module(replicator, 100)
+        average = PolicyAverage(module, agent.make_acting_networks(), 20)
+    names = [name for name in module.target._fields if name != "encoder"]
+    copies = [(getattr(module.target, name), getattr(module.online, name)) for name in names]
+    copies.append((average.acting_networks["average_policy"], module.online.policy))
+    num_features = 0
+    for copy, network in copies:
+        for ours, theirs in zip(copy.variables, network.variables, strict=True):
+            assert ours is not theirs
+            np.testing.assert_array_equal(ours, theirs)
+        num_features += sum(isinstance(part, RandomFeatures) for part in copy.submodules)
+    assert num_features >= len(copies)
