@@ -11,7 +11,8 @@ from agents.learning import diagnostics
 def test_units_without_gradient_are_dormant():
     """Of four units behind a relu, one has a bias so low that no example passes it."""
     hidden, head = snt.Linear(4, name="hidden"), snt.Linear(3, name="head")
-    x = tf.constant(np.random.default_rng(0).normal(size=[32, 5]), tf.float32)
+    random = np.random.default_rng(0)
+    x = tf.constant(random.normal(size=[32, 5]), tf.float32)
 
     def gradients():
         with tf.GradientTape() as tape:
@@ -20,6 +21,9 @@ def test_units_without_gradient_are_dormant():
         return tape.gradient(loss, variables), variables
 
     gradients()  # Builds the layers.
+    # A unit whose weights in the head happen to be small is dormant, too.
+    for layer in (hidden, head):
+        layer.w.assign(random.normal(size=layer.w.shape).astype(np.float32))
     assert diagnostics.dormant_share(*gradients()).numpy() == 0.0
     hidden.b.assign([0.0, -100.0, 0.0, 0.0])
     assert diagnostics.dormant_share(*gradients()).numpy() == 0.25
