@@ -261,19 +261,27 @@ def _start(run_dir, *more):
     )
 
 
-def wait_for_checkpoints(run_dir, process, above=0):
-    """Waits until a checkpoint of more than `above` environment steps is there."""
+def wait_until(find, process):
+    """Waits until `find` finds something while the command runs; returns it."""
     deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
+    while not (found := find()):
         assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, f"{find.__name__}: not in 240 s"
+        time.sleep(0.1)
+    return found
+
+
+def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0):
+    """Waits until there is a checkpoint whose counter is above a number; returns its progress."""
+
+    def checkpoint():
         try:
             progress = latest_progress(run_dir)
         except (AttributeError, FileNotFoundError):
-            progress = {"environment_steps": -1}  # None yet, or the one just read was replaced.
-        if progress["environment_steps"] > above:
-            return progress
-        time.sleep(0.1)
-    raise AssertionError("no checkpoint in 240 s")
+            return None  # None yet, or the one just read was replaced.
+        return progress if progress[counter] > above else None
+
+    return wait_until(checkpoint, process)
 
 
 @pytest.mark.processes
@@ -311,25 +319,34 @@ def test_killed_gone_on_with_and_interrupted(tmp_path, start):
 @pytest.mark.timeout(900)
 def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_path, start):
     run_dir = tmp_path / "run"
-    more = ("--steps", "3000", "--launch", "processes", "--actors", "2", "--replay-shards", "2")
-    process = start(run_dir, *more)
-    saved = wait_for_checkpoints(run_dir, process)
+    more = ("--launch", "processes", "--actors", "2", "--replay-shards", "2")
+    process = start(run_dir, "--steps", "1000000", *more)
+    wait_for_checkpoints(run_dir, process)
     (replay,) = (
         child
         for child in psutil.Process(forked.program(process)).children()
         if "replay/0" in child.cmdline()
     )
     replay.kill()
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
-    assert "replay/0 is up again" in output and "evaluation return" in output
+
+    def faults():
+        return events.faults(events.read(run_dir))
+
+    def both_actors():
+        actors = set(read_metrics(run_dir, "actor").get("actor", ()))
+        return actors if len(actors) == 2 else None
+
+    (fault,) = wait_until(faults, process)
+    assert (fault.node, fault.event) == ("replay/0", "restarted") and "died" in fault.detail.lower()
+    steps = wait_for_checkpoints(run_dir, process)["learner_steps"]
+    wait_for_checkpoints(run_dir, process, "learner_steps", above=steps + 100)
+    assert wait_until(both_actors, process) == {0.0, 1.0}
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "stopped and saved" in output, output
+    assert "replay/0 is up again" in output
     assert "goodput " in output and ": the learner got no further for " in output
     assert "reverb/cc" not in output
-    (fault,) = events.faults(events.read(run_dir))
-    assert (fault.node, fault.event) == ("replay/0", "restarted") and "died" in fault.detail.lower()
-    progress = latest_progress(run_dir)
-    assert progress["environment_steps"] == 3000
-    assert progress["learner_steps"] > saved["learner_steps"] + 100
-    assert set(read_metrics(run_dir, "actor")["actor"]) == {0.0, 1.0}
+    assert faults() == [fault]
     parts = Checkpointer(run_dir / "checkpoints").latest().path.glob("replay*")
     assert sorted(part.name for part in parts) == ["replay", "replay-1"]
