@@ -84,6 +84,18 @@ def rows(server, layout, count):
     return priorities, layout.unpack(np.stack([np.ravel(sample.data) for sample in samples]))
 
 
+def inserted(client):
+    return client.server_info()[TABLE].rate_limiter_info.insert_stats.completed
+
+
+def wait_for_inserts(client, count):
+    """Waits until the table has taken `count` rows, and checks that it took no more."""
+    deadline = time.monotonic() + 60
+    while inserted(client) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert inserted(client) == count
+
+
 @pytest.mark.parametrize("last_discount", [0.0, 1.0], ids=["terminated", "truncated"])
 def test_an_episode_becomes_its_n_step_transitions(server, layout, last_discount):
     adder = make_adder(server, layout)
@@ -141,9 +153,7 @@ def test_rows_travel_together_and_the_last_ones_at_the_end(server, layout):
     adder = make_adder(server, layout, max_in_flight=32)
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     client = server.localhost_client()
-    deadline = time.monotonic() + 60
-    while client.server_info()[TABLE].current_size < 16 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_inserts(client, 16)
     assert client.server_info()[TABLE].current_size == 16
     adder.finish(60.0)
     assert client.server_info()[TABLE].current_size == 20
@@ -200,7 +210,7 @@ def test_the_last_rows_are_confirmed_however_late(full, layout):
     play(adder, rewards=[1.0] * 20, last_discount=0.0)
     assert not adder.finish(0.1)
     client = full.localhost_client()
-    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 8
+    wait_for_inserts(client, 8)
     learner = threading.Timer(
         1.0, lambda: list(client.sample(TABLE, num_samples=12, emit_timesteps=False))
     )
@@ -208,7 +218,7 @@ def test_the_last_rows_are_confirmed_however_late(full, layout):
     assert adder.finish(60.0)
     assert waits
     learner.join()
-    assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
+    assert inserted(client) == 20
     adder.close()
 
 
@@ -244,8 +254,11 @@ def test_a_long_episode_is_held_back_before_its_end(full, layout):
     def on_wait(seconds):
         assert 0.4 < seconds < 60
         held_back.append(step)
-        # No more than there are: a slow server may have confirmed nothing yet.
-        list(client.sample(TABLE, client.server_info()[TABLE].current_size, emit_timesteps=False))
+        # No more than the limiter allows: it may have been asked in this step already.
+        limiter = client.server_info()[TABLE].rate_limiter_info
+        allowed = limiter.insert_stats.completed - limiter.sample_stats.completed
+        if allowed:  # A slow server may have confirmed nothing yet.
+            list(client.sample(TABLE, allowed, emit_timesteps=False))
 
     adder = make_adder(full, layout, max_in_flight=2, on_wait=on_wait)
     assert adder.seconds_waited == 0.0
