@@ -1,6 +1,7 @@
 """A record of the collectives that each replica calls while a step is traced."""
 
 import contextlib
+import re
 import weakref
 from collections.abc import Iterator
 
@@ -41,6 +42,20 @@ class CallLog:
         for replica in range(1, num_replicas):
             compare("replica 0", self.calls(), f"replica {replica}", self._calls.get(replica, []))
 
+    def check_begun(self, num_replicas: int) -> None:
+        """As `check`, of a step that did not come to its end on all replicas.
+
+        Args:
+          num_replicas: number of replicas of this process.
+
+        Raises:
+          ConfigError: if calls differ that both replicas made; names the first difference.
+        """
+        for replica in range(1, num_replicas):
+            other = self._calls.get(replica, [])
+            calls = self.calls()[: len(other)]
+            compare("replica 0", calls, f"replica {replica}", other[: len(calls)])
+
 
 def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> None:
     """Compares the calls of two replicas.
@@ -65,6 +80,9 @@ def compare(one: str, calls: list[str], other: str, other_calls: list[str]) -> N
             )
 
 
+# Where `tf.vectorized_map` and `tape.jacobian` trace what they will do for all rows at once.
+_VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
+
 _LOGS: "weakref.WeakKeyDictionary[tf.Graph, CallLog]" = weakref.WeakKeyDictionary()
 
 
@@ -84,9 +102,18 @@ def current() -> CallLog | None:
     """Returns the log of the current graph; None if no step is being traced.
 
     Raises:
-      ConfigError: inside a `tf.cond`, a loop or a nested `tf.function` of a step.
+      ConfigError: inside a `tf.cond`, a loop, a nested `tf.function` or a vectorized function of a
+        step.
     """
-    log = _LOGS.get(tf.compat.v1.get_default_graph())
+    graph = tf.compat.v1.get_default_graph()
+    log = _LOGS.get(graph)
+    if log is not None and _VECTORIZED.search(graph.get_name_scope()):
+        # It would be given one row of this replica and all rows of the others.
+        raise errors.ConfigError(
+            "expected collectives outside of tf.vectorized_map and of the body of tape.jacobian, "
+            "which trace them for one row; call it outside and use the result, or pass "
+            "experimental_use_pfor=False to tape.jacobian"
+        )
     if log is None and enclosing() is not None:
         raise errors.ConfigError(
             "expected collectives (and optimizer.apply, which averages gradients) at the top "

@@ -217,8 +217,14 @@ class CompiledStep(ReplicatedStep):
         """Returns the tensors of all replicas in one list: first all of replica 0, and so on."""
         parts = self._inputs.split(row)
 
+        raised: list[Exception] = []
+
         def replica(index: int) -> Any:
-            return self._replica_step(self._inputs.element(parts[index]))
+            try:
+                return self._replica_step(self._inputs.element(parts[index]))
+            except Exception as error:
+                raised.append(error)
+                raise
 
         _seed_process(self._host.process_index)
         with (
@@ -231,8 +237,11 @@ class CompiledStep(ReplicatedStep):
                 # what several replicas create inside a graph cannot be initialised outside of it.
                 run = snt.distribute.create_variables_eagerly(self._host.run)
                 results = run(replica)
-            except Exception:
-                calls.check(len(parts))  # Says more than what TensorFlow makes of it.
+            except Exception as error:
+                # A difference says more than what TensorFlow makes of it. But after an error of the
+                # step itself, the other replicas have not made their calls.
+                is_own = any(error is known for known in raised)
+                (calls.check_begun if is_own else calls.check)(len(parts))
                 raise
         calls.check(len(parts))
         self._host.check_calls(calls)

@@ -1,0 +1,54 @@
+"""Errors of a step on several replicas say what is wrong; silent faults are refused."""
+
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+from rl_replicator import collectives
+from rl_replicator.collectives import sums
+
+
+def make_step(step_fn):
+    replicator = rr.make("multi_device:2")
+    data = tf.data.Dataset.from_tensors(tf.ones([2, 2])).repeat()
+    return replicator.replicate(step_fn, replicator.make_inputs(lambda context: data))
+
+
+@pytest.mark.parametrize("before", [lambda x: None, collectives.all_mean])
+def test_an_error_of_the_step_is_raised_as_it_is(before):
+    def step_fn(x):
+        before(x)
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        make_step(step_fn)()
+
+
+def test_what_a_collective_refuses_is_said():
+    """It has been recorded on the first replica, and the second one has not come to it."""
+    with pytest.raises(rr.ConfigError, match="expected numbers in a sum, got bools"):
+        make_step(lambda x: collectives.all_sum(x > 0))()
+
+
+def test_replicas_that_part_before_an_error_are_named():
+    def step_fn(x):
+        if sums.static_replica_id():
+            collectives.all_max(x)
+            raise KeyError("of the user")
+        return collectives.all_sum(x)
+
+    with pytest.raises(rr.ConfigError, match="in call 1 replica 0 has .*sum.* replica 1 has .*max"):
+        make_step(step_fn)()
+
+
+def test_collectives_are_refused_where_they_would_see_single_rows():
+    def jacobian(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = collectives.all_sum(tf.reduce_sum(x**2, axis=1))
+        return tape.jacobian(y, x)
+
+    with pytest.raises(rr.ConfigError, match="outside of tf.vectorized_map"):
+        make_step(lambda x: tf.vectorized_map(collectives.all_sum, x))()
+    with pytest.raises(Exception, match="experimental_use_pfor"):
+        make_step(jacobian)()
