@@ -119,7 +119,18 @@ def clip(updates: Sequence[Any], max_norm: float) -> list[Any]:
       A list of the same structure. All values are NaN if the norm is not finite.
     """
     merged = [updates_lib.merge_rows(update) for update in updates]
-    return tf.clip_by_global_norm(merged, max_norm)[0]
+    dtypes = {update.dtype for update in merged if update is not None}
+    if len(dtypes) <= 1:
+        return tf.clip_by_global_norm(merged, max_norm)[0]
+    widest = max(dtypes, key=lambda dtype: dtype.size)
+    norms = [tf.linalg.global_norm([update]) for update in merged if update is not None]
+    norm = tf.norm(tf.stack([tf.cast(one, widest) for one in norms]))
+    return [
+        update
+        if update is None
+        else tf.clip_by_global_norm([update], max_norm, tf.cast(norm, update.dtype))[0][0]
+        for update in merged
+    ]
 
 
 def unscale(updates: Sequence[Any], scale: Any) -> list[Any]:

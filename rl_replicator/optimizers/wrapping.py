@@ -20,6 +20,8 @@ from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 # Their optimizers have no Python control flow that depends on tensors, so the step is traced faster
 # without AutoGraph. One of a user's own is converted as the rest of the step is.
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
+# The parameters, in order, whose slots a Sonnet optimizer has.
+_PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
 class Wrapped:
@@ -316,9 +318,26 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
         else:
             initialize = getattr(optimizer, "_initialize", None)
             if initialize is not None:  # Optimizers without state, such as SGD, have no slots.
+                _check_same(optimizer, parameters)
                 initialize(watched)
     finally:
         watched.stop()
+
+
+def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
+    """Raises an error for parameters other than those whose slots a Sonnet optimizer has.
+
+    It creates slots once, and takes them by position: those of one list would be used for another.
+    """
+    given = tuple(parameter.ref() for parameter in parameters)
+    if _PARAMETERS.setdefault(optimizer, given) != given:
+        first = ", ".join(known.deref().name for known in _PARAMETERS[optimizer])
+        names = ", ".join(parameter.name for parameter in parameters)
+        raise errors.ConfigError(
+            f"expected the optimizer's first parameters in their order ({first}), got {names}; "
+            "use one optimizer for each list of parameters, and None as the gradient of those "
+            "that a step does not train"
+        )
 
 
 def support(strategy_class: type) -> None:

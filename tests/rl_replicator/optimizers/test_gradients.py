@@ -248,3 +248,15 @@ def test_a_half_loss_is_refused():
         optimizer = replicator(1).wrap_optimizer(rr.optimizers.Adam(), loss_scale="dynamic")
     with pytest.raises(rr.ConfigError, match="expected a loss in float32 to scale, got float16"):
         optimizer.scale_loss(tf.constant(1.0, tf.float16))
+
+
+def test_the_global_norm_is_one_of_gradients_of_all_dtypes():
+    slices = tf.IndexedSlices(tf.constant([[2.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
+    updates = [tf.constant([3.0]), None, tf.constant([12.0], tf.float64), slices]  # The norm is 13.
+    for clipped, update in zip(gradients.clip(updates, 6.5), updates, strict=True):
+        if update is None:
+            assert clipped is None
+        else:
+            assert clipped.dtype == update.dtype
+            half = 0.5 * tf.convert_to_tensor(update).numpy()
+            np.testing.assert_allclose(tf.convert_to_tensor(clipped), half, rtol=1e-6)

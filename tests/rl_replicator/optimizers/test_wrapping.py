@@ -382,3 +382,14 @@ def test_any_optimizer_equals_one_device(name, count):
     weights = train(count, OPTIMIZERS[name])
     close(weights[:2], reference(name))
     assert weights[2] == 1.0
+
+
+@pytest.mark.parametrize("make_optimizer", [snt.optimizers.Adam, rr.optimizers.Adam])
+def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
+    optimizer = replicator(1).wrap_optimizer(make_optimizer(0.1))
+    replicator(1).build_optimizer(optimizer, [first, second])
+    replicator(1).build_optimizer(optimizer, (first, second))
+    for others in ([second, first], [first]):
+        with pytest.raises(rr.ConfigError, match=r"\(first:0, second:0\), got .*one optimizer for"):
+            replicator(1).build_optimizer(optimizer, others)
