@@ -39,3 +39,22 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
     return getattr(module, attribute)
+
+
+def check_shape(option: str, what: str, shape: Any, expected: Any) -> None:
+    """Checks what a part of the user's has computed: a wrong shape may broadcast in silence.
+
+    Args:
+      option: path of the setting that named the part.
+      what: name of the result, for the error message.
+      shape: the `tf.TensorShape` of the result.
+      expected: the `tf.TensorShape` that it should have.
+
+    Raises:
+      ConfigError: if they differ in rank or in a known dimension.
+    """
+    if shape.rank != expected.rank or not shape.is_compatible_with(expected):
+        raise ConfigError(
+            f"--{option.replace('_', '-')}: expected {what} of shape {expected}, got {shape}; "
+            "return one for each example"
+        )

@@ -7,7 +7,7 @@ Shapes: B is the batch, Z the number of atoms, A the number of action dimensions
 
 import tensorflow as tf
 
-from agents.registry import find_part
+from agents.registry import check_shape, find_part
 
 
 def _check_atoms(atoms: tf.Tensor) -> None:
@@ -135,6 +135,16 @@ def find_critic_loss(name: str):
     """Returns the function that `--agent.critic-loss` names (see `categorical_td_loss`).
 
     Raises:
-      ConfigError: if there is none.
+      ConfigError: if there is none. The function raises one for results of other shapes.
     """
-    return find_part(name, CRITIC_LOSSES, "agent.critic_loss")
+    option = "agent.critic_loss"
+    critic_loss = find_part(name, CRITIC_LOSSES, option)
+
+    def checked(logits_tm1, r_t, d_t, probs_t, atoms):
+        losses, targets = critic_loss(logits_tm1, r_t, d_t, probs_t, atoms)
+        losses, targets = tf.convert_to_tensor(losses), tf.convert_to_tensor(targets)
+        check_shape(option, "losses", losses.shape, r_t.shape)
+        check_shape(option, "targets", targets.shape, logits_tm1.shape)
+        return losses, targets
+
+    return checked

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from agents.registry import find_part
+from agents.registry import check_shape, find_part
 
 
 def squared(td_errors):
@@ -41,6 +41,14 @@ def find_td_loss(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the function that `--agent.td-loss` names: TD errors -> losses of the same shape.
 
     Raises:
-      ConfigError: if there is none.
+      ConfigError: if there is none. The function raises one for losses of another shape.
     """
-    return find_part(name, TD_LOSSES, "agent.td_loss")
+    option = "agent.td_loss"
+    td_loss = find_part(name, TD_LOSSES, option)
+
+    def checked(td_errors: tf.Tensor) -> tf.Tensor:
+        losses = tf.convert_to_tensor(td_loss(td_errors))
+        check_shape(option, "losses", losses.shape, td_errors.shape)
+        return losses
+
+    return checked

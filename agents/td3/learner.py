@@ -151,7 +151,9 @@ class TD3Learner(tf.Module):
                 preactivations = policy.preactivations(s_tm1)
                 q = self.online.critic(s_tm1, policy.squash(preactivations))
                 loss = losses.policy_loss(q) + preactivation_penalty(preactivations, penalty)
-            return tuple(tape.gradient(loss, variables))
+            # A part of one's own may have a variable that the actions do not depend on.
+            zero = tf.UnconnectedGradients.ZERO
+            return tuple(tape.gradient(loss, variables, unconnected_gradients=zero))
 
         gradients = tf.cond(is_due, compute, lambda: tuple(tf.zeros(v.shape) for v in variables))
         return collectives.all_mean(gradients)

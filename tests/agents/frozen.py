@@ -1,4 +1,4 @@
-"""A torso with weights that no loss trains."""
+"""Torsos with weights that losses do not reach."""
 
 import sonnet as snt
 import tensorflow as tf
@@ -20,3 +20,11 @@ class RandomFeatures(snt.Module):
     def __call__(self, x):
         self._build(x.shape[-1])
         return self._linear(tf.sin(x @ self.projection))
+
+
+class Idle(RandomFeatures):
+    """The same with a trainable variable on which nothing depends."""
+
+    def __init__(self, sizes, name):
+        super().__init__(sizes, name)
+        self.idle = tf.Variable([1.0], name="idle")

@@ -123,6 +123,35 @@ def test_edge_mass_is_the_mean_of_first_and_last_atom():
     np.testing.assert_allclose([low, high], [0.3, 0.2], rtol=1e-6)
 
 
+def summed(logits_tm1, r_t, d_t, probs_t, atoms):
+    loss, target = losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)
+    return loss[:, None], target
+
+
+def without_targets(logits_tm1, r_t, d_t, probs_t, atoms):
+    return losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0], r_t
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("summed", r"--agent.critic-loss: expected losses of shape \(2,\), got \(2, 1\)"),
+        ("without_targets", r"--agent.critic-loss: expected targets of shape \(2, 3\), got \(2,\)"),
+    ],
+)
+def test_a_loss_of_another_shape_is_refused(name, message):
+    """It would broadcast with the importance weights."""
+    atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
+    one = tf.ones([2])
+    found = losses.find_critic_loss("categorical")(probs, one, one, probs, atoms)
+    for ours, theirs in zip(
+        found, losses.categorical_td_loss(probs, one, one, probs, atoms), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ConfigError, match=message):
+        losses.find_critic_loss(f"{__name__}:{name}")(probs, one, one, probs, atoms)
+
+
 def test_an_unknown_loss_is_refused():
     with pytest.raises(ConfigError, match="--agent.critic-loss: expected .* got 'nothere'"):
         losses.find_critic_loss("nothere")

@@ -1,10 +1,12 @@
 """TD3's targets and losses by hand."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from agents.learning.td_losses import huber, squared
+from agents.learning.td_losses import find_td_loss, huber, squared
 from agents.td3 import losses
+from rl_replicator.errors import ConfigError
 
 
 def test_the_target_is_that_of_the_smaller_critic():
@@ -49,3 +51,15 @@ def test_losses_of_a_td_error_by_hand():
     errors = tf.constant([-3.0, 0.5, 1.0, 1.5])
     np.testing.assert_allclose(squared(errors), [4.5, 0.125, 0.5, 1.125])
     np.testing.assert_allclose(huber(errors), [2.5, 0.125, 0.5, 1.0])
+
+
+def summed(td_errors):
+    return tf.reduce_sum(squared(td_errors), axis=-1)
+
+
+def test_a_loss_of_another_shape_is_refused():
+    """Another sum would follow, over the batch."""
+    td_errors = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(find_td_loss("huber")(td_errors), huber(td_errors))
+    with pytest.raises(ConfigError, match=r"--agent.td-loss: .* shape \(2, 2\), got \(2,\)"):
+        find_td_loss(f"{__name__}:summed")(td_errors)
