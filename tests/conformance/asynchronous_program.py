@@ -225,7 +225,10 @@ def a_callable_for_every_worker(replicator):
         return rr.collectives.all_gather(x), rr.collectives.num_replicas()
 
     step = replicator.replicate(step_fn, replicator.make_inputs(input_fn), 2)
-    seen = {tuple(x) for _ in range(20) for x in replicator.reduce("sum", step())[0].tolist()}
+    seen = set()
+    deadline = time.monotonic() + 60
+    while len(seen) < 2 and time.monotonic() < deadline:
+        seen |= {tuple(x) for x in replicator.reduce("sum", step())[0].tolist()}
     assert seen == {(10,), (20,)}
 
 
@@ -493,25 +496,33 @@ def start_worker_again():
 def an_evaluation_counts_once_what_a_killed_worker_has_read(replicator):
     """Whether its data is of a known length, and is continued, or of an unknown one, and is not."""
     with replicator.scope():
-        count = tf.Variable(0, dtype=tf.int64)
+        count, reached = (tf.Variable(0, dtype=tf.int64) for _ in range(2))
 
     def sums_fn(batch, mask):
-        with tf.control_dependencies([count.assign_add(1), pause(0.1)]):
+        # Worker 1 has the odd numbers. At its first 9 it waits to be killed within the step.
+        is_nine = tf.reduce_any(batch == 9)
+        with tf.control_dependencies([count.assign_add(1)]):
+            times = reached.assign_add(tf.cast(is_nine, tf.int64)).read_value()
+        waited = pause(tf.where(is_nine & (times == 1), 60.0, 0.1))
+        with tf.control_dependencies([waited]):
             return {"n": tf.reduce_sum(mask), "sum": tf.reduce_sum(batch)}
 
     def kill_and_start():
-        while count.numpy() < 8:
+        while reached.numpy() == 0:
             time.sleep(0.02)
         kill("worker 1", signal.SIGKILL)
         start_worker_again()
 
     for select in (lambda data: data, lambda data: data.filter(lambda x: x >= 0)):
         count.assign(0)
+        reached.assign(0)
         evaluate = replicator.make_evaluation(
             sums_fn, lambda context, s=select: s(numbers(40)(context)).batch(1), 1
         )
-        threading.Thread(target=kill_and_start, daemon=True).start()
+        killer = threading.Thread(target=kill_and_start, daemon=True)
+        killer.start()
         assert evaluate() == {"n": 40, "sum": 39 * 40 / 2}
+        killer.join(60)
         assert count.numpy() > 40
 
 
