@@ -1,6 +1,5 @@
 """MultiWorkerAsyncReplicator, with real workers and parameter servers on this machine."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -15,6 +14,8 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import serving, staleness, watch
+from rl_replicator.jobs import local_job
+from rl_replicator.processes import ports
 from tests.suite import forked
 
 PROGRAM = pathlib.Path(__file__).with_name("asynchronous_program.py")
@@ -40,17 +41,19 @@ CONTRACT = (
 )
 
 
-def free_addresses(count):
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-
-
 def make_cluster(workers, servers):
-    chief, *others = free_addresses(1 + workers + servers)
-    return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}
+    """Returns addresses, and what reserves them until it is deleted."""
+    reserved = local_job.Ports(1 + workers + servers)
+    chief, *others = reserved.addresses
+    return {"chief": [chief], "worker": others[:workers], "ps": others[workers:]}, reserved
+
+
+def listen(address):
+    """Returns a socket that listens at a reserved address."""
+    host, port = address.split(":")
+    listener = ports.reserve(host, int(port))
+    listener.listen(64)
+    return listener
 
 
 class Job:
@@ -59,7 +62,7 @@ class Job:
     def __init__(self, folder, workers, servers, names, worker_timeout=60):
         self.report = folder / "report"
         self.processes = {}
-        self._cluster = make_cluster(workers, servers)
+        self._cluster, self._reserved = make_cluster(workers, servers)
         self._names = names
         self._worker_timeout = str(worker_timeout)
         for kind, addresses in self._cluster.items():
@@ -154,11 +157,8 @@ def test_on_several_machines_a_server_waits_for_its_chief_to_come_back():
 
 
 def test_a_worker_that_never_starts_is_named():
-    addresses = make_cluster(2, 1)
-    with socket.socket() as worker, socket.socket() as server:
-        for listener, address in ((worker, addresses["worker"][0]), (server, addresses["ps"][0])):
-            listener.bind(("127.0.0.1", int(address.split(":")[1])))
-            listener.listen()
+    addresses, _reserved = make_cluster(2, 1)
+    with listen(addresses["worker"][0]), listen(addresses["ps"][0]):
         begun = time.monotonic()
         match = r"but worker 1 \(127.0.0.1:\d+\) did not within 1 s"
         with pytest.raises(rr.WorkerLost, match=match) as caught:
@@ -167,11 +167,9 @@ def test_a_worker_that_never_starts_is_named():
 
 
 def test_workers_that_are_all_gone_are_named():
-    addresses = make_cluster(2, 1)
+    addresses, _reserved = make_cluster(2, 1)
     tasks = watch.Watch(rr.Cluster(addresses, "chief", 0), worker_timeout=1.5)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", int(addresses["ps"][0].split(":")[1])))
-        server.listen(64)
+    with listen(addresses["ps"][0]):
         deadline = time.monotonic() + 60
         loss = None
         while loss is None and time.monotonic() < deadline:
@@ -187,12 +185,8 @@ def deaf(monkeypatch):
     """A Watch whose worker listens and answers nothing; silence is noticed after 2 seconds."""
     asked = []
     monkeypatch.setattr(watch, "_ask", lambda tasks: asked.append(tasks) or {("ps", 0)})
-    cluster = make_cluster(1, 1)
-    with contextlib.ExitStack() as stack:
-        for kind in ("worker", "ps"):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", int(cluster[kind][0].split(":")[1])))
-            listener.listen(64)
+    cluster, _reserved = make_cluster(1, 1)
+    with listen(cluster["worker"][0]), listen(cluster["ps"][0]):
         yield watch.Watch(rr.Cluster(cluster, "chief", 0), worker_timeout=2), asked
 
 
@@ -240,14 +234,15 @@ def test_a_result_ends_the_wait_for_answers(deaf):
 
 
 def test_a_server_whose_chief_never_comes_ends():
-    cluster = rr.Cluster(make_cluster(1, 1), "ps", 0)
+    addresses, _reserved = make_cluster(1, 1)
+    cluster = rr.Cluster(addresses, "ps", 0)
     with pytest.raises(rr.WorkerLost, match=r"the coordinator, chief 0 \(127.0.0.1:\d+\)"):
         serving._wait_for(cluster.address("chief", 0), 0.5)
-    with socket.socket() as listener:
-        listener.bind(("", int(cluster.own_address.split(":")[1])))
-        listener.listen()
-        with pytest.raises(rr.ConfigError, match="to be free for this process"):
-            rr.MultiWorkerAsyncReplicator(cluster)
+    with (
+        listen(cluster.own_address),
+        pytest.raises(rr.ConfigError, match="to be free for this process"),
+    ):
+        rr.MultiWorkerAsyncReplicator(cluster)
 
 
 def test_misuse_has_one_line(monkeypatch):
@@ -257,7 +252,7 @@ def test_misuse_has_one_line(monkeypatch):
     for argument in ("max_staleness=", "max_staleness=-1", "4", "staleness=4"):
         with pytest.raises(rr.ConfigError, match="multi_worker_async:max_staleness=4"):
             rr.make(f"multi_worker_async:{argument}")
-    cluster = make_cluster(1, 1)
+    cluster, _ = make_cluster(1, 1)
     with pytest.raises(rr.ConfigError, match="max_staleness to be at least 0, got -1"):
         rr.MultiWorkerAsyncReplicator(rr.Cluster(cluster, "chief", 0), max_staleness=-1)
     with pytest.raises(rr.ConfigError, match="start_timeout above 0 seconds"):

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import pathlib
-import socket
 import subprocess
 
 import hypothesis
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 import rl_replicator as rr
 from rl_replicator import collectives
+from rl_replicator.jobs import local_job
 from tests.rl_replicator.collectives import collective_cases as cases
 from tests.suite import forked
 
@@ -389,13 +389,10 @@ def test_maps(count, lengths, seed):
 @pytest.mark.processes
 @pytest.mark.timeout(420)
 def test_two_processes():
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, two)]
+    ports = local_job.Ports(2)  # Others may not take them meanwhile.
     workers = []
     for index in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        task = {"cluster": {"worker": ports.addresses}, "task": {"type": "worker", "index": index}}
         workers.append(
             subprocess.Popen(
                 [*forked.python(), "-m", "tests.rl_replicator.collectives.collectives_worker"],
