@@ -157,15 +157,25 @@ def test_a_signal_ends_the_run(ended_early):
     assert "received SIGTERM" in output and "s: test_b.py::test_neighbour" in output
 
 
-def test_the_deadline_ends_the_run(scratch):
-    # By itself: the neighbour must have begun by then.
-    run = scratch({"test_b.py": NEIGHBOUR}, "--workers", "1", "--deadline", "10")
-    status, output = run.finish()
-    assert status == 124
-    assert "passed its deadline of 10 s" in output
-    assert "s: test_b.py::test_neighbour" in output
-    assert "time.sleep(600)" not in output  # No stacks: nothing is known to hang.
-    assert not run.neighbour_is_alive()
+def test_the_deadline_ends_the_run(tmp_path):
+    """Without pytest, which may take longer than any deadline to begin a test."""
+    progress = plugin.Progress(tmp_path, "main")
+    progress.note("test_b.py::test_neighbour")
+    code = (
+        "import sys; from pathlib import Path; from tests.suite.__main__ import Watcher;"
+        "print(Watcher(Path(sys.argv[1]), 1.0, 2.0).run(['sleep', '600']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == "(124, 'the run passed its deadline of 1 s')\n"
+    first, second = done.stderr.splitlines()
+    assert first == "suite: the run passed its deadline of 1 s"
+    assert re.fullmatch(r"suite: was running for \d+ s: test_b.py::test_neighbour", second)
 
 
 def test_leftovers_fail_the_run(scratch, tmp_path):
@@ -174,8 +184,12 @@ import os, subprocess, sys
 from pathlib import Path
 
 def test_leaves_things():
-    code = "import time, socket; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    code = "import time, socket; s = socket.create_server(('127.0.0.1', 0)); "
+    code += "print(flush=True); time.sleep(600)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()  # It listens.
     Path("/dev/shm/suite-test-{tmp_path.parent.name}-{os.getpid()}").touch()
 """
     left = Path(f"/dev/shm/suite-test-{tmp_path.parent.name}-{os.getpid()}")
