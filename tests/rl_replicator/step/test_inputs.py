@@ -211,10 +211,13 @@ def test_a_cancelled_call_returns_what_it_had_taken(name):
     def input_fn(context):
         return tf.data.Dataset.range(100).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
 
-    step = replicator.replicate(lambda x: x, replicator.make_inputs(input_fn), steps_per_call=4)
+    inputs = replicator.make_inputs(input_fn)
+    step = replicator.replicate(lambda x: x, inputs, steps_per_call=4)
     future = step.begin()
     assert waits.wait(60)
-    time.sleep(0.5)  # For the rows before it to arrive.
+    deadline = time.monotonic() + 60
+    while inputs.position < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     step.cancel()
     with pytest.raises(rr.StepCancelled) as error:
         future.result()

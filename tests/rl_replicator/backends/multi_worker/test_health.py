@@ -37,8 +37,8 @@ def peers():
 
 def test_waits_for_all_to_start(peers):
     peers.answers[3] = UNREACHABLE
-    threading.Timer(0.4, peers.answers.update, [{3: ALIVE}]).start()
     begun = time.monotonic()
+    threading.Timer(0.4, peers.answers.update, [{3: ALIVE}]).start()
     peers.monitor.wait_for_all(10)
     assert time.monotonic() - begun > 0.3
     assert peers.monitor.loss() is None
@@ -76,9 +76,16 @@ def test_says_what_became_of_a_peer(peers, answer, message):
 
 def test_those_lost_together_are_named_together(peers):
     peers.monitor.wait_for_all(1)
-    peers.answers[3] = RESTARTED
-    time.sleep(0.05)
-    peers.answers[1] = RESTARTED
+    seen = []
+
+    def probe(index):
+        """The first sweep finds worker 3 alone, the one that follows both."""
+        if index == 1:
+            return RESTARTED if seen else ALIVE
+        seen.append(index)
+        return RESTARTED
+
+    peers.monitor._probe = probe
     assert peers.lost.wait(60)
     assert peers.losses[0].workers == (1, 3)
 
