@@ -11,9 +11,9 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Programs in forks cannot start again, and many tests compare every bit of two environments.
 os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
-# TensorFlow reads this when it is imported: in this process, graphs do without oneDNN. With it, every
-# thread looks up anew which operations it has kernels for, a tenth of the tests' time. Programs in
-# processes of their own have it, as users do.
+# TensorFlow reads this when it is imported: in this process, graphs do without oneDNN. With it,
+# every thread looks up anew which operations it has kernels for, a tenth of the tests' time.
+# Programs in processes of their own have it, as users do.
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _leaves_onednn_out = os.environ.setdefault(_ONEDNN, "0") == "0"
 gc.disable()  # Until the tests are collected: imports make many objects and little garbage.
