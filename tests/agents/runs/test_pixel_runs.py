@@ -29,13 +29,13 @@ SMALL = PixelD4PGConfig(
     frame_stack=2,
     feature_size=16,
     max_shift=0,
-    global_batch_size=32,
-    policy_learning_rate=1e-3,
-    critic_learning_rate=1e-3,
+    global_batch_size=16,
+    policy_learning_rate=2e-3,
+    critic_learning_rate=2e-3,
     target_update_rate=0.05,
     exploration_sigma=0.5,
     exploration_steps=2000,
-    replay=FrameReplayConfig(min_size=200, samples_per_insert=32.0),
+    replay=FrameReplayConfig(min_size=200, samples_per_insert=16.0),
 )
 
 
@@ -44,11 +44,11 @@ def options(run_dir, **changes):
         "env": TARGET,
         "frame": FRAME,
         "agent": SMALL,
-        "steps": 3000,
+        "steps": 1600,
         "run_dir": run_dir,
         "checkpoint_seconds": 1.0,
         "video": False,
-        "evaluation": EvaluationSchedule(every=1000, episodes=2, last_episodes=5),
+        "evaluation": EvaluationSchedule(every=800, episodes=2, last_episodes=5),
     }
     return PixelAgentOptions(**(settings | changes))
 
@@ -77,10 +77,10 @@ def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, caps
 
 def test_it_goes_on_with_two_replicas(finished):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
-    assert d4pg.command.train(options(finished, steps=3100, replicas="2")) == 0
+    assert d4pg.command.train(options(finished, steps=1700, replicas="2")) == 0
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
-    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 3100
+    assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
     with pytest.raises(UsageError, match=r"pixels\.height was 24 and is now 48"):
         d4pg.command.train(options(finished, frame=PixelConfig(48, 24, action_repeat=1)))
 
