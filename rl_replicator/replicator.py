@@ -239,12 +239,17 @@ class Replicator(abc.ABC):
           A function without arguments, each call of which evaluates all data and returns the sums.
 
         Raises:
-          ConfigError: if the replicas do not divide the batch size, or the data cannot be padded.
+          ConfigError: if the replicas do not divide the batch size, the data cannot be padded, or a
+            sum is complex.
         """
         context = inputs_lib.InputContext(self.num_replicas)
         size = context.per_replica_batch_size(global_batch_size)
         inputs = self.make_inputs(input_fn, pad_to=size)
-        step = self.replicate(lambda element: collectives.all_sum(sums_fn(*element)), inputs)
+
+        def step_fn(element: Any) -> Any:
+            return collectives.all_sum(evaluation.checked(sums_fn(*element)))
+
+        step = self.replicate(step_fn, inputs)
         return evaluation.EvaluationStep(self._host, step, inputs)
 
     def reduce(self, op: str, outputs: Any) -> Any:

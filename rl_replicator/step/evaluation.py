@@ -77,6 +77,25 @@ class EvaluationStep:
         self._inputs.cancel()
 
 
+@tf.autograph.experimental.do_not_convert
+def checked(sums: Any) -> Any:
+    """Returns the sums over a batch, once they are known to be real.
+
+    Args:
+      sums: a nest of tensors.
+
+    Raises:
+      ConfigError: if one is complex.
+    """
+    for x in map(compiled.as_tensor, tf.nest.flatten(sums)):
+        if x is not None and x.dtype.is_complex:
+            raise errors.ConfigError(
+                f"expected sums_fn to return real sums, got {x.dtype.name}; return the real and "
+                "the imaginary part (tf.math.real, tf.math.imag) as two sums"
+            )
+    return sums
+
+
 def _wide(x: tf.Tensor) -> np.ndarray:
     """Converts to a type in which a long sum is exact enough."""
     value = x.numpy()

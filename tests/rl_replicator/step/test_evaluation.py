@@ -49,6 +49,16 @@ def test_evaluation_of_nothing():
         evaluate()
 
 
+def test_complex_sums_are_refused():
+    """Float64, in which sums are added up, would drop the imaginary part."""
+    with pytest.raises(rr.ConfigError, match="expected sums_fn to return real sums, got complex64"):
+        rr.SingleDeviceReplicator().make_evaluation(
+            lambda batch, mask: {"n": tf.reduce_sum(mask), "sum": tf.complex(mask[0], 1.0)},
+            lambda _: tf.data.Dataset.range(4).batch(2),
+            2,
+        )
+
+
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
 def test_an_interrupted_evaluation_begins_anew(name):
     replicator = rr.make(name)
