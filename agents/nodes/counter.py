@@ -249,13 +249,16 @@ class Counter:
 
         Returns:
           The progress of the run.
+
+        Raises:
+          ConfigError: if a metric has the name of a column that every row has.
         """
         with self._lock:
             self._learner_steps = steps
             self._waiting["learner"] += 0.3 * (waiting - self._waiting["learner"])
             if metrics:
                 self._q_mean = metrics.get("q_mean", self._q_mean)
-                self._write("learner", {"learner_steps": steps, **metrics})
+                self._write("learner", metrics, clocks={"learner_steps": steps})
         return self.progress()
 
     def add_time(self, kind: str, grown: Mapping[str, float]) -> None:
@@ -362,9 +365,15 @@ class Counter:
             self._write_time_at = self._writer.seconds + _SECONDS_BETWEEN_TIMES
             self._write("time", shares)
 
-    def _write(self, group: str, values: Mapping[str, float], step: int | None = None) -> None:
+    def _write(
+        self,
+        group: str,
+        values: Mapping[str, float],
+        step: int | None = None,
+        clocks: Mapping[str, float] | None = None,
+    ) -> None:
         step = self._environment_steps if step is None else step
-        self._writer.write(group, step, values)
+        self._writer.write(group, step, values, clocks)
 
 
 def _best_return(best: Checkpointer) -> float:

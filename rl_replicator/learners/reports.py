@@ -44,6 +44,9 @@ class Reports(Protocol):
           batch: number of batches that the run used before the call.
           count: number of batches of the call.
           metrics: arrays by name, [count] each: one value for each batch of the call.
+
+        Raises:
+          ConfigError: if a metric has the name of a column that every row has.
         """
 
     def flush(self, step: int) -> None:
@@ -60,6 +63,9 @@ class Reports(Protocol):
           step: number of steps taken.
           figures: figures by name.
           shown: name of the figure that the line shows.
+
+        Raises:
+          ConfigError: if a figure has the name of a column that every row has.
         """
 
     def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
@@ -135,6 +141,7 @@ class ChiefReports(Reports):
         self._line.show(f"{step:,}/{self._num_steps:,} steps | evaluating for {clock(seconds)}")
 
     def add(self, batch: int, count: int, metrics: Mapping[str, np.ndarray]) -> None:
+        self._writer.check("train", metrics)  # The first row may come many steps later.
         for i in range(count):
             for name, values in metrics.items():
                 pair = self._sums.setdefault(name, [0.0, 0])

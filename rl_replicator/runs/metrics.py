@@ -10,7 +10,7 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,18 +76,48 @@ class MetricWriter:
         """Duration of the run so far, without the time between interruption and resume."""
         return time.monotonic() - self._start
 
-    def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+    def check(self, group: str, names: Iterable[str], reserved: Iterable[str] = ()) -> None:
+        """Checks that metrics can be told from the columns that every row of a group has.
+
+        Args:
+          group: see `write`.
+          names: names of the metrics.
+          reserved: names of further columns, beside the x-axis and `wall_time`.
+
+        Raises:
+          ConfigError: if a metric has the name of such a column.
+        """
+        taken = (self._x_axis, WALL_TIME, *reserved)
+        for name in names:
+            if name in taken:
+                raise errors.ConfigError(
+                    f"expected metrics with other names than {', '.join(taken)}, which are columns "
+                    f"of metrics/{group}.csv already, got a metric {name!r}; rename it"
+                )
+
+    def write(
+        self,
+        group: str,
+        step: int,
+        values: Mapping[str, float],
+        clocks: Mapping[str, float] | None = None,
+    ) -> None:
         """Adds a row. Any thread may call.
 
         Args:
           group: letters, digits, "_", "-" and "."; the name of the file.
           step: position on the x-axis.
           values: new names may appear at any time; earlier rows are then empty there.
+          clocks: further columns, before those of `values`, which must have other names.
 
         Raises:
-          ConfigError: if `group` has other characters, or its file has another x-axis.
+          ConfigError: if `group` has other characters, its file has another x-axis, or a value has
+            the name of the x-axis, of a clock, or `wall_time`.
           UsageError: if it cannot be written, because the disk is full for example.
         """
+        clocks = clocks or {}
+        self.check(group, values, clocks)
+        values = {**clocks, **values}
         with self._lock, space_needed():
             if group not in self._tables:
                 path = self._run_dir / "metrics" / f"{_checked(group)}.csv"

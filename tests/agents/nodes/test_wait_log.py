@@ -141,6 +141,13 @@ def test_a_counter_that_was_restarted_takes_steps_of_leases_that_it_does_not_kno
     assert counter.progress().environment_steps == 300
 
 
+@pytest.mark.parametrize("name", ["learner_steps", "environment_steps", "wall_time"])
+def test_a_metric_of_an_agent_named_like_another_column_is_refused(tmp_path, name):
+    counter = Counter(tmp_path, total_steps=300, restored=None)
+    with pytest.raises(UsageError, match=f"of metrics/learner.csv already, got a metric '{name}'"):
+        counter.report_learner(7, 0.0, {"loss": 1.0, name: 0.5})
+
+
 def test_a_machine_without_the_run_directory_is_named(tmp_path):
     with pytest.raises(UsageError, match="on every machine, but .* has none; pass a --run-dir"):
         restored_counter(tmp_path, total_steps=300)

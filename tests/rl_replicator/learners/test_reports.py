@@ -4,7 +4,9 @@ import itertools
 import types
 
 import numpy as np
+import pytest
 
+from rl_replicator.errors import ConfigError
 from rl_replicator.learners import reports
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -53,6 +55,11 @@ def test_rows_depend_on_the_steps_alone(tmp_path):
         table = read_metrics(tmp_path / name, "train")
         tables.append((table["steps"].tolist(), table["loss"].tolist()))
     assert tables[0] == tables[1] == ([4, 8, 12], [3.5, 11.5, 19.5])
+
+
+def test_a_metric_named_like_a_column_is_refused_before_the_first_row(tmp_path):
+    with pytest.raises(ConfigError, match="of metrics/train.csv already, got a metric 'wall_time'"):
+        make(tmp_path, num_steps=100_000).add(0, 1, {"wall_time": np.zeros(1)})
 
 
 def test_steps_without_metrics_have_no_rows(tmp_path):

@@ -19,10 +19,12 @@ from tests.rl_replicator.learners.tiny_learners import (
     Alternating,
     Config,
     Endless,
+    EvaluatedNamesake,
     Exploding,
     Finite,
     Forgetful,
     Headstrong,
+    Namesake,
     Noisy,
     Overflowing,
     Regression,
@@ -336,4 +338,13 @@ def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypa
 def test_metrics_that_are_no_scalars(tmp_path):
     _, training = make(Wrong, tmp_path)
     with pytest.raises(errors.ConfigError, match=r"got \{'errors': \(12,\)\}"):
+        training.run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [(Namesake, "train"), (EvaluatedNamesake, "evaluation")]
+)
+def test_a_metric_or_a_figure_named_like_the_step_is_refused(tmp_path, kind, table):
+    _, training = make(kind, tmp_path, steps=10)
+    with pytest.raises(errors.ConfigError, match=f"metrics/{table}.csv already, .* 'steps'"):
         training.run()

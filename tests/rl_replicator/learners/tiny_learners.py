@@ -122,6 +122,24 @@ class Wrong(Regression):
         return {"errors": tf.linalg.matvec(batch[0], self.w) - batch[1]}
 
 
+class Namesake(Regression):
+    """Its metric has the name of the x-axis."""
+
+    def step_fn(self, batch):
+        return {"steps": super().step_fn(batch)["loss"]}
+
+
+class EvaluatedNamesake(Regression):
+    """A figure of its evaluation has the name of the x-axis."""
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+        return dataclasses.replace(
+            evaluation,
+            metrics_fn=lambda sums: evaluation.metrics_fn(sums) | {"steps": sums["examples"]},
+        )
+
+
 class Overflowing(Regression):
     """Its gradient is infinite in two steps, which the optimizer skips."""
 

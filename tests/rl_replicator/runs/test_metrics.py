@@ -50,6 +50,20 @@ def test_resume_drops_what_will_be_made_again(tmp_path):
         metrics.MetricWriter(tmp_path, "frames").write("eval", 1, {"x": 1})
 
 
+@pytest.mark.parametrize("name", ["steps", "wall_time", "learner_steps"])
+def test_a_metric_named_like_another_column_is_refused(tmp_path, name):
+    writer = metrics.MetricWriter(tmp_path, "steps")
+    expected = f"than steps, wall_time, learner_steps, .* of metrics/eval.csv already, .* '{name}'"
+    with pytest.raises(rr.ConfigError, match=expected):
+        writer.write("eval", 1, {"loss": 2, name: 3}, {"learner_steps": 5})
+    assert not (tmp_path / "metrics").exists()
+    writer.write("eval", 1, {"loss": 2}, {"learner_steps": 5})
+    read = metrics.read_metrics(tmp_path, "eval")
+    assert list(read) == ["steps", "wall_time", "learner_steps", "loss"]
+    assert read["learner_steps"] == [5] and read["steps"] == [1]
+    writer.close()
+
+
 def test_an_unfinished_row_is_mended(tmp_path):
     writer = metrics.MetricWriter(tmp_path, "environment_steps")
     writer.write("eval", 1, {"return": 2})
