@@ -15,6 +15,10 @@ from agents.learning.variables import collect_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
 from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
+from rl_replicator.errors import ConfigError
+
+# A metric of ours, beside those of the step.
+_DROPPED_BATCHES = "dropped_priority_batches"
 
 
 class StepOutput(NamedTuple):
@@ -96,6 +100,9 @@ class ReplayLearner:
           input_fn: `InputContext` -> dataset of `Sample`s.
           priorities: writes the new priorities; None if the table samples uniformly.
           steps_per_call: learner steps in one compiled call.
+
+        Raises:
+          ConfigError: if the step returns no `StepOutput` whose metrics are scalars by name.
         """
         self._module = module
         self._replicator = replicator
@@ -155,7 +162,7 @@ class ReplayLearner:
         means = replicas.mean(axis=(0, 1)).tolist()
         figures = dict(zip(self._metric_names, means, strict=True))
         if self._priorities is not None:
-            figures["dropped_priority_batches"] = float(self._priorities.num_dropped_batches)
+            figures[_DROPPED_BATCHES] = float(self._priorities.num_dropped_batches)
         return figures
 
     def get_variables(self, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -194,12 +201,56 @@ class ReplayLearner:
         networks = self._module.acting_networks.values()
         update_statistics(networks, sample.transition.observation)
         output = self._module.step_fn(sample)
-        self._metric_names = tuple(output.metrics)
-        metrics = [tf.cast(value, tf.float32) for value in output.metrics.values()]
-        packed = tf.stack(metrics) if metrics else tf.zeros([0])
+        metrics = _metrics_of(output)
+        self._metric_names = tuple(metrics)
+        packed = tf.stack(list(metrics.values())) if metrics else tf.zeros([0])
         return _CallOutput(output.keys, output.priorities, packed)
 
     def _copy_weights(self) -> dict[str, np.ndarray]:
         """Copies the weights, together with the number of steps that made them."""
         weights = {path: variable.numpy() for path, variable in self._published.items()}
         return {**weights, f"{LEARNER_STEPS}/count": np.array(self._num_steps)}
+
+
+@tf.autograph.experimental.do_not_convert
+def _metrics_of(output: Any) -> dict[str, tf.Tensor]:
+    """Returns the metrics of a step as float32 scalars.
+
+    Args:
+      output: what a module's `step_fn` returned.
+
+    Raises:
+      ConfigError: if it is no `StepOutput`, or its metrics are no scalars by names of their own.
+    """
+    if not isinstance(output, StepOutput):
+        raise ConfigError(
+            "expected step_fn to return StepOutput(keys, priorities, metrics), got "
+            f"{type(output).__name__}; import it from agents.learning.replay_learner"
+        )
+    if not isinstance(output.metrics, Mapping):
+        raise _no_scalars(type(output.metrics).__name__)
+    metrics: dict[str, tf.Tensor] = {}
+    wrong: dict[str, Any] = {}
+    for name, value in output.metrics.items():
+        try:
+            metrics[name] = tf.convert_to_tensor(value)
+        except (TypeError, ValueError):
+            wrong[name] = type(value).__name__
+        else:
+            if metrics[name].shape.rank:
+                wrong[name] = tuple(metrics[name].shape)
+    if wrong:
+        raise _no_scalars(wrong)
+    if _DROPPED_BATCHES in metrics:
+        raise ConfigError(
+            f"expected metrics with other names than {_DROPPED_BATCHES}, which every learner with "
+            "priorities has, got one of this name; rename it"
+        )
+    return {name: tf.cast(x, tf.float32) for name, x in metrics.items()}
+
+
+def _no_scalars(found: Any) -> ConfigError:
+    return ConfigError(
+        "expected step_fn to return metrics that are scalars by name, such as {'loss': loss}, got "
+        f"{found}; return a dictionary of means over the batch"
+    )

@@ -19,7 +19,7 @@ from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
-from rl_replicator.errors import CheckpointError
+from rl_replicator.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 BATCH, STEPS, OBSERVATION, ACTION = 8, 3, 3, 2
@@ -144,7 +144,7 @@ class Written(list):
         self.is_closed = True
 
 
-def make_summing_learner(make_rewards):
+def make_summing_learner(make_rewards, kind=Summing):
     """A learner of 2 replicas and 2 steps a call, and what it has written."""
     replicator = rr.make("multi_device:2")
 
@@ -161,7 +161,7 @@ def make_summing_learner(make_rewards):
         return rewards.shard(2, context.input_pipeline_id).batch(2, drop_remainder=True)
 
     with replicator.scope():
-        module = Summing()
+        module = kind()
     written = Written()
     return ReplayLearner(module, replicator, input_fn, written, steps_per_call=2), written
 
@@ -183,6 +183,39 @@ def test_a_call_writes_priorities_and_reports_its_means_and_its_time():
     assert min(learner.seconds.values()) > 0 and sum(learner.seconds.values()) < elapsed
     learner.close()
     assert written.is_closed
+
+
+class Changed(Summing):
+    """Returns what a function makes of the output."""
+
+    def __init__(self, change):
+        super().__init__()
+        self._change = change
+
+    def step_fn(self, sample):
+        return self._change(super().step_fn(sample))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda out: out._replace(metrics={"loss": 1.0, "td": out.priorities}),
+            r"\{'td': \(2,\)\}",
+        ),
+        (lambda out: out._replace(metrics={"none": None}), r"\{'none': 'NoneType'\}"),
+        (lambda out: out._replace(metrics=out.priorities), "Tensor; return a dictionary"),
+        (lambda out: out.metrics, r"StepOutput\(keys, priorities, metrics\), got dict"),
+        (
+            lambda out: out._replace(metrics={"dropped_priority_batches": 1.0}),
+            "got one of this name; rename it",
+        ),
+    ],
+)
+def test_metrics_of_an_agent_that_are_no_scalars_are_refused_when_the_step_is_built(change, found):
+    with pytest.raises(ConfigError, match=found) as error:
+        make_summing_learner(lambda: map(float, range(8)), lambda: Changed(change))
+    assert "\n" not in str(error.value)
 
 
 def test_a_learner_that_waits_is_starved_and_can_be_cancelled():
