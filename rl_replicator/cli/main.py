@@ -80,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(error)
 
 
+def names() -> list[str]:
+    """Returns the names of all commands, those of other packages last."""
+    return [*COMMANDS, *sorted(metadata.entry_points(group=COMMAND_GROUP).names)]
+
+
 def _report(error: Exception) -> int:
     """Prints why a command has failed; returns the exit status."""
     from rl_replicator.errors import WORKER_LOST_STATUS, WorkerLost
@@ -163,7 +168,7 @@ def _run(args: list[str]) -> int:
     registered = metadata.entry_points(group=COMMAND_GROUP)
     if name in registered.names:
         return registered[name].load().run(args[1:])
-    known = [*COMMANDS, *sorted(registered.names)]
+    known = names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise UsageError(

@@ -10,7 +10,7 @@ import re
 import pytest
 import yaml
 
-from docs.site import navigation, pages, reference
+from docs.site import commands, navigation, pages, reference
 from tests import structure
 from tests.docs.references import DOCUMENTS, ROOT
 
@@ -60,7 +60,7 @@ def nav():
 
 def test_every_document_has_a_place():
     written = {pages.place(path) for path in (*DOCUMENTS, *(ROOT / "docs").glob("*.ipynb"))}
-    written |= {f"reference/{page}.md" for page in reference.PAGES}
+    written |= {f"reference/{page}.md" for page in reference.PAGES} | {commands.PAGE}
     complete = navigation.complete(nav(), sorted(path for path in written if "/" not in path))
     listed = list(navigation.paths(complete))
     assert len(listed) == len({*listed}) and {*listed} == written
@@ -90,3 +90,14 @@ def test_linked_files_have_pages():
     assert {"launchpad.md", "dataflow.svg", "source/agents/program.py.md"} <= linked
     assert "def make_program" in pages.source_page(ROOT / "agents" / "program.py")
     assert "- `anchors.csv`" in pages.source_page(ROOT / "docs" / "results")
+
+
+def test_every_command_has_its_help_on_the_site():
+    text = commands.page()
+    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    listed = re.findall(r"^  (\S+)  ", commands.help_of([]), re.MULTILINE)
+    assert [*dict.fromkeys(heading.split()[0] for heading in headings)] == listed
+    sections = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    for heading, section in zip(headings, sections, strict=True):
+        assert f"usage: rl-replicator {heading}" in section and "--help" in section
+    assert "--agent.n-step" in sections[headings.index("train d4pg")]
