@@ -45,6 +45,13 @@ class BatchActor(Protocol):
         """Fetches the newest weights."""
         ...
 
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation that no checkpoint can continue; None without one.
+
+        Deterministic runs refuse it: `rl_replicator.step.random_ops`.
+        """
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
@@ -103,6 +110,13 @@ class AgentLearner(VariableSource, Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the last call."""
+        ...
+
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation that no checkpoint can continue; None without one.
+
+        Deterministic runs refuse it: `rl_replicator.step.random_ops`.
+        """
         ...
 
     def trackables(self) -> dict[str, Any]:

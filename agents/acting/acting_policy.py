@@ -11,6 +11,7 @@ from agents.acting.frame_stack import ObservationHistory
 from agents.acting.numpy_policy import NumpyPolicy, UnsupportedOperationError
 from agents.agent import VariableSource
 from agents.learning.variables import check_arrays, named_variables, names_with_variables
+from rl_replicator.step import random_ops
 
 
 class ActingPolicy(NamedTuple):
@@ -41,6 +42,10 @@ class PolicyFunction(Protocol):
         """Returns a nest of fresh arrays [B, ...] for observations [B, ...]."""
         ...
 
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation of TensorFlow's own state; None without one."""
+        ...
+
 
 class TensorFlowPolicy:
     """A policy that TensorFlow computes: for networks in which arithmetic takes the time."""
@@ -66,6 +71,10 @@ class TensorFlowPolicy:
         outputs = self._act(tf.constant(observations))
         return tf.nest.map_structure(lambda output: output.numpy(), outputs)
 
+    def stateful_random_op(self) -> str | None:
+        """See `PolicyFunction`."""
+        return random_ops.find(self._act)
+
 
 class ServedPolicy:
     """A compiled policy with the weights of a `VariableSource`."""
@@ -90,6 +99,10 @@ class ServedPolicy:
     def update(self) -> None:
         """Fetches the newest weights."""
         self._function.load(self._source.get_variables(self._names))
+
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation of TensorFlow's own state; None without one."""
+        return self._function.stateful_random_op()
 
 
 def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:

@@ -111,6 +111,10 @@ class ExploringActor:
         """Fetches the newest weights."""
         self._policy.update()
 
+    def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation of the policy; see `agents.agent.BatchActor`."""
+        return self._policy.stateful_random_op()
+
 
 def _row(outputs: Any, index: int) -> Any:
     if isinstance(outputs, np.ndarray):  # Nests take longer than some policies.

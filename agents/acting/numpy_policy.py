@@ -78,6 +78,9 @@ class NumpyPolicy:
                 call()
         return tree.unflatten_as(self._structure, [output.copy() for output in self._outputs])
 
+    def stateful_random_op(self) -> None:
+        """Returns None: no random operation has a counterpart here."""
+
 
 class _Graph:
     """Translates a graph into calls that read and write static arrays.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import launchpad as lp
 import rl_replicator as rr
-from agents.agent import Agent, ExplorationContext
+from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
 from agents.deterministic.episode import SavedEpisode
 from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
@@ -18,6 +18,7 @@ from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
+from rl_replicator.errors import ConfigError
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps between two reports of the actor, and of the learner. Metrics are on a grid of
@@ -46,6 +47,8 @@ class DeterministicNode:
 
         Raises:
           CheckpointError: if the environment does not repeat the saved episode.
+          ConfigError: if the learner's step or the policy draws random numbers that a continued run
+            would not draw again.
         """
         run = RunDirectory(plan.run_dir)
         run.check_visible()
@@ -67,6 +70,7 @@ class DeterministicNode:
             [agent.make_adder(self._replay, lambda seconds: None)],
             [exploration],
         )
+        _check_repeatable(self._learner, self._actor)
         self._environment = make_environment("actor 0", plan, int(environment_seed))
         self._episode = SavedEpisode(self._environment, self._actor, exploration)
         self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
@@ -176,3 +180,27 @@ class DeterministicNode:
             "replay": self._replay,
             "episode": self._episode,
         }
+
+
+def _check_repeatable(learner: AgentLearner, actor: BatchActor) -> None:
+    """Raises `ConfigError` if a continued run would draw other random numbers."""
+    remedies = (
+        (
+            "step",
+            learner.stateful_random_op(),
+            "use agents.learning.randomness or tf.random.stateless_* (or "
+            "tf.nn.experimental.stateless_dropout, instead of Keras' Dropout) with a seed that "
+            "counts steps, such as StepSeeds",
+        ),
+        (
+            "policy",
+            actor.stateful_random_op(),
+            "draw them in make_exploration, from context.random",
+        ),
+    )
+    for part, found, remedy in remedies:
+        if found is not None:
+            raise ConfigError(
+                f"expected a {part} whose random numbers a resumed run can draw again, found "
+                f"{found}; {remedy}, or leave out --deterministic"
+            )
