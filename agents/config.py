@@ -13,7 +13,8 @@ from typing import Any, Literal, Self
 
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
-from rl_replicator.runs.run_directory import AUTO, from_plain
+from rl_replicator.runs.plain_data import from_plain
+from rl_replicator.runs.run_directory import AUTO
 
 # Larger values are typing mistakes: networks of such layers do not fit into memory, episodes have
 # fewer steps, and actions only span [-1, 1].

@@ -1,7 +1,6 @@
 """`rl-replicator suite SUITE [options]`."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +94,7 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
     from agents.suites import anchors, tasks
     from agents.suites.command import SuitePlan
     from rl_replicator.cli import options, trainables
+    from rl_replicator.runs.plain_data import to_plain
 
     suite = tasks.find(chosen.tasks)
     arguments = [*suite.arguments, *theirs]
@@ -121,6 +121,6 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
         agent=chosen.agent,
         parallel=chosen.parallel,
         arguments=tuple(arguments),
-        options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
+        options=to_plain(settings),
         anchors=published,
     )

@@ -12,7 +12,7 @@ from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptio
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.listener import SILENT, RunListener
-from rl_replicator.runs.run_directory import from_plain
+from rl_replicator.runs.plain_data import from_plain, to_plain
 
 if TYPE_CHECKING:
     from acme import specs
@@ -93,7 +93,7 @@ class AgentCommand:
         agent = plain.get("agent", {})
         if isinstance(agent, Mapping):
             values: Any = next(f.default for f in dataclasses.fields(kind) if f.name == "agent")
-            plain = {**plain, "agent": _updated(dataclasses.asdict(values), agent)}
+            plain = {**plain, "agent": _updated(values, agent)}
         return from_plain(kind, plain, f"rl-replicator train {self.name}")
 
     def may_change(self, option: str) -> bool:
@@ -261,12 +261,13 @@ class AgentCommand:
         return self.pixel_config
 
 
-def _updated(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings with some of them changed."""
-    updated = {**values, **changes}
+def _updated(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config as plain data, with some settings, in its dataclasses too, changed."""
+    updated = {**to_plain(config), **changes}
     for name, change in changes.items():
-        if isinstance(change, Mapping) and isinstance(values.get(name), Mapping):
-            updated[name] = _updated(values[name], change)
+        value = getattr(config, name, None)
+        if dataclasses.is_dataclass(value) and isinstance(change, Mapping):
+            updated[name] = _updated(value, change)
     return updated
 
 

@@ -4,7 +4,6 @@ Each change of settings or variables needs a rule: a setting that did not exist 
 stands for what runs did before it (`agents.config.restored`), and new names are listed here.
 """
 
-import dataclasses
 import re
 import shutil
 import sys
@@ -16,6 +15,7 @@ from agents.config import restored
 from agents.runs.options import SCORE, AgentOptions
 from rl_replicator.checkpoints.checkpointer import Checkpointer
 from rl_replicator.checkpoints.parts import VariableValues
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 
 _OPTIONS = {"picture": "frame"}
@@ -78,7 +78,7 @@ def _config(source: SettingsSource, config: Mapping[str, Any]) -> dict[str, Any]
     for was, now in _renamed(options):
         options[now] = options.pop(was)
     kind = source.config_type("pixels" in config["identity"])
-    options["agent"] = dataclasses.asdict(restored(kind, config["identity"]["agent"]))
+    options["agent"] = to_plain(restored(kind, config["identity"]["agent"]))
     chosen = source.options_from(options)
     identity = chosen.identity
     if "pixels" in identity:  # With the action repeat that was resolved when the run began.

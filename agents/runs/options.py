@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.plan.evaluation import EvaluationSchedule
 from environments import PixelConfig
 from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.score import Score
 
@@ -176,7 +177,7 @@ class AgentOptions:
     @property
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
-        agent = dataclasses.asdict(self.agent)
+        agent = to_plain(self.agent, "agent")
         identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
         # Left out if not set, as runs of earlier versions have it.
         around: dict[str, Any] = {
@@ -191,9 +192,7 @@ class AgentOptions:
 
     def plain(self) -> dict[str, Any]:
         """Returns all options as plain data, for the config of the run."""
-        plain = dataclasses.asdict(self)
-        plain["run_dir"] = None if self.run_dir is None else str(self.run_dir)
-        return plain
+        return to_plain(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,5 +229,5 @@ class PixelAgentOptions(AgentOptions):
     @property
     def identity(self) -> dict[str, Any]:
         """See `AgentOptions`."""
-        pixels = dataclasses.asdict(self.frame) | {"action_repeat": self.task.action_repeat}
+        pixels = to_plain(self.frame) | {"action_repeat": self.task.action_repeat}
         return super().identity | {"pixels": pixels}

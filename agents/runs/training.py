@@ -42,6 +42,7 @@ from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, plots, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.plain_data import as_stored
 from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory, choose, folder_name, settled
 
@@ -146,6 +147,7 @@ def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOp
         options = settle(run, options)
         stored = run.config()["identity"].get("agent", {})
     agent = at_repeat(settled(options.agent, stored), options.task.action_repeat)
+    agent = as_stored(agent, "agent.")
     return run, dataclasses.replace(options, agent=agent)
 
 

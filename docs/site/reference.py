@@ -30,6 +30,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "checkpoints": ("rl_replicator.checkpoints", "rl_replicator.checkpoints.parts"),
     "runs": (
         "rl_replicator.runs.metrics",
+        "rl_replicator.runs.plain_data",
         "rl_replicator.runs.run_directory",
         "rl_replicator.runs.trackers",
     ),

@@ -1,7 +1,6 @@
 """`rl-replicator sweep NAME --search "option=expression" [options]`."""
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import tyro
 
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError, check_option
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import folder_name
 from rl_replicator.sweeps import command, search
 from rl_replicator.sweeps.search import Parameter
@@ -132,7 +132,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         name=chosen.name,
         arguments=tuple(theirs),
         quiet=tuple(quiet),
-        options=json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
+        options=to_plain(settings),
         defaults={one.option: _current(settings, one.option) for one in parameters},
         search=SearchPlan(
             tuple(parameters),
@@ -195,8 +195,8 @@ def _check_changeable(
 
 def _current(settings: Any, option: str) -> str:
     """Returns the value that an option has without the search, as it is written."""
-    value = _setting(settings, option)
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    value = to_plain(_setting(settings, option), option)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _setting(settings: Any, option: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from rl_replicator.cli import options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 
 _COMMAND = "rl-replicator train"
@@ -109,7 +110,8 @@ def train(
         if name is None:
             raise UsageError("expected name, run_dir of an existing run, or config, got none")
         stored = Stored(name, {})
-    plain = _merged(stored.options, settings | ({} if path is None else {"run_dir": str(path)}))
+    given = to_plain(settings | ({} if path is None else {"run_dir": path}))
+    plain = _merged(stored.options, given)
     trainable = trainables.load(stored.trainable)
     evaluations = Evaluations(on_evaluation)
     places = [stored.place] if stored.place else []
@@ -264,10 +266,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `old` with the values of `new`; both may hold groups."""
     merged = dict(old)
     for key, value in new.items():
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = dataclasses.asdict(value)
         if isinstance(value, Mapping):
             group = old.get(key)
             value = _merged(group if isinstance(group, Mapping) else {}, value)
-        merged[key] = str(value) if isinstance(value, os.PathLike) else value
+        merged[key] = value
     return merged

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -18,13 +17,13 @@ from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.plain_data import as_stored, from_plain, to_plain
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import (
     RunDirectory,
     choose,
     folder_name,
-    from_plain,
     settled,
 )
 from rl_replicator.runs.score import Score
@@ -171,7 +170,7 @@ class LearnerCommand:
         replicator = _make_replicator(options.replicas, options.deterministic)
         run = self._directory(replicator, options)
         stored = run.config()["identity"].get("config", {}) if run.exists else {}
-        config = settled(options.config, stored)
+        config = as_stored(settled(options.config, stored))
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
@@ -189,7 +188,7 @@ class LearnerCommand:
                     f"a longer run continues it{_how_to_grow(config)}"
                 )
                 return 0
-            settings = _json(dataclasses.asdict(options) | dataclasses.asdict(config))
+            settings = to_plain(options) | to_plain(config)
             settings.pop("config")
             run.describe(self.name, identity, settings, _score(learner))
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
@@ -362,7 +361,7 @@ def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":
 
 
 def _identity(config: Any) -> dict[str, Any]:
-    return {"config": _json(dataclasses.asdict(config))}
+    return {"config": to_plain(config)}
 
 
 def _agree_on_checkpoint(replicator: "Replicator") -> None:
@@ -470,8 +469,3 @@ def _print(training: "Training", figures: dict[str, float]) -> None:
     words = [f"{name} {value:.4f}" for name, value in figures.items()]
     words.append(f"after {training.step:,} steps, {clock(training.seconds)}")
     print(", ".join(words), flush=True)
-
-
-def _json(plain: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values as JSON types; paths become strings."""
-    return json.loads(json.dumps(plain, default=str))

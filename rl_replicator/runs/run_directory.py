@@ -11,21 +11,19 @@ RUN_DIR/evaluation.png   the plot of the evaluations
 
 import contextlib
 import dataclasses
-import difflib
 import fcntl
 import json
 import os
 import re
 import shutil
 import socket
-import types
-import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.plain_data import from_plain, to_plain
 
 # A setting that the machine decides at the start of a run.
 AUTO = "auto"
@@ -146,7 +144,7 @@ class RunDirectory:
         """
         exists = self.exists
         if exists:
-            _check_same(self.path, self.config()["identity"], _plain(trainable, identity), free)
+            _check_same(self.path, self.config()["identity"], _stored(trainable, identity), free)
         elif self.path.exists() and not self.path.is_dir():
             raise UsageError(
                 f"expected a directory for the run, got {self.path}, which is a file; choose "
@@ -258,9 +256,9 @@ class RunDirectory:
         return UsageError(f"cannot write to the run directory {self.path}: {error}")
 
 
-def _plain(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity as JSON would return it."""
-    return json.loads(json.dumps({"trainable": trainable, **identity}))
+def _stored(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as `RunDirectory.config` returns it."""
+    return to_plain({"trainable": trainable, **identity})
 
 
 def _check_same(
@@ -291,104 +289,10 @@ def _differences(
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from _differences(f"{prefix}{key}.", a, b, free)
-        elif a != b and AUTO not in (a, b) and f"{prefix}{key}" not in free:
+        elif f"{prefix}{key}" in free or AUTO in (a, b):
+            continue
+        elif a != b and (a == a or b == b):  # NaN differs from itself.
             yield f"{prefix}{key}", a, b
-
-
-def from_plain(
-    kind: type,
-    plain: Mapping[str, Any],
-    command: str = "",
-    beside: Collection[str] = (),
-    group: str = "",
-) -> Any:
-    """Rebuilds a config dataclass from what `dataclasses.asdict` and JSON made of it.
-
-    Args:
-      kind: the dataclass; its fields may be dataclasses and tuples in turn.
-      plain: its part of `RunDirectory.config`, or of a file that a user has written.
-      command: what lists the settings, if a user may have written them; empty if a run has stored
-        them. It makes the messages.
-      beside: names of other settings that a user may have meant.
-      group: what comes before the names in messages, `agent.`.
-
-    Returns:
-      An instance of `kind`. What `plain` lacks has its default.
-
-    Raises:
-      UsageError: if `plain` has a setting that `kind` lacks, lacks one without default, or has one
-        of another type.
-    """
-    hints = typing.get_type_hints(kind)
-    unknown = sorted(set(plain) - set(hints))
-    if unknown:
-        remedy = "use the version of rl-replicator that made the run"
-        if command:
-            near = difflib.get_close_matches(unknown[0], [*hints, *beside], n=1)
-            meant = near and (near[0] if near[0] in beside else f"{group}{near[0]}")
-            remedy = f"did you mean {meant!r}?" if meant else f"'{command} --help' lists them"
-        raise UsageError(
-            "expected settings that this version of rl-replicator has, got "
-            f"{', '.join(repr(f'{group}{name}') for name in unknown)}; {remedy}"
-        )
-    values = {}
-    for field in dataclasses.fields(kind):
-        name = f"{group}{field.name}"
-        if field.name in plain:
-            values[field.name] = _value(hints[field.name], plain[field.name], name, command)
-        elif dataclasses.MISSING is field.default is field.default_factory:
-            raise UsageError(f"expected a setting {name!r}, got none; add it")
-    return kind(**values)
-
-
-def _value(hint: Any, value: Any, name: str, command: str) -> Any:
-    """Returns plain data as a value of a field's type.
-
-    Raises:
-      UsageError: if it is of another type.
-    """
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if isinstance(value, hint):
-            return value
-        if isinstance(value, Mapping):
-            return from_plain(hint, value, command, group=f"{name}.")
-    kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
-    for kind in kinds:
-        if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
-            element, *others = typing.get_args(kind)
-            if others != [...]:
-                return tuple(value)  # None of our options is one.
-            return tuple(
-                _value(element, item, f"{name}[{index}]", command)
-                for index, item in enumerate(value)
-            )
-        if kind is Path and isinstance(value, str):
-            return Path(value)
-        if _is_of(kind, value):
-            return value
-    if typing.get_origin(hint) is typing.Literal:
-        expected = " or ".join(repr(choice) for choice in typing.get_args(hint))
-    else:
-        is_plain = len(kinds) == 1 and typing.get_origin(hint) is None
-        expected = f"a value of type {getattr(hint, '__name__', hint) if is_plain else hint}"
-    raise UsageError(f"expected {expected} for {name!r}, got {value!r}; correct it")
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type as annotations name it; a whole number is a float too."""
-    if kind is typing.Any:
-        return True
-    if typing.get_origin(kind) is typing.Literal:
-        return value in typing.get_args(kind)
-    if not isinstance(kind, type):
-        return not isinstance(value, Mapping | list)  # A type that is not checked here.
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def settled(config: Any, stored: Mapping[str, Any]) -> Any:
@@ -412,7 +316,8 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
         for field in dataclasses.fields(config)
         if getattr(config, field.name) == AUTO and stored.get(field.name, AUTO) != AUTO
     }
-    config = dataclasses.replace(config, **adopted)
+    if adopted:
+        config = from_plain(type(config), to_plain(config) | adopted)
     return config.on_this_machine() if hasattr(config, "on_this_machine") else config
 
 
@@ -455,7 +360,7 @@ def choose(
             run.config()  # Raises if there is no run.
         return run
     if resume:
-        wanted = _plain(trainable, identity)
+        wanted = _stored(trainable, identity)
         for run in runs(root):
             if not any(_differences("", run.config()["identity"], wanted, free)):
                 return run

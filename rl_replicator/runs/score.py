@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.plain_data import to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Score:
 
     def plain(self) -> dict[str, Any]:
         """Returns what `of` reads, as plain data."""
-        return dataclasses.asdict(self)
+        return to_plain(self)
 
     def read(self, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
         """Reads the evaluations of a run, even while it trains.

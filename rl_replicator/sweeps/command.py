@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
@@ -80,7 +81,7 @@ class SweepPlan:
     def identity(self) -> dict[str, Any]:
         """What a process that continues the sweep must share, as plain data."""
         shared = {key: value for key, value in self.options.items() if key not in _FREE}
-        search = dataclasses.asdict(self.search)
+        search = to_plain(self.search)
         plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": shared}
         # A population cannot grow: its trials train side by side.
         return plain | ({"trials": self.trials} if self.search.scheduler == "pbt" else {})

@@ -1,8 +1,6 @@
 """The documentation names no command, option, file or name that does not exist."""
 
 import argparse
-import dataclasses
-import json
 import re
 
 import pytest
@@ -15,6 +13,7 @@ from rl_replicator.cli.export import ExportOptions
 from rl_replicator.cli.plot import PlotOptions
 from rl_replicator.jobs import supervisor
 from rl_replicator.learners.command import LearnerCommand
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from tests import structure
 from tests.docs import references
@@ -44,7 +43,7 @@ def parsed(monkeypatch, tmp_path):
         reached.append(("train", chosen))
         if chosen.run_dir is not None:  # For the commands that use the run.
             chosen.run_dir.mkdir(parents=True, exist_ok=True)
-            plain = json.loads(json.dumps(dataclasses.asdict(chosen), default=str))
+            plain = to_plain(chosen)
             RunDirectory(chosen.run_dir).describe(self.name, {}, plain)
         return 0
 

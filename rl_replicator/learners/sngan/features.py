@@ -13,7 +13,8 @@ from rl_replicator.learners.resnet import data
 from rl_replicator.learners.resnet.classifier import Classifier
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.replicator import Replicator
-from rl_replicator.runs.run_directory import RunDirectory, from_plain
+from rl_replicator.runs.plain_data import from_plain
+from rl_replicator.runs.run_directory import RunDirectory
 
 # Maps images, [B, H, W, C] float32, 0 to 255, to features, [B, F], and logits, [B, K].
 Classify = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]

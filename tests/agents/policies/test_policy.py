@@ -16,7 +16,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import from_plain
+from rl_replicator.runs.plain_data import from_plain
 
 SETTINGS = {
     "env": "environments.fakes:target",

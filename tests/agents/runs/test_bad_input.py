@@ -1,8 +1,10 @@
 """What cannot work is refused with one line, before anything starts."""
 
+import dataclasses
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +84,36 @@ def test_one_line(words, message, tmp_path, monkeypatch):
         agent.train(options.parse(kind, "rl-replicator train d4pg", args, agent.alternatives()))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class AmbiguousConfig(D4PGConfig):
+    """A path that is stored like a text."""
+
+    teacher: str | Path = Path("here")
+
+
+def test_a_hyper_parameter_that_a_run_would_not_give_back(tmp_path):
+    agent = dataclasses.replace(d4pg.command, config=AmbiguousConfig, presets={})
+    args = [*TRAIN, "--agent.value-max", "20", "--steps", "9", "--no-video"]
+    args += ["--run-dir", str(tmp_path / "run")]
+    with pytest.raises(
+        UsageError, match=r"gives back for 'agent.teacher', got str \| pathlib.Path"
+    ):
+        agent.train(options.parse(agent.options_type(args), "rl-replicator train d4pg", args))
+    assert not (tmp_path / "run").exists()
+
+
+def test_stored_hyper_parameters_replace_the_default_ones_one_by_one():
+    default = dataclasses.field(default_factory=lambda: {"a": 1.0})
+    kind = dataclasses.make_dataclass(
+        "Scaled", [("scales", dict[str, float], default)], bases=(D4PGConfig,), frozen=True
+    )
+    agent = dataclasses.replace(d4pg.command, config=kind, presets={})
+    changes = {"scales": {"b": 2.0}, "replay": {"max_size": 9_000}}
+    made = agent.options_from({"env": "environments.fakes:target", "agent": changes}).agent
+    assert made.scales == {"b": 2.0}  # A setting, and no group of settings.
+    assert made.replay == dataclasses.replace(D4PGConfig().replay, max_size=9_000)
 
 
 def test_a_video_that_cannot_be_written(tmp_path):

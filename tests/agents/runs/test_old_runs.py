@@ -18,7 +18,8 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart, VariableValues
 from rl_replicator.cli import main
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.run_directory import RunDirectory, from_plain
+from rl_replicator.runs.plain_data import from_plain
+from rl_replicator.runs.run_directory import RunDirectory
 
 OLD = Path(__file__).parent / "version_0_1_0"
 

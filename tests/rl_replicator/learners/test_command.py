@@ -1,6 +1,7 @@
 """A learner in a file of the user's own, outside of this repository."""
 
 import dataclasses
+import enum
 import errno
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,67 @@ def test_a_disk_without_space_for_metrics_ends_a_run_in_one_line(
 
 def make_regression(replicator, config: tiny_learners.Config):
     return tiny_learners.Regression(replicator, config)
+
+
+class Shade(enum.Enum):
+    DARK = enum.auto()
+    LIGHT = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rich(tiny_learners.Config):
+    """Has settings of many types."""
+
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1])
+    shades: frozenset[Shade] = frozenset(Shade)
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    inner: tiny_learners.Config | None = None
+    shape: Sequence[int] = (1,)
+    files: tuple[Path, ...] = ()
+
+
+rich = []
+
+
+def make_rich(replicator, config: Rich):
+    rich.append(config)
+    return tiny_learners.Regression(replicator, config)
+
+
+def test_a_run_goes_on_with_settings_of_all_types(tmp_path, monkeypatch):
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    run = str(tmp_path / "run")
+    words = ["train", f"{__name__}:make_rich", "--steps", "10", "--sizes", "2", "3", "--shades"]
+    words += ["LIGHT", "--rates", "a", "0.5", "--shape", "4", "--files", "b", "--run-dir", run]
+    assert main.main([*words, "inner:config", "--inner.steps", "3"]) == 0
+    assert main.main(["train", "--run-dir", run, "--steps", "15"]) == 0
+    assert main.main(["eval", run]) == 0
+    shades, inner = frozenset([Shade.LIGHT]), tiny_learners.Config(steps=3)
+    first = Rich(10, 0.1, 15, "-error", [2, 3], shades, {"a": 0.5}, inner, (4,), (Path("b"),))
+    longer = dataclasses.replace(first, steps=15)
+    assert rich == [first, longer, longer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ambiguous(tiny_learners.Config):
+    """A path that is stored like a text."""
+
+    place: str | Path = Path("here")
+
+
+def make_ambiguous(replicator, config: Ambiguous):
+    return tiny_learners.Regression(replicator, config)
+
+
+def test_a_setting_that_would_not_come_back_is_refused_before_there_is_a_run(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    words = ["train", f"{__name__}:make_ambiguous", "--run-dir", str(tmp_path / "runs" / "run")]
+    assert main.main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "expected a type that config.json gives back for 'place', got str | pathlib.Pa" in line
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

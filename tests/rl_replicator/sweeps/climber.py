@@ -1,7 +1,6 @@
 """A trainable with a state that is saved: its height grows by its rate at every step."""
 
 import dataclasses
-import json
 import signal
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
 
@@ -60,7 +60,7 @@ class Climber:
     def train(self, options):
         ended = []
         signal.signal(signal.SIGINT, lambda *_: ended.append(True))
-        plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+        plain = to_plain(options)
         identity = {"options": {name: plain[name] for name in ("rate", "seed")}}
         run = RunDirectory(options.run_dir)
         with run.opened(NAME, identity):

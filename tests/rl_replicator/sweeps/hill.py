@@ -1,13 +1,13 @@
 """A trainable that takes no time: its figure is a function of its options."""
 
 import dataclasses
-import json
 import signal
 import time
 from pathlib import Path
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
+from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
 
@@ -66,7 +66,7 @@ class Hill:
         is_high = options.kind == "high"
         score = Score("evaluation", "figure", is_high).plain() if options.kind != "blind" else None
         run = RunDirectory(options.run_dir)
-        plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+        plain = to_plain(options)
         with run.opened(NAME, {"options": plain}) as there:
             run.describe(NAME, {"options": plain}, plain, score)
             done = len(read_metrics(run.path, "evaluation").get("steps", ()))

@@ -1,6 +1,7 @@
 """`rl-replicator sweep`, with runs that take no time and with a network."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import os
@@ -117,6 +118,15 @@ def test_the_first_trial_may_have_a_default_of_none(monkeypatch):
     (plan,) = plans
     matches = [one.space.match(plan.defaults[one.option]) for one in plan.search.parameters]
     assert matches == ["None", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [((8, 4), "8 4"), ([8, 4], "8 4"), (signal.SIGINT, "SIGINT"), ({"b", "a"}, "a b")],
+)
+def test_a_default_is_written_as_on_the_command_line(value, written):
+    settings = dataclasses.make_dataclass("Settings", ["option"])(value)
+    assert sweep._current(settings, "option") == written
 
 
 @pytest.mark.processes
