@@ -15,6 +15,7 @@ from agents.learning.variables import collect_variables, names_with_variables
 from agents.learning.weights import LEARNER_STEPS, select
 from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
+from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import ConfigError
 
 # A metric of ours, beside those of the step.
@@ -102,7 +103,8 @@ class ReplayLearner:
           steps_per_call: learner steps in one compiled call.
 
         Raises:
-          ConfigError: if the step returns no `StepOutput` whose metrics are scalars by name.
+          ConfigError: if the step assigns a variable that `module` does not track, or returns no
+            `StepOutput` whose metrics are scalars by name.
         """
         self._module = module
         self._replicator = replicator
@@ -111,6 +113,9 @@ class ReplayLearner:
         self._metric_names: tuple[str, ...] = ()  # Known once the step is traced.
         self._inputs = replicator.make_inputs(input_fn, per_replica=True)
         self._step = replicator.replicate(self._step_fn, self._inputs, steps_per_call)
+        # A restored run would lose what the module does not track, such as networks in a dataclass.
+        saved = TrackablePart(**self.trackables())
+        saved.check_holds(self._step.assigned_variables(), type(module).__name__)
         self._priorities = priorities
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call

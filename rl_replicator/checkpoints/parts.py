@@ -5,12 +5,15 @@ import collections
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_replicator import errors
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _FILE = "variables"
@@ -83,6 +86,35 @@ class TrackablePart:
 
         self._variables()
         return tf.train.Checkpoint(**self._trackables).write(str(prefix))
+
+    def check_holds(self, variables: "Iterable[tf.Variable]", owner: str) -> None:
+        """Checks that variables which training changes are among those that are saved.
+
+        A variable with SUM aggregation may be missing: it is the state of a metric, to which each
+        replica adds its own, and no checkpoint can hold it.
+
+        Args:
+          variables: variables as they were created; see `ReplicatedStep.assigned_variables`.
+          owner: the object whose `trackables()` are saved, for the error.
+
+        Raises:
+          ConfigError: names the first variable that is missing.
+        """
+        import tensorflow as tf
+
+        from rl_replicator.graphs import assignments
+
+        saved: set[int] = set()
+        for variable in self._variables().values():
+            saved |= assignments.handle_ids(variable)
+        for variable in variables:
+            is_saved = not saved.isdisjoint(assignments.handle_ids(variable))
+            if not is_saved and variable.aggregation != tf.VariableAggregation.SUM:
+                raise errors.ConfigError(
+                    f"expected every variable that the step of {owner} assigns in trackables(), "
+                    f"found that {variable.name!r} {tuple(variable.shape)} is missing; add the "
+                    "model or optimizer that has it, or a resumed run loses it"
+                )
 
     def check(self, folder: pathlib.Path) -> None:
         """Compares names, shapes and dtypes of the variables with the saved ones.

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from rl_replicator.graphs import assignments
+
 # Statistics whose layer says so, by id, because variables cannot be hashed.
 _DECLARED: "weakref.WeakValueDictionary[int, tf.Variable]" = weakref.WeakValueDictionary()
 
@@ -77,7 +79,7 @@ def restore_unless(finite: tf.Tensor) -> None:
 
 
 def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """The variables that the step uses for anything but a plain read, in the same order.
+    """The variables that the step assigns, in the same order.
 
     Also in the graphs around this one: a branch of `tf.cond` is a graph of its own, and what the
     step did before it is in another.
@@ -85,36 +87,9 @@ def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     Args:
       variables: the variables as they were created, each with the copies of all replicas.
     """
-    handles: set[int] = set()
+    captures: list[tuple[tf.Tensor, tf.Tensor]] = []
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        handles |= {
-            id(handle)
-            for handle, inside in getattr(graph, "captures", ())
-            if any(user.type != "ReadVariableOp" for user in _users(inside))
-        }
+        captures.extend(getattr(graph, "captures", ()))
         graph = getattr(graph, "outer_graph", None)
-    return [variable for variable in variables if not handles.isdisjoint(_handles(variable))]
-
-
-def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that use a handle; on TPUs they use one of all cores' handles."""
-    for user in handle.consumers():
-        if user.type == "TPUReplicatedInput":
-            yield from _users(user.outputs[0])
-        else:
-            yield user
-
-
-def packed(variable: tf.Variable) -> Any:
-    """Returns all copies of a variable as one, as steps on TPUs take them; None elsewhere."""
-    return getattr(variable, "_packed_var", None)
-
-
-def _handles(variable: tf.Variable) -> set[int]:
-    """The ids of the handles of all copies; on TPUs also of their one packed handle."""
-    copies = getattr(variable, "values", None) or (variable,)
-    own = packed(variable)
-    return {id(copy.handle) for copy in copies} | (
-        set() if own is None else {id(own.packed_handle)}
-    )
+    return assignments.assigned(captures, variables)

@@ -80,6 +80,15 @@ class Calls:
         """Number of batches that the run has used; up to date while calls run."""
         return self._before + self.inputs.position
 
+    def assigned_variables(self) -> list[tf.Variable]:
+        """Returns the variables that the steps of all phases assign."""
+        found = {
+            id(variable): variable
+            for step in self._compiled.values()
+            for variable in step.assigned_variables()
+        }
+        return list(found.values())
+
     def check_repeatable(self) -> None:
         """Checks that a resumed run can take the same steps as an uninterrupted one.
 

@@ -132,7 +132,11 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def trackables(self) -> dict[str, Any]:
-        """Returns the models, optimizers and variables of a checkpoint, by name."""
+        """Returns the models, optimizers and variables of a checkpoint, by name.
+
+        A learner whose steps assign a variable that is not among them is refused. Only states of
+        metrics may be missing, which have SUM aggregation.
+        """
 
     def evaluation(self) -> Evaluation | None:
         """Returns the evaluation to run during training; None for no evaluation."""

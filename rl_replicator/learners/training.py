@@ -20,7 +20,6 @@ from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
-from rl_replicator.optimizers.wrapping import Wrapped
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import StepProfiler
@@ -87,8 +86,8 @@ class Training:
 
         Raises:
           CheckpointError: if the checkpoint is damaged, or has other variables than the learner.
-          ConfigError: if the learner cannot be replicated, or the processes of a job do not see the
-            same checkpoint.
+          ConfigError: if the learner cannot be replicated, if a step assigns a variable that is not
+            in `trackables()`, or if the processes of a job do not see the same checkpoint.
         """
         self._replicator = replicator
         self._learner = learner
@@ -110,8 +109,8 @@ class Training:
         self._evaluation = learner.evaluation()
         self._compute_sums = _compile(replicator, self._evaluation)
         trackables = learner.trackables()
-        _check_optimizers(learner, trackables)
         self._variables = TrackablePart(**trackables)
+        self._variables.check_holds(self._calls.assigned_variables(), type(learner).__name__)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
         if is_resumed:
             # After compiling, which creates the variables that the learner had not. The progress
@@ -438,19 +437,6 @@ def _finite_data(input_fn: InputFn, context: InputContext) -> Any:
             "repeat() out of it, or take() a number of batches"
         )
     return data
-
-
-def _check_optimizers(learner: Learner, trackables: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if the learner has a wrapped optimizer that is not in `trackables`."""
-    root = tf.train.Checkpoint(**trackables)  # A view keeps only a weak reference to it.
-    known = {id(node) for node in tf.train.TrackableView(root).descendants()}
-    for name, value in vars(learner).items():
-        for found in tf.nest.flatten(value) if isinstance(value, list | tuple | dict) else [value]:
-            if isinstance(found, Wrapped) and id(found) not in known:
-                raise errors.ConfigError(
-                    f"expected every optimizer of {type(learner).__name__} in trackables(), found "
-                    f"that 'self.{name}' is missing; add it, or a resumed run loses its state"
-                )
 
 
 def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:

@@ -77,6 +77,14 @@ class ReplicatedStep(abc.ABC):
         """
 
     @abc.abstractmethod
+    def assigned_variables(self) -> list[tf.Variable]:
+        """Returns the variables that the step assigns, in the order of their creation.
+
+        Those are what training changes, so a checkpoint has to hold them. What the step only reads
+        is left out, and so are variables of the replicator's own.
+        """
+
+    @abc.abstractmethod
     def cancel(self) -> None:
         """Ends a call that waits for input, or the next one. Callable from any thread.
 
@@ -150,6 +158,9 @@ class CompiledStep(ReplicatedStep):
 
     def stateful_random_op(self) -> str | None:
         return random_ops.find(self._traced)
+
+    def assigned_variables(self) -> list[tf.Variable]:
+        return self._host.registry.assigned_by(self._traced)
 
     def cancel(self) -> None:
         self._inputs.cancel()

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from rl_replicator.graphs import assignments
+
 # Sets of replicas are bit masks: what a value depends on.
 _Value = Any  # A mask, a `_Resource`, or a list of these for the outputs of a node.
 _MOST_ITERATIONS = 8
@@ -82,11 +84,11 @@ class _Flow:
             return inputs
         if node.op.startswith(("Collective", "NcclAllReduce")):
             return 0
-        functions = _functions(node)
+        functions = assignments.called(node)
         if functions:
             return self._call(node.op, functions, inputs, control)
         mask = _mask(inputs) | control
-        if inputs and isinstance(inputs[0], _Resource) and _assigns(node.op):
+        if inputs and isinstance(inputs[0], _Resource) and assignments.assigns(node.op):
             values = _mask(inputs[1:]) | control
             kept = 0 if node.op == "AssignVariableOp" and not control else inputs[0].mask
             inputs[0].mask = kept | values
@@ -139,17 +141,3 @@ def _mask(values: Iterable[_Value]) -> int:
     for value in values:
         mask |= value.mask if isinstance(value, _Resource) else value
     return mask
-
-
-def _assigns(op: str) -> bool:
-    return op.startswith(("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply"))
-
-
-def _functions(node: Any) -> list[str]:
-    """Names of the functions that a node calls; of a loop, first the condition."""
-    found = []
-    for _, attribute in sorted(node.attr.items(), key=lambda item: item[0] != "cond"):
-        if attribute.HasField("func"):
-            found.append(attribute.func.name)
-        found.extend(function.name for function in attribute.list.func)
-    return found

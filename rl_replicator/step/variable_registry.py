@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.layers import statistics
+from rl_replicator.graphs import assignments
 
 
 class Registry:
@@ -33,7 +33,7 @@ class Registry:
             self._created.append(weakref.ref(variable))
             for component in getattr(variable, "values", None) or (variable,):
                 self._owners[id(component.handle)] = weakref.ref(component)
-            packed = statistics.packed(variable)
+            packed = assignments.packed(variable)
             if packed is not None:
                 self._owners[id(packed.packed_handle)] = weakref.ref(packed)
             return variable
@@ -66,6 +66,14 @@ class Registry:
         """Finds the copies of variables to which some handles belong; others are left out."""
         found = [self._owners.get(id(handle), lambda: None)() for handle in handles]
         return [copy for copy in found if copy is not None]
+
+    def assigned_by(self, function: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
+        """Returns the variables that a traced step assigns, each with the copies of all replicas.
+
+        Args:
+          function: the step. The functions that it calls count, too.
+        """
+        return assignments.assigned(function.graph.captures, self.created())
 
     def owns(self, handle: tf.Tensor) -> bool:
         """Whether it is the handle of a variable that was created inside."""

@@ -121,12 +121,20 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
       layout: layout on the mesh.
     """
 
-    def __init__(self, value: tf.Tensor, *, layout: dtensor.Layout, **options: Any):
+    def __init__(
+        self,
+        value: tf.Tensor,
+        *,
+        layout: dtensor.Layout,
+        aggregation: tf.VariableAggregation,
+        **options: Any,
+    ):
         """Creates the variable.
 
         Args:
           value: initial value of the whole variable, a plain tensor.
           layout: layout on the mesh.
+          aggregation: what its maker says of copies, although there are none.
           **options: see `tf.Variable`.
         """
         # Owns the memory on the devices.
@@ -141,6 +149,7 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
             dtype=value.dtype,
             trainable=self._on_mesh.trainable,
             constraint=self._on_mesh.constraint,
+            aggregation=aggregation,
         )
 
     def shards(self) -> dict[str, tf.Tensor]:
@@ -225,6 +234,7 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
         return MeshVariable(
             value,
             layout=layout,
+            aggregation=kwargs.get("aggregation") or tf.VariableAggregation.NONE,
             name=name,
             trainable=trainable,
             constraint=kwargs.get("constraint"),

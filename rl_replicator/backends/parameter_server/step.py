@@ -95,6 +95,9 @@ class AsynchronousStep(compiled.CompiledStep):
                     raise self._inputs.ended(inputs_lib.END)
                 self._schedule.wait()
 
+    def assigned_variables(self) -> list[tf.Variable]:
+        return [v for v in super().assigned_variables() if v is not self._version]
+
     def staleness(self) -> staleness.Staleness:
         """Returns the staleness of all steps that were returned."""
         with self._schedule.news:

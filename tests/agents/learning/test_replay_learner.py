@@ -1,5 +1,6 @@
 """The replicated learner: what a call writes and reports, and the statistics of observations."""
 
+import dataclasses
 import threading
 import time
 
@@ -133,6 +134,25 @@ class Summing(tf.Module):
         return StepOutput(sample.keys, reward, {"reward": tf.reduce_mean(reward), "one": 1.0})
 
 
+@dataclasses.dataclass
+class Hidden:
+    """Not tracked, unlike a list or a dictionary."""
+
+    total: tf.Variable
+
+
+class Forgetful(Summing):
+    """Counts in a variable that no checkpoint would find."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = Hidden(tf.Variable(0.0, name="total"))
+
+    def step_fn(self, sample):
+        self.hidden.total.assign_add(1.0)
+        return super().step_fn(sample)
+
+
 class Written(list):
     """Priorities that were written."""
 
@@ -164,6 +184,11 @@ def make_summing_learner(make_rewards, kind=Summing):
         module = kind()
     written = Written()
     return ReplayLearner(module, replicator, input_fn, written, steps_per_call=2), written
+
+
+def test_a_module_with_a_variable_that_would_not_be_saved_is_refused():
+    with pytest.raises(rr.ConfigError, match=r"step of Forgetful assigns .*'total:0' \(\) is miss"):
+        make_summing_learner(lambda: map(float, range(8)), Forgetful)
 
 
 def test_a_call_writes_priorities_and_reports_its_means_and_its_time():

@@ -125,3 +125,22 @@ def test_a_subset_that_does_not_fit(tmp_path):
         checkpointer.restore({"learner": parts.TrackableSubset(network=model)})
     with pytest.raises(rr.CheckpointError, match="use it for restoring only"):
         checkpointer.save(2, {"learner": parts.TrackableSubset(model=model)})
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2", "mesh:data=2"])
+def test_a_variable_that_would_not_be_saved(name):
+    """Keras wraps variables that it casts; the states of its metrics no checkpoint can hold."""
+    rr.split_cpu(2)
+    with rr.make(name).scope():
+        layer = tf.keras.layers.Dense(2, dtype="mixed_float16")
+        layer.build([None, 3])
+        plain = tf.Variable(tf.zeros([2, 3]), name="plain")
+        state = tf.keras.metrics.Mean().total
+    kernel = layer.kernel._variable
+    assert kernel is not layer.kernel
+    parts.TrackablePart(layer=layer, plain=plain).check_holds([kernel, state, plain], "Learner")
+    match = (
+        r"the step of Learner assigns in trackables\(\), found that 'plain:0' \(2, 3\) is missing"
+    )
+    with pytest.raises(rr.ConfigError, match=match):
+        parts.TrackablePart(layer=layer).check_holds([kernel, plain, state], "Learner")

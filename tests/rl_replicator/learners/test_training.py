@@ -271,9 +271,39 @@ def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path):
 
 def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):
     with pytest.raises(
-        errors.ConfigError, match=r"of Forgetful in trackables\(\), found that 'self.opt"
+        errors.ConfigError, match=r"of Forgetful assigns in trackables\(\), found that 'adam/t:0'"
     ):
         make(Forgetful, tmp_path)
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
+def test_a_variable_that_is_not_in_the_checkpoints(tmp_path, replicas, forgets):
+    """One that the second phase assigns; the first reads another in a function."""
+
+    class Two(Alternating):
+        def __init__(self, replicator, config):
+            super().__init__(replicator, config)
+            with replicator.scope():
+                self.fixed = tf.Variable(tf.ones([3]), name="fixed")
+                self.steps = tf.Variable(0.0, name="generator/steps")
+
+        def many(self, batch):
+            scaled = tf.function(lambda x: x * self.fixed)(batch[0])
+            return super().many((scaled, batch[1]))
+
+        def one(self, batch):
+            tf.function(lambda: self.steps.assign_add(1.0))()
+            return super().one(batch)
+
+        def trackables(self):
+            return super().trackables() | ({} if forgets else {"steps": self.steps})
+
+    if forgets:
+        with pytest.raises(errors.ConfigError, match="'generator/steps:0' .* is missing; add"):
+            make(Two, tmp_path, replicas)
+    else:
+        make(Two, tmp_path, replicas)
 
 
 @pytest.mark.parametrize(

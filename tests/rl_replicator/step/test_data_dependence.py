@@ -26,6 +26,7 @@ def replicator():
 CASES = {
     "local": (lambda v, x: v.assign(x[0, 0]), True),
     "added": (lambda v, x: v.assign_add(tf.reduce_mean(x)), True),
+    "in part": (lambda v, x: v[...].assign(x[0, 0]), True),
     "through a cond": (
         lambda v, x: tf.cond(x[0, 0] > 0, lambda: v.assign_add(1.0), lambda: v.read_value()),
         True,

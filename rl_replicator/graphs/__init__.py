@@ -1,0 +1,1 @@
+"""What is found in the graphs that TensorFlow has traced."""
