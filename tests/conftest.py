@@ -44,6 +44,14 @@ def few_threads():
         gc.collect()
 
 
+@pytest.fixture
+def sigint_ignored():
+    """SIGINT is ignored, as in what a script starts with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def plain_graphs():
     """TensorFlow runs graphs as they were traced.

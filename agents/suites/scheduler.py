@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.suites.progress import RunStatus, State
 from rl_replicator.jobs.run_process import RunProcess, Slot, end_all, slots
+from rl_replicator.processes import signals
 
 _POLL_SECONDS = 0.2
 
@@ -62,25 +62,19 @@ class Scheduler:
           The number of the signal that ended it, SIGINT or SIGTERM; None if all runs ended.
         """
         waiting = [status for status in statuses if status.state is State.WAITING]
-        handled = (signal.SIGINT, signal.SIGTERM)
-        before: Mapping[int, object] = {
-            number: signal.signal(number, lambda number, _: self._signals.append(number))
-            for number in handled
-        }
-        try:
-            while (waiting and not self._signals) or self._running:
-                if self._signals:
-                    self._end()
-                while waiting and self._free and not self._signals:
-                    self._start(waiting.pop(0))
-                self._reap()
-                self._on_look()
-                time.sleep(_POLL_SECONDS)
-        finally:
-            # After an error of our own, the runs save all the same.
-            end_all([one.process for one in self._running], self._is_urgent)
-            for number, handler in before.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
+        with signals.handled(lambda number, _: self._signals.append(number)):
+            try:
+                while (waiting and not self._signals) or self._running:
+                    if self._signals:
+                        self._end()
+                    while waiting and self._free and not self._signals:
+                        self._start(waiting.pop(0))
+                    self._reap()
+                    self._on_look()
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                # After an error of our own, the runs save all the same.
+                end_all([one.process for one in self._running], self._is_urgent)
         return self._signals[0] if self._signals else None
 
     def _start(self, status: RunStatus) -> None:

@@ -17,6 +17,7 @@ from launchpad import errors
 from launchpad.launch import restarts as lp_restarts
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
+from rl_replicator.processes import signals
 
 # The main thread looks at the clock this often, in seconds, so that signals are handled promptly.
 _POLL_SECS = 0.2
@@ -204,16 +205,13 @@ class ProgramManager:
     def take_signals(self) -> None:
         """Makes SIGINT, SIGTERM and SIGHUP stop the program; does nothing off the main thread.
 
-        A process that ignores one of them goes on to ignore it, as whoever started it wants:
-        `nohup` for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
+        A process that ignores one of them goes on to ignore it.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         _taking_signals[:] = [m for m in _taking_signals if not m._supervisor.done.is_set()]
         _taking_signals.append(self)
-        for number in _HANDLED_SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, _on_signal):
-                _old_handlers[number] = signal.signal(number, _on_signal)
+        _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
 
     def _stop_by_signal(self, number: int) -> None:
         self._supervisor.post_signal(number)
@@ -240,10 +238,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         return
     # Nothing is left to stop: the script's own way of handling the signal holds again.
     _taking_signals.clear()
-    while _old_handlers:
-        known, handler = _old_handlers.popitem()
-        if signal.getsignal(known) == _on_signal:  # Nobody has put another one over ours.
-            signal.signal(known, handler)
+    signals.give_back(_on_signal, _old_handlers)
     os.kill(os.getpid(), number)
 
 

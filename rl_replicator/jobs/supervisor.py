@@ -20,7 +20,6 @@ What a process has started ends with it, and all processes end with the supervis
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from rl_replicator import errors
 from rl_replicator.jobs import cluster, local_job
 from rl_replicator.jobs.restarts import RestartLoop
 from rl_replicator.jobs.run_process import SECONDS_TO_END
+from rl_replicator.processes import signals
 from rl_replicator.processes.restarts import Restarts
 
 # After a failure, the other processes have nothing to save: they continue from the last checkpoint.
@@ -66,9 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         received.append(number)
         supervisor.end()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    status = supervisor.run()
+    with signals.handled(end):
+        status = supervisor.run()
     return 128 + received[0] if status is None else status
 
 

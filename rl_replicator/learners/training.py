@@ -20,6 +20,7 @@ from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
+from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.profiler import StepProfiler
@@ -476,19 +477,14 @@ def _signals(cancel: Any) -> Iterator[list[int]]:
     received: list[int] = []
     before: dict[int, Any] = {}
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
     def handle(number: int, frame: Any) -> None:
         del frame
         received.append(number)
-        restore()
+        signals.give_back(handle, before)
         cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, handle)
+    before.update(signals.take(handle))
     try:
         yield received
     finally:
-        restore()
+        signals.give_back(handle, before)

@@ -32,6 +32,9 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     if os.getppid() != int(argv[1]):
         return 1  # The parent died before the call above.
+    # A script's `&` lets what it starts ignore SIGINT, since Ctrl-C is for the foreground. It does
+    # not reach this session: SIGINT comes from the parent alone, which asks the command to end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         os.execvp(argv[2], argv[2:])
     except OSError as error:

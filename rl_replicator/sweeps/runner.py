@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rl_replicator.errors import UsageError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
+from rl_replicator.processes import signals
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _POLL_SECONDS = 0.2
@@ -133,34 +134,32 @@ class SweepRunner:
           UsageError: if the first trials fail one after the other.
         """
         waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
-        before: Mapping[int, object] = {
-            number: signal.signal(number, lambda number, _: self._signals.append(number))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            while True:
-                while self._free and not self._signals and (waiting or len(trials) < count):
-                    if not waiting:
-                        trials.append(self._scheduler.ask())
-                    self._start(waiting.pop(0) if waiting else trials[-1])
-                if not self._live:
-                    if not self._signals:
-                        waiting = list(self._scheduler.advance(trials))
-                    if not waiting or self._signals:
-                        break
-                    continue
-                self._look()
-                self._on_look()
-                time.sleep(_POLL_SECONDS)
-        finally:
-            # After an error of our own, the runs save all the same.
-            end_all(
-                [process for one in self._live for process in one.processes],
-                lambda: len(self._signals) > 1,
-            )
-            for number, handler in before.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
+        with signals.handled(lambda number, _: self._signals.append(number)):
+            try:
+                self._run(trials, waiting, count)
+            finally:
+                # After an error of our own, the runs save all the same.
+                end_all(
+                    [process for one in self._live for process in one.processes],
+                    lambda: len(self._signals) > 1,
+                )
         return self._signals[0] if self._signals else None
+
+    def _run(self, trials: list[SweepTrial], waiting: list[SweepTrial], count: int) -> None:
+        while True:
+            while self._free and not self._signals and (waiting or len(trials) < count):
+                if not waiting:
+                    trials.append(self._scheduler.ask())
+                self._start(waiting.pop(0) if waiting else trials[-1])
+            if not self._live:
+                if not self._signals:
+                    waiting = list(self._scheduler.advance(trials))
+                if not waiting or self._signals:
+                    break
+                continue
+            self._look()
+            self._on_look()
+            time.sleep(_POLL_SECONDS)
 
     def _start(self, trial: SweepTrial) -> None:
         slot = self._free.pop(0)

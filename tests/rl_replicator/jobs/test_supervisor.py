@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_replicator.jobs import local_job, restarts
+from rl_replicator.jobs import local_job, restarts, supervisor
 from rl_replicator.processes.restarts import Restarts
 
 ROOT = Path(__file__).parents[3]
@@ -393,3 +393,11 @@ def test_tasks_of_a_job():
     assert all(
         t.ends_job and not t.is_replaceable for t in local_job.make_tasks(2, 0, ["a:1", "a:2"])
     )
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("sigint_ignored")
+def test_an_ignored_ctrl_c_does_not_end_a_job():
+    program = ["sh", "-c", f"kill -INT {os.getpid()}"]
+    assert supervisor.main(["--workers", "1", "--", *program]) == 0
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN

@@ -104,6 +104,13 @@ def test_interrupted_and_resumed(tmp_path, monkeypatch, steps_per_call, uninterr
     assert (np.diff(steps) > 0).all()
 
 
+@pytest.mark.usefixtures("sigint_ignored")
+def test_an_ignored_ctrl_c_does_not_end_a_run(tmp_path, monkeypatch):
+    _, training = make(Regression, tmp_path, steps=20)
+    interrupt(training, monkeypatch, after=1)
+    assert training.run() is None and training.step == 20
+
+
 def test_resumed_on_another_number_of_replicas(tmp_path, monkeypatch, uninterrupted):
     _, training = make(Regression, tmp_path)
     interrupt(training, monkeypatch, 1)

@@ -33,6 +33,12 @@ def is_alive(pid):
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("sigint_ignored")
+def test_sigint_ends_what_a_process_that_ignores_it_starts(tmp_path):
+    assert start(tmp_path, "kill -INT $$; exit 3").wait() == -signal.SIGINT
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", -signal.SIGKILL)]
 )

@@ -1,5 +1,6 @@
 """What becomes of a trial that is to end and has taken all of its steps before it hears of it."""
 
+import os
 import sys
 
 import pytest
@@ -69,3 +70,14 @@ def test_runs_save_after_an_error_of_the_sweep(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         runner.run([], count=1)
     assert has_saved()
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("sigint_ignored")
+def test_an_ignored_ctrl_c_does_not_end_a_sweep(tmp_path):
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
+    command = ["sh", "-c", f"kill -INT {os.getpid()}"]
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+    runner = SweepRunner(scheduler, lambda *_: command, tmp_path, 1, lambda _: None, lambda: None)
+    assert runner.run([], count=1) is None
+    assert trial.state is TrialState.FAILED and trial.reason == "ended without an evaluation"
