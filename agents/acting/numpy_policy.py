@@ -223,8 +223,26 @@ def _identity(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list
     return list(inputs), []
 
 
+def _floating(handler: Handler) -> Handler:
+    """The same handler, for floats only.
+
+    TensorFlow rounds the mean of integers towards zero, after a sum that may overflow, and refuses
+    to multiply or divide some.
+    """
+
+    def handle(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
+        if not op.outputs[0].dtype.is_floating:
+            raise UnsupportedOperationError(f"{op.type} of {op.outputs[0].dtype.name}: {op.name}")
+        return handler(op, inputs)
+
+    return handle
+
+
 def _cast(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
     out = _new(op)
+    if out.dtype == np.uint8 and inputs[0].dtype.kind == "f":
+        # What it gives for a negative float differs between the two.
+        raise UnsupportedOperationError(f"Cast of {inputs[0].dtype} to uint8: {op.name}")
     return [out], [lambda: np.copyto(out, inputs[0], casting="unsafe")]
 
 
@@ -245,11 +263,13 @@ def _bias_add(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list
 def _reduction(reduce: Callable[..., Any], is_mean: bool = False) -> Handler:
     def handle(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
         x, axis = inputs[0], tuple(np.ravel(inputs[1]).tolist())
+        if not x.size:
+            raise UnsupportedOperationError(f"{op.type} of nothing: {op.name}")
         out = _new(op)
         keep = op.get_attr("keep_dims")
         calls: list[Call] = [functools.partial(reduce, x, axis, None, out, keep)]
         if is_mean:
-            share = out.dtype.type(max(out.size, 1) / max(x.size, 1))
+            share = out.dtype.type(out.size / x.size)
             calls.append(functools.partial(np.multiply, out, share, out))
         return [out], calls
 
@@ -335,7 +355,7 @@ def _relu(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Cal
 
 def _leaky_relu(op: Any, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[Call]]:
     (x,), out, alpha = inputs, _new(op), op.get_attr("alpha")
-    if not 0 <= alpha <= 1:
+    if not 0 < alpha <= 1:
         raise UnsupportedOperationError(f"LeakyRelu with alpha {alpha}: {op.name}")
     slope = out.dtype.type(alpha)
     return [out], [
@@ -389,17 +409,17 @@ _HANDLERS: dict[str, Handler] = {
     "LessEqual": _ufunc(np.less_equal),
     "Log": _ufunc(np.log),
     "Log1p": _ufunc(np.log1p),
-    "MatMul": _matmul,
+    "MatMul": _floating(_matmul),
     "Max": _reduction(np.maximum.reduce),
     "Maximum": _ufunc(np.maximum),
-    "Mean": _reduction(np.add.reduce, is_mean=True),
+    "Mean": _floating(_reduction(np.add.reduce, is_mean=True)),
     "Min": _reduction(np.minimum.reduce),
     "Minimum": _ufunc(np.minimum),
     "Mul": _ufunc(np.multiply),
     "Neg": _ufunc(np.negative),
     "Pow": _ufunc(np.power),
     "ReadVariableOp": _identity,
-    "RealDiv": _ufunc(np.divide),
+    "RealDiv": _floating(_ufunc(np.divide)),
     "Relu": _relu,
     "Reshape": _view,
     "Rsqrt": _ufunc(np.sqrt, np.reciprocal),

@@ -8,6 +8,7 @@ import sonnet as snt
 import tensorflow as tf
 import tree
 
+from agents.acting import numpy_policy
 from agents.acting.acting_policy import ActingPolicy, TensorFlowPolicy, compile_policy
 from agents.acting.frame_stack import LatestObservation
 from agents.acting.numpy_policy import NumpyPolicy
@@ -128,6 +129,118 @@ def test_operations(name):
         )
 
 
+def half_by_half(op, x):
+    first, second = tf.split(x, 2, axis=1)
+    return op(first, second)
+
+
+def moved(x):
+    """What any dtype allows."""
+    return {
+        "casts": [tf.cast(x, d) for d in (tf.bool, tf.float32, tf.float64, tf.int32, tf.int64)],
+        "shapes": tf.reshape(tf.squeeze(tf.expand_dims(x, 1), [1]), [-1]),
+        "parts": tf.concat(tf.split(x, [1, SIZE - 1], axis=1)[::-1], axis=1),
+        "slices": [x[:, 1], x[1:, ::-2], x[..., None, -2:]],
+        "selected": tf.where(tf.cast(x, tf.bool), x, x[:, :1]),
+        "same": [tf.stop_gradient(tf.identity(x)), *tf.identity_n([x, x])],
+    }
+
+
+def computed(x):
+    """What any number allows."""
+    pairs = (tf.add, tf.subtract, tf.multiply, tf.maximum, tf.minimum)
+    orders = (tf.less, tf.less_equal, tf.greater, tf.greater_equal)
+    reductions = (tf.reduce_sum, tf.reduce_max, tf.reduce_min)
+    if x.dtype.is_floating:
+        reductions += (tf.reduce_mean,)
+    return {
+        **moved(x),
+        "positive": tf.nn.relu(x),
+        "of two": [half_by_half(op, x) for op in pairs + orders],
+        "clipped": tf.clip_by_value(x, tf.cast(1, x.dtype), tf.cast(3, x.dtype)),
+        "reduced": [
+            op(x, axis, keepdims)
+            for op in reductions
+            for axis in (0, 1, -1, [0, 1], [])
+            for keepdims in (False, True)
+        ],
+    }
+
+
+def computed_with_a_sign(x):
+    return {
+        **computed(x),
+        "with a sign": [op(x) for op in (tf.abs, tf.negative, tf.sign, tf.square)],
+        "power": tf.pow(x, tf.clip_by_value(x, tf.cast(0, x.dtype), tf.cast(3, x.dtype))),
+        "squared difference": half_by_half(tf.math.squared_difference, x),
+        "with a bias": tf.nn.bias_add(x, x[0]),
+    }
+
+
+def computed_with_fractions(x):
+    of_one = (
+        *(tf.exp, tf.math.expm1, tf.math.log, tf.math.log1p, tf.math.rsqrt, tf.sqrt, tf.tanh),
+        *(tf.sigmoid, tf.nn.elu, tf.nn.leaky_relu, tf.nn.softplus),
+    )
+    # oneDNN gives other results than Eigen where there is no finite one.
+    finite = tf.where(tf.abs(x) < 1e9, x, tf.zeros_like(x))
+    return {
+        **computed_with_a_sign(x),
+        "with fractions": [op(x) for op in of_one],
+        "finite": [tf.nn.softmax(finite), tf.matmul(finite, finite, transpose_b=True)],
+        "divided": half_by_half(tf.divide, x),
+        "out of range": [
+            tf.cast(factor * x, d) for factor in (1e3, 1e18) for d in ("int32", "int64")
+        ],
+    }
+
+
+def values_of(dtype, random):
+    """Ordinary and extreme numbers, whose sums are exact in any order."""
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return [False, True]
+    if kind == "f":
+        if random:
+            return [0.25 * i for i in range(-12, 13)]
+        return [np.nan, np.inf, -np.inf, -0.0, 0.0, 0.5, 2.0, -1.5]
+    limits = np.iinfo(dtype)
+    return range(max(-5, limits.min), 7) if random else [limits.min, limits.max, 0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "act"),
+    [
+        (np.float32, computed_with_fractions),
+        (np.float64, computed_with_fractions),
+        (np.int32, computed_with_a_sign),
+        (np.int64, computed_with_a_sign),
+        (np.uint8, computed),
+        (np.bool_, moved),
+    ],
+)
+def test_all_operations_give_the_numbers_and_dtypes_of_tensorflow(dtype, act):
+    spec = tf.TensorSpec([SIZE], dtype)
+    function = compile_policy(ActingPolicy({}, act, spec, LatestObservation), 4)
+    assert isinstance(function, NumpyPolicy)
+    function.load({})
+    traced = tf.function(act, autograph=False).get_concrete_function(
+        tf.TensorSpec([4, SIZE], dtype)
+    )
+    if dtype == np.float32:
+        used = {op.type for op in traced.graph.get_operations()}
+        assert set(numpy_policy._HANDLERS) - used == {"ReadVariableOp"}
+    random = np.random.default_rng(0)
+    for is_random in (True, False):
+        x = random.choice(np.array(values_of(dtype, is_random), dtype), (4, SIZE))
+        expected, found = traced(tf.constant(x)), function(x)
+        for path, want in tree.flatten_with_path(expected):
+            got, want = functools.reduce(lambda nest, key: nest[key], path, found), want.numpy()
+            assert (got.dtype, got.shape) == (want.dtype, want.shape), path
+            tolerance = 2e-6 if want.dtype == np.float32 else 1e-12
+            np.testing.assert_allclose(got, want, tolerance, tolerance, err_msg=str(path))
+
+
 class Normalizer(snt.Module):
     """Its factor depends on nothing but variables."""
 
@@ -180,8 +293,18 @@ def strange():
         lambda x: x + tf.random.normal([SIZE]),
         lambda x: x * strange(),
         lambda x: tf.cast(tf.cast(x, tf.bfloat16), tf.float32),
+        lambda x: x + tf.cast(tf.reduce_mean(tf.cast(x, tf.int32)), tf.float32),
+        lambda x: tf.cast(
+            tf.matmul(tf.cast(x, tf.int32), tf.ones([SIZE, SIZE], tf.int32)), tf.float32
+        ),
+        lambda x: tf.cast(tf.cast(x, tf.uint8), tf.float32),
+        lambda x: x + tf.reduce_mean(x[:, :0]),
+        lambda x: tf.nn.leaky_relu(x, 0.0),
     ],
-    ids=["random", "no weight", "bfloat16"],
+    ids=[
+        *("random", "no weight", "bfloat16", "mean of integers", "product of integers"),
+        *("float to uint8", "mean of nothing", "leaky relu without a slope"),
+    ],
 )
 def test_what_numpy_cannot_do_is_left_to_tensorflow(act):
     strange()
