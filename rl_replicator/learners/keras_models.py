@@ -191,7 +191,11 @@ class KerasLearner(Learner):
         return {"loss": loss * tf.cast(self._num_replicas, loss.dtype)}
 
     def trackables(self) -> dict[str, Any]:
-        return {"weights": _Weights(self._model), "optimizer": self._optimizer}
+        return {
+            "weights": _Weights(self._model),
+            "optimizer": self._optimizer,
+            "generators": _generator_states(self._model),
+        }
 
     def evaluation(self) -> Evaluation | None:
         data_fn = self._evaluation_data_fn
@@ -273,6 +277,20 @@ class _Weights(tf.Module):
     def __init__(self, model: tf.keras.Model):
         super().__init__()
         self.all = model.weights
+
+
+def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns the states of a model's random generators, which are no weights.
+
+    Those of Keras' random layers are hidden from checkpoints as well.
+    """
+    hidden = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
+    return [
+        node.state
+        for root in (model, *(one for one in hidden if one is not None))
+        for node in tf.train.TrackableView(root).descendants()
+        if isinstance(node, tf.random.Generator)
+    ]
 
 
 def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:

@@ -12,7 +12,9 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import learners
 from rl_replicator.cli import main
+from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[3]
 STEPS, BATCH = 6, 12
@@ -144,6 +146,40 @@ def test_the_loss_scale_of_compile_is_applied():
     assert float(learner.trackables()["optimizer"].iterations) == 1
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+class Noise(tf.keras.layers.Layer):
+    """A layer with a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(3)
+
+    def call(self, x, training=False):
+        return x + self.generator.normal(tf.shape(x)) if training else x
+
+
+@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
+def test_a_continued_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path, replicas):
+    def random(config: Config) -> tf.keras.Model:
+        tf.keras.utils.set_random_seed(1)
+        dropout = tf.keras.layers.Dropout(0.5, rng_type="stateful")
+        layers = [tf.keras.Sequential([dropout]), Noise(), tf.keras.layers.Dense(2)]
+        model = tf.keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    rr.split_cpu(2)
+    found = []
+    for name, parts in (("whole", [4]), ("parts", [2, 4])):
+        for steps in parts:
+            replicator = rr.make(replicas)
+            learner = learners.from_keras(random, data_fn)(replicator, Config(steps=steps))
+            settings = LoopSettings(steps_per_call=1, deterministic=True)
+            Training(replicator, learner, RunDirectory(tmp_path / name), settings).run()
+        found.append([v.numpy() for v in learner.trackables()["weights"].all])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_what_is_no_compiled_model_is_refused():
