@@ -88,7 +88,7 @@ class _Flow:
         if functions:
             return self._call(node.op, functions, inputs, control)
         mask = _mask(inputs) | control
-        if inputs and isinstance(inputs[0], _Resource) and assignments.assigns(node.op):
+        if inputs and isinstance(inputs[0], _Resource) and _assigns_data(node.op):
             values = _mask(inputs[1:]) | control
             kept = 0 if node.op == "AssignVariableOp" and not control else inputs[0].mask
             inputs[0].mask = kept | values
@@ -141,3 +141,10 @@ def _mask(values: Iterable[_Value]) -> int:
     for value in values:
         mask |= value.mask if isinstance(value, _Resource) else value
     return mask
+
+
+def _assigns_data(op: str) -> bool:
+    """Whether an operation on a variable gives it a value that is made from data."""
+    # A generator goes on by the number of values that it has drawn, which follows from the size of
+    # a batch and is the same on all replicas.
+    return assignments.assigns(op) and not op.startswith(("Rng", "Stateful"))

@@ -14,7 +14,8 @@ def warned(caplog, step_fn, replicator):
     caplog.clear()
     data = tf.data.Dataset.range(100).map(lambda i: tf.cast(tf.fill([4, 3], i), tf.float32))
     with caplog.at_level(logging.WARNING, logger="rl_replicator"):
-        replicator.replicate(step_fn, replicator.make_inputs(lambda context: data))
+        batches = data.unbatch().batch(4)  # Of a size that the graph does not tell.
+        replicator.replicate(step_fn, replicator.make_inputs(lambda context: batches))
     return caplog.text
 
 
@@ -67,7 +68,7 @@ def test_assignments(caplog, replicator, name):
 
 
 def test_a_learner_is_not_named(caplog, replicator):
-    """Averaged gradients, their slots, a target network and statistics over all replicas."""
+    """Averaged gradients, their slots, a target network, statistics over all replicas, noise."""
     with replicator.scope():
         norm = rr.CrossReplicaBatchNorm(True, True)
         layer, target = snt.Linear(2), snt.Linear(2)
@@ -79,9 +80,11 @@ def test_a_learner_is_not_named(caplog, replicator):
         optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(0.1), max_global_norm=1.0)
         guarded = replicator.wrap_optimizer(snt.optimizers.Adam(0.1), skip_nonfinite=True)
         local = snt.BatchNorm(True, True, name="local")
+        noise = tf.random.Generator.from_seed(1)
         local(tf.zeros([1, 3]), is_training=True)
 
     def step_fn(x):
+        x += noise.normal(tf.shape(x))
         with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_sum(layer(keras(norm(x, is_training=True), training=True)))
         for one in (optimizer, guarded):
