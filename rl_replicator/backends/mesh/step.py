@@ -21,11 +21,6 @@ _REFUSED = {
     **dict.fromkeys(("Case", "StatelessCase"), "use tf.cond"),
     "Where": "use tf.where(condition, x, y) instead of a mask that changes shapes",
     **dict.fromkeys(
-        random_ops.STATEFUL,
-        "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a "
-        "callable input, which runs on the host",
-    ),
-    **dict.fromkeys(
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
         "use rr.CrossReplicaBatchNorm, or fused=False in Keras; the statistics are of all devices",
     ),
@@ -38,6 +33,11 @@ _REFUSED = {
         "make sparse gradients dense with tf.convert_to_tensor before optimizer.apply",
     ),
 }
+
+_RANDOM = (
+    "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a callable "
+    "input, which runs on the host"
+)
 
 
 class HostCallableInputs(inputs_lib.CallableInputs):
@@ -225,7 +225,7 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
         by_name = {node.name: node for node in nodes}
         for node in nodes:
-            advice = _REFUSED.get(node.op)
+            advice = _RANDOM if random_ops.is_stateful(node) else _REFUSED.get(node.op)
             if node.op == "StridedSlice":
                 advice = _check_slice(node, by_name)
             if advice:
