@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.util import nest as nest_lib
 
 from rl_replicator import errors
 from rl_replicator.collectives import sums
+from rl_replicator.graphs import leaves
 
 OPS = ("sum", "mean", "min", "max")
 
@@ -231,7 +233,7 @@ def _begin(
       The call as text, and the flat tensors.
     """
     sums.context()
-    flat = [_converted(y) for y in tf.nest.flatten(x)]
+    flat = [_converted(y, path) for path, y in nest_lib.flatten_with_tuple_paths(x)]
     described = tf.nest.pack_sequence_as(x, [_describe(y) for y in flat])
     call = f"{kind} of {described}".replace("'", "")
     sums.record(call)
@@ -241,15 +243,10 @@ def _begin(
     return call, flat
 
 
-def _converted(y: Any) -> tf.Tensor | tf.IndexedSlices | None:
+def _converted(y: Any, path: Sequence[Any]) -> tf.Tensor | tf.IndexedSlices | None:
     if y is None or isinstance(y, tf.IndexedSlices):
         return y
-    if isinstance(y, (tf.RaggedTensor, tf.SparseTensor)):
-        raise errors.ConfigError(
-            f"expected dense tensors in a collective, got a {type(y).__name__}; "
-            "convert it with to_tensor() or tf.sparse.to_dense"
-        )
-    y = tf.convert_to_tensor(y)
+    y = leaves.as_tensor(y, path, "in a collective")
     if not (y.dtype.is_floating or y.dtype.is_integer or y.dtype.is_complex or y.dtype.is_bool):
         raise errors.ConfigError(
             f"expected numbers or bools in a collective, got {y.dtype.name}; remove it"

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import collectives, errors
+from rl_replicator.graphs import leaves
 from rl_replicator.learners.contract import Learner, Phase
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.compiled import ReplicatedStep
@@ -156,7 +157,7 @@ class Calls:
 
             def step_fn(batch: Any) -> Any:
                 # Averaged here and not on the host, where the devices would have to wait for it.
-                return collectives.all_mean(phase.step_fn(batch))
+                return collectives.all_mean(leaves.as_tensors(phase.step_fn(batch), "from step_fn"))
 
             self._compiled[phase.name, count] = self._replicator.replicate(
                 step_fn, self.inputs, steps_per_call=count

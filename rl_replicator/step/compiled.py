@@ -13,6 +13,7 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
+from rl_replicator.graphs import leaves
 from rl_replicator.layers import batch_norm, statistics
 from rl_replicator.step import (
     data_dependence,
@@ -262,7 +263,7 @@ class CompiledStep(ReplicatedStep):
     def _replica_step(self, element: Any) -> Any:
         """Traced on a replica: `step_fn`, and what becomes of the moving statistics it updates."""
         with statistics.snapshot(self._host.registry.created()):
-            results = tf.nest.map_structure(as_tensor, self._converted(element))
+            results = leaves.as_tensors(self._converted(element), "from step_fn")
             batch_norm.average_declared(self._host.registry.created())
         return results
 
@@ -347,10 +348,10 @@ class CompiledStep(ReplicatedStep):
 
     def _unflatten(self, flat: list[tf.Tensor]) -> list[Any]:
         rest = iter(flat)
-        leaves = tf.nest.flatten(self._template)
+        flat_template = tf.nest.flatten(self._template)
         return [
             tf.nest.pack_sequence_as(
-                self._template, [None if leaf is None else next(rest) for leaf in leaves]
+                self._template, [None if leaf is None else next(rest) for leaf in flat_template]
             )
             for _ in range(self._host.num_local_replicas)
         ]
@@ -365,11 +366,6 @@ def _seed_process(process_index: int) -> None:
     graph = tf.compat.v1.get_default_graph()
     if graph.seed is not None:
         graph.seed = (graph.seed + process_index * _SEED_STRIDE) % 2**31
-
-
-def as_tensor(value: Any) -> tf.Tensor | None:
-    """Converts a leaf of what `step_fn` returns."""
-    return None if value is None else tf.convert_to_tensor(value)
 
 
 def _with_autograph(step_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:

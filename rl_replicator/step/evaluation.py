@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.graphs import leaves
 from rl_replicator.step import compiled, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
@@ -85,9 +86,10 @@ def checked(sums: Any) -> Any:
       sums: a nest of tensors.
 
     Raises:
-      ConfigError: if one is complex.
+      ConfigError: if one is complex, or no tensor at all.
     """
-    for x in map(compiled.as_tensor, tf.nest.flatten(sums)):
+    sums = leaves.as_tensors(sums, "from sums_fn")
+    for x in tf.nest.flatten(sums):
         if x is not None and x.dtype.is_complex:
             raise errors.ConfigError(
                 f"expected sums_fn to return real sums, got {x.dtype.name}; return the real and "

@@ -378,6 +378,17 @@ def test_metrics_that_are_no_scalars(tmp_path):
         training.run()
 
 
+@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
+def test_metrics_that_are_no_tensors(tmp_path, replicas):
+    class Ragged(Regression):
+        def step_fn(self, batch):
+            return {"loss": tf.RaggedTensor.from_row_lengths(batch[1], [len(batch[1])])}
+
+    match = r"tuples from step_fn, got a RaggedTensor at \['loss'\]; make it dense"
+    with pytest.raises(errors.ConfigError, match=match):
+        make(Ragged, tmp_path, replicas)
+
+
 @pytest.mark.parametrize(
     ("kind", "table"), [(Namesake, "train"), (EvaluatedNamesake, "evaluation")]
 )

@@ -1,0 +1,67 @@
+"""Converts what a user's function returns to tensors."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.util import nest as nest_lib
+
+from rl_replicator import errors
+
+
+@tf.autograph.experimental.do_not_convert
+def as_tensors(nest: Any, receiver: str) -> Any:
+    """Converts the leaves of a nest to tensors.
+
+    Args:
+      nest: tensors, variables, numbers, strings and arrays in dictionaries, lists and tuples; None
+        stays None, and `tf.IndexedSlices` become dense.
+      receiver: what receives the nest, for the error: "from step_fn".
+
+    Returns:
+      The nest, with tensors and None for leaves.
+
+    Raises:
+      ConfigError: names the first leaf that is something else, and its place in the nest.
+    """
+    flat = [
+        as_tensor(leaf, path, receiver) for path, leaf in nest_lib.flatten_with_tuple_paths(nest)
+    ]
+    return tf.nest.pack_sequence_as(nest, flat)
+
+
+def as_tensor(leaf: Any, path: Sequence[Any], receiver: str) -> tf.Tensor | None:
+    """Converts a leaf of a nest.
+
+    Args:
+      leaf: the leaf.
+      path: keys, indices and names of fields that lead to it.
+      receiver: see `as_tensors`.
+
+    Raises:
+      ConfigError: see `as_tensors`.
+    """
+    if leaf is None:
+        return None
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError):
+        place = "".join(f"[{key!r}]" for key in path)
+        at = f" at {place}" if place else ""
+        raise errors.ConfigError(
+            f"expected tensors or numbers in dictionaries, lists or tuples {receiver}, got a "
+            f"{type(leaf).__name__}{at}; {_advice(leaf)}"
+        ) from None
+
+
+def _advice(leaf: Any) -> str:
+    if isinstance(leaf, tf.RaggedTensor):
+        return "make it dense with its to_tensor()"
+    if isinstance(leaf, tf.SparseTensor):
+        return "make it dense with tf.sparse.to_dense"
+    if isinstance(leaf, tf.TensorArray):
+        return "use its stack()"
+    if dataclasses.is_dataclass(leaf):
+        return "use a dictionary of its fields"
+    return "convert it, or leave it out"
