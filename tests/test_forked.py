@@ -1,6 +1,7 @@
 """Programs in forks are to their callers what new interpreters are."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import psutil
 import pytest
 
 from tests.suite import forked
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def start(*arguments, **options):
@@ -24,7 +27,8 @@ def start(*arguments, **options):
 
 def test_its_surroundings_are_those_of_a_new_interpreter(tmp_path):
     text = """
-import os, sys
+import os, sys, tempfile
+print(tempfile.gettempdir())
 print(__name__, __file__ if "__file__" in globals() else None, sys.argv, sys.path[:2])
 flags = sys.flags
 print(flags.isolated, flags.ignore_environment, flags.no_user_site, flags.safe_path, flags.no_site)
@@ -36,6 +40,7 @@ sys.exit(7)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(text)
     environment = {"WORD": "hello", "PYTHONPATH": "/somewhere", "PATH": os.environ["PATH"]}
+    environment["TMPDIR"] = str(tmp_path)
     for command in (["-c", text], ["program.py", "a"], ["-m", "package", "a", "-b"]):
         found = [
             subprocess.run(
@@ -75,6 +80,38 @@ def test_nothing_of_this_project_is_loaded():
     names = ("agents", "environments", "launchpad", "rl_replicator", "tests")
     process = start("-c", f"import sys; print([n for n in {names} if n in sys.modules])")
     assert process.communicate(timeout=60)[0] == "[]\n"
+
+
+STEP = """
+import sonnet as snt
+import tensorflow as tf
+from tensorflow.python.autograph.impl import api
+
+import rl_replicator as rr
+
+before = {code.co_name for code in api._TRANSPILER._cache._cache}
+replicator = rr.make("single_device")
+with replicator.scope():
+    first = snt.nets.MLP([2], w_init=snt.initializers.Orthogonal(seed=1))
+    second = snt.Linear(1)
+
+
+def step_fn(x):
+    return second(first(x))
+
+
+inputs = replicator.make_inputs(lambda context: lambda: tf.zeros([1, 3]))
+print(replicator.replicate(step_fn, inputs)().shape)
+after = {(code.co_filename, code.co_name) for code in api._TRANSPILER._cache._cache}
+print([name for path, name in sorted(after) if "sonnet" in path and name not in before])
+"""
+
+
+def test_the_layers_of_an_mlp_are_translated_already(tmp_path):
+    program = tmp_path / "program.py"  # AutoGraph reads the source.
+    program.write_text(STEP)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert start(str(program), env=environment).communicate(timeout=60)[0] == "(1, 1)\n[]\n"
 
 
 def test_random_numbers_differ():

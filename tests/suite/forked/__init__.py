@@ -7,9 +7,10 @@ group, arguments, environment, working directory, streams and exit status; signa
 ends with the process that stands for it.
 
 Three things differ from a new interpreter. The modules of `fork_server.PRELOADED` are there
-already, so a test of imports or of what they print starts `sys.executable`. Hashes of strings have
-one seed in all programs of a server: a group of processes that must not depend on it has a member
-that `sys.executable` runs. And the program has another process id than the process that the test
+already, and AutoGraph has translated those functions of Sonnet that most networks call, so a test
+of imports, or of what they print, starts `sys.executable`. Hashes of strings have one seed in all
+programs of a server: a group of processes that must not depend on it has a member that
+`sys.executable` runs. And the program has another process id than the process that the test
 started: `program` returns it.
 
 `RL_REPLICATOR_TESTS_FORK=0` in the environment makes every command start a new interpreter.

@@ -13,18 +13,31 @@ import gc
 import importlib
 import io
 import os
+import pkgutil
 import random
 import runpy
 import selectors
 import signal
 import socket
 import sys
+import tempfile
+import types
 
 # Slow to import. Nothing of this project, so that each program imports it from the beginning.
 PRELOADED = (
     *("numpy", "tensorflow", "tensorflow.python.distribute.distribute_lib", "sonnet", "tree"),
     *("reverb", "dm_env", "acme", "acme.specs", "acme.types", "acme.adders.base"),
     *("tyro", "tensorboardX", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+)
+# Functions that most traces call, for `pkgutil.resolve_name`. AutoGraph translates each once in a
+# process, which takes longer than the rest of the trace of a small network.
+TRANSLATED = (
+    *("sonnet.src.nets.mlp:MLP.__call__", "sonnet.src.linear:Linear.__call__"),
+    *("sonnet.src.linear:Linear._initialize", "sonnet.src.once:_check_no_output"),
+    *("sonnet.src.initializers:Orthogonal.__call__", "sonnet.src.initializers:Zeros.__call__"),
+    "sonnet.src.initializers:TruncatedNormal.__call__",
+    *(f"sonnet.src.initializers:_as_{kind}_dtype" for kind in ("floating", "numerical")),
+    "sonnet.src.utils:assert_minimum_rank",
 )
 _NUMBER = 8  # Bytes of a number on the wire, as in client.py.
 _PR_SET_PDEATHSIG = 1
@@ -155,6 +168,34 @@ def _process_id(connection: socket.socket) -> str:
     return str(int.from_bytes(credentials[:4], sys.byteorder))
 
 
+def translate() -> None:
+    """Has AutoGraph translate the functions of `TRANSLATED`, and those that decorate them.
+
+    That is pure Python: nothing of TensorFlow runs.
+    """
+    replicator = importlib.import_module("sonnet.src.distribute.replicator")
+    with tempfile.TemporaryDirectory() as directory:
+        tempfile.tempdir = directory  # The modules that it loads, whose files nothing needs again.
+        done: set[types.FunctionType] = set()
+        for name in TRANSLATED:
+            _translate(pkgutil.resolve_name(name), done)
+        with replicator._eager_initial_values():  # A decorator of all initializers.
+            _translate(pkgutil.resolve_name("sonnet.src.initializers:Zeros.__call__"), done)
+    tempfile.tempdir = None  # Every program finds its own.
+
+
+def _translate(function: types.FunctionType, done: set[types.FunctionType]) -> None:
+    """Translates a function as one that a step calls, and the functions in its closure."""
+    done.add(function)
+    api = sys.modules["tensorflow.python.autograph.impl.api"]
+    converter = sys.modules["tensorflow.python.autograph.core.converter"]
+    options = converter.ConversionOptions(recursive=True, optional_features=None)
+    api._convert_actual(function, converter.ProgramContext(options))  # Once for all with its code.
+    for cell in function.__closure__ or ():
+        if isinstance(cell.cell_contents, types.FunctionType) and cell.cell_contents not in done:
+            _translate(cell.cell_contents, done)
+
+
 def become(
     arguments: list[str], directory: str, environment: dict[str, str], streams: list[int]
 ) -> None:
@@ -221,6 +262,7 @@ def main(address: str) -> None:
     gc.disable()  # Imports make many objects and little garbage.
     for name in PRELOADED:
         importlib.import_module(name)
+    translate()
     gc.enable()
     gc.collect()
     gc.freeze()  # Collections in the forks neither visit nor copy what is here.
