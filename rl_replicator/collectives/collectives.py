@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util import nest as nest_lib
 
 from rl_replicator import errors
 from rl_replicator.collectives import sums
@@ -233,7 +232,7 @@ def _begin(
       The call as text, and the flat tensors.
     """
     sums.context()
-    flat = [_converted(y, path) for path, y in nest_lib.flatten_with_tuple_paths(x)]
+    flat = [_converted(y, path) for path, y in leaves.with_paths(x)]
     described = tf.nest.pack_sequence_as(x, [_describe(y) for y in flat])
     call = f"{kind} of {described}".replace("'", "")
     sums.record(call)

@@ -25,10 +25,13 @@ def as_tensors(nest: Any, receiver: str) -> Any:
     Raises:
       ConfigError: names the first leaf that is something else, and its place in the nest.
     """
-    flat = [
-        as_tensor(leaf, path, receiver) for path, leaf in nest_lib.flatten_with_tuple_paths(nest)
-    ]
+    flat = [as_tensor(leaf, path, receiver) for path, leaf in with_paths(nest)]
     return tf.nest.pack_sequence_as(nest, flat)
+
+
+def with_paths(nest: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns the leaves of a nest, each with the keys, indices and fields that lead to it."""
+    return nest_lib.flatten_with_tuple_paths(nest)
 
 
 def as_tensor(leaf: Any, path: Sequence[Any], receiver: str) -> tf.Tensor | None:
@@ -36,7 +39,7 @@ def as_tensor(leaf: Any, path: Sequence[Any], receiver: str) -> tf.Tensor | None
 
     Args:
       leaf: the leaf.
-      path: keys, indices and names of fields that lead to it.
+      path: see `with_paths`.
       receiver: see `as_tensors`.
 
     Raises:

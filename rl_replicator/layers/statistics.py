@@ -4,7 +4,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import tensorflow as tf
 

@@ -284,7 +284,7 @@ def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
 
     Those of Keras' random layers are hidden from checkpoints as well.
     """
-    hidden = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
+    hidden = [getattr(module, "_random_generator", None) for module in model.submodules]
     return [
         node.state
         for root in (model, *(one for one in hidden if one is not None))
