@@ -108,7 +108,7 @@ def one_process() -> tuple[dict[str, harness.Side], dict[str, str]]:
     calls, peers = {}, {}
     for count, suffix in ((None, ""), (LOOPED, f", {LOOPED} steps a call")):
         calls[PLAIN + suffix] = (plain(count), count)
-        for name in ("single_device", "mesh:data=2"):
+        for name in ("single_device", "single_device:xla", "mesh:data=2"):
             calls[name + suffix] = (ours(rr.make(name), count), count)
             peers[name + suffix] = PLAIN + suffix
         for n in (2, 4):

@@ -1,6 +1,7 @@
 """A replicator with one replica on one device."""
 
 import functools
+import re
 
 import tensorflow as tf
 
@@ -8,24 +9,33 @@ from rl_replicator import errors, replicator
 from rl_replicator.backends import devices
 from rl_replicator.step import host
 
+_XLA = "xla"
+# What TensorFlow says of a step that XLA cannot compile; the group is the operation.
+_UNSUPPORTED = re.compile(r"unsupported operations when trying to compile .*?: (\w+) \(")
+
 
 class SingleDeviceReplicator(replicator.Replicator):
     """One replica on the default device, without the overhead of a distribution strategy."""
 
-    def __init__(self) -> None:
-        """Uses the first GPU if there is one, and otherwise the CPU."""
+    def __init__(self, jit_compile: bool = False) -> None:
+        """Uses the first GPU if there is one, and otherwise the CPU.
+
+        Args:
+          jit_compile: whether XLA compiles each step, without its input, into one kernel. A step
+            with an operation that XLA does not have raises `ConfigError` when it is called.
+        """
         devices.grow_gpu_memory()
-        super().__init__(host.LocalHost())
+        super().__init__(_CompilingHost() if jit_compile else host.LocalHost())
 
     @classmethod
     def from_text(cls, argument: str) -> "SingleDeviceReplicator":
-        """Takes no argument; see `Replicator.from_text`."""
-        if argument:
+        """Takes "xla", to compile the steps, or nothing; see `Replicator.from_text`."""
+        if argument not in ("", _XLA):
             raise errors.ConfigError(
-                f"expected single_device without an argument, got {argument!r}; remove it, or use "
-                "multi_device"
+                f"expected single_device or single_device:{_XLA}, got single_device:{argument}; "
+                "correct it, or use multi_device"
             )
-        return cls()
+        return cls(jit_compile=argument == _XLA)
 
     @functools.cached_property
     def strategy(self) -> tf.distribute.Strategy:
@@ -33,3 +43,18 @@ class SingleDeviceReplicator(replicator.Replicator):
         # Estimators do not accept the default strategy.
         has_gpu = tf.config.list_physical_devices("GPU")
         return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
+
+
+class _CompilingHost(host.LocalHost):
+    """A single replica whose steps XLA compiles."""
+
+    jit_compile = True
+
+    def failure(self, error: Exception) -> Exception:
+        found = _UNSUPPORTED.search(str(error))
+        if found is None:
+            return error
+        return errors.ConfigError(
+            f"expected a step of operations that XLA compiles, got {found[1]}; move it to "
+            "input_fn, or use single_device"
+        )

@@ -171,9 +171,9 @@ class CompiledStep(ReplicatedStep):
         # The graph reads the statistics of every model, so it needs them although the model may
         # be one that nobody else uses any more.
         self._statistics = statistics.among(self._host.registry.created())
-        one_step = tf.function(self._one_step, autograph=False).get_concrete_function(
-            *self._inputs.specs
-        )
+        one_step = tf.function(
+            self._one_step, autograph=False, jit_compile=self._host.jit_compile or None
+        ).get_concrete_function(*self._inputs.specs)
         self._variables = self._host.registry.check(one_step)
         if self._host.num_replicas > 1 and self._inputs.specs:
             self._warn_of_local_data(one_step)

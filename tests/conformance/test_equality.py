@@ -24,7 +24,7 @@ REFERENCE = "single_device"
 SPLIT = "mesh:data=2,model=2@first/w=none,model@first/b=model@mlp/second/w=model,none"
 TEXTS = {"mesh split over model": SPLIT}
 # Other numbers of replicas are in test_replicators.py, test_mesh.py and test_multi_worker.py.
-IN_PROCESS = ("single_device", "multi_device:2", "mesh split over model")
+IN_PROCESS = ("single_device", "single_device:xla", "multi_device:2", "mesh split over model")
 # Arguments of the supervisor.
 GROUPS = {
     "multi_worker x2": ("multi_worker", "--workers", "2"),

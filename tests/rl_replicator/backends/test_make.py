@@ -14,6 +14,7 @@ import rl_replicator as rr
     ("name", "kind", "count"),
     [
         ("single_device", "SingleDeviceReplicator", 1),
+        ("single_device:xla", "SingleDeviceReplicator", 1),
         ("multi_device", "MultiDeviceReplicator", 4),
         ("multi_device:1", "MultiDeviceReplicator", 1),
         ("multi_device:3", "MultiDeviceReplicator", 3),

@@ -1,0 +1,29 @@
+"""Steps that XLA compiles. That they compute the same, tests/conformance/test_equality.py holds."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rl_replicator as rr
+
+
+def make_step(step_fn, **options):
+    replicator = rr.make("single_device:xla")
+    data = tf.data.Dataset.range(8, output_type=tf.float32).batch(4)
+    inputs = replicator.make_inputs(lambda context: data)
+    return replicator.replicate(step_fn, inputs, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_call": 2}])
+def test_an_operation_that_xla_lacks_is_named(options):
+    step = make_step(lambda x: tf.strings.to_number(tf.strings.as_string(x)), **options)
+    with pytest.raises(rr.ConfigError, match="that XLA compiles, got AsString; move") as error:
+        step()
+    assert "\n" not in str(error.value)
+
+
+def test_other_errors_and_the_end_of_the_data_are_those_of_any_step():
+    step = make_step(lambda x: x + 1, steps_per_call=3)
+    np.testing.assert_array_equal(step(), [[1, 2, 3, 4], [5, 6, 7, 8]])
+    with pytest.raises(rr.EndOfData):
+        step()
