@@ -10,8 +10,11 @@ from rl_replicator.backends import devices
 from rl_replicator.step import host
 
 _XLA = "xla"
-# What TensorFlow says of a step that XLA cannot compile; the group is the operation.
-_UNSUPPORTED = re.compile(r"unsupported operations when trying to compile .*?: (\w+) \(")
+# What TensorFlow says of an operation that XLA cannot compile: as a rule, and in a process that has
+# used a mesh, whose compiler is another one.
+_UNSUPPORTED = re.compile(
+    r"(?:unsupported operations when trying to compile .*?: |Could not legalize op: tf\.)(\w+)"
+)
 
 
 class SingleDeviceReplicator(replicator.Replicator):
