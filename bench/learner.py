@@ -73,9 +73,11 @@ def make_sample() -> Sample:
     )
 
 
-def ours(agent: OffPolicyAgent, sample: Sample, steps_per_call: int) -> Callable[[], object]:
+def ours(
+    agent: OffPolicyAgent, sample: Sample, steps_per_call: int, where: str = "single_device"
+) -> Callable[[], object]:
     """Returns one call of this project's learner."""
-    replicator = rr.make("single_device")
+    replicator = rr.make(where)
     with replicator.scope():
         module = agent.make_module(replicator, 100_000)
     learner = ReplayLearner(
@@ -224,6 +226,7 @@ def main() -> None:
         calls: dict[str, tuple[Callable[[], object], int]] = {
             f"{name}, 1 step a call": (ours(agent, sample, 1), 1),
             f"{name}, 16 steps a call": (ours(agent, sample, 16), 16),
+            f"{name}, 16 steps a call, XLA": (ours(agent, sample, 16, "single_device:xla"), 16),
             peer: (make_peer(sample), 1),
         }
         sides = {
