@@ -28,7 +28,7 @@ class SingleDeviceReplicator(replicator.Replicator):
             with an operation that XLA does not have raises `ConfigError` when it is called.
         """
         devices.grow_gpu_memory()
-        super().__init__(_CompilingHost() if jit_compile else host.LocalHost())
+        super().__init__(_CompilingHost() if jit_compile else _DeviceHost())
 
     @classmethod
     def from_text(cls, argument: str) -> "SingleDeviceReplicator":
@@ -48,7 +48,15 @@ class SingleDeviceReplicator(replicator.Replicator):
         return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
 
 
-class _CompilingHost(host.LocalHost):
+class _DeviceHost(host.LocalHost):
+    """A single replica on the first GPU, or on the CPU."""
+
+    @property
+    def input_devices(self) -> tuple[str, ...]:
+        return ("/gpu:0",) if tf.config.list_physical_devices("GPU") else ()
+
+
+class _CompilingHost(_DeviceHost):
     """A single replica whose steps XLA compiles."""
 
     jit_compile = True

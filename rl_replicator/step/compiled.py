@@ -295,10 +295,10 @@ class CompiledStep(ReplicatedStep):
         self, one_step: _Function, arguments: Sequence[Any]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Traced: takes one step. Its outputs are meaningless unless there was a row."""
-        status, row = self._take(arguments)
+        status, entry = self._take(arguments)
         outputs = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
-            lambda: self._step(one_step, row),
+            lambda: self._step(one_step, entry),
             lambda: [output_arrays.blank(x) for x in one_step.outputs],
         )
         return status, outputs or []
@@ -320,10 +320,10 @@ class CompiledStep(ReplicatedStep):
         outputs = output_arrays.OutputArrays(one_step.outputs)
 
         def body(taken: tf.Tensor, _: tf.Tensor, arrays: Any) -> Any:
-            status, row = self._take(arguments)
+            status, entry = self._take(arguments)
 
             def step() -> list[tf.TensorArray]:
-                return outputs.write(arrays, taken, self._step(one_step, row))
+                return outputs.write(arrays, taken, self._step(one_step, entry))
 
             has_row = tf.equal(status, inputs_lib.ELEMENT)
             arrays = tf.cond(has_row, step, lambda: arrays)
@@ -337,14 +337,14 @@ class CompiledStep(ReplicatedStep):
         return status, taken, outputs.stack(arrays or [], taken)
 
     def _take(self, arguments: Sequence[Any]) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        status, row = self._inputs.take(*arguments)
+        status, entry = self._inputs.take(*arguments)
         agreed = self._host.agree_on_status(status, self._inputs.combine_statuses)
-        self._inputs.keep_unused(status, agreed, row)
-        return agreed, row
+        self._inputs.keep_unused(status, agreed, entry)
+        return agreed, entry
 
-    def _step(self, one_step: _Function, row: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _step(self, one_step: _Function, entry: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         self._inputs.advance()
-        return one_step(*row) or []
+        return one_step(*self._inputs.load(entry)) or []
 
     def _unflatten(self, flat: list[tf.Tensor]) -> list[Any]:
         rest = iter(flat)

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +49,14 @@ class Host(abc.ABC):
     def process_index(self) -> int:
         """Index of this process, from 0."""
         return 0
+
+    @property
+    def input_devices(self) -> tuple[str, ...]:
+        """The GPU of each replica of this process, to which rows are copied ahead of the steps.
+
+        Empty if the replicas compute on the host, or if it is not known where they do.
+        """
+        return ()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -123,6 +131,12 @@ class LocalHost(Host):
 
 class StrategyHost(Host):
     """Replicas that a strategy of TensorFlow's runs, each in a Python thread while tracing."""
+
+    @property
+    def input_devices(self) -> tuple[str, ...]:
+        names: Sequence[str] = self.strategy.extended.worker_devices
+        on_gpus = all(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
+        return tuple(names) if on_gpus else ()
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * self.num_local_replicas

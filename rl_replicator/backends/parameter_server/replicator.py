@@ -107,6 +107,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         input_fn: inputs_lib.InputFn,
         per_replica: bool = False,
         pad_to: int | None = None,
+        prefetch_to_device: bool = True,
     ) -> inputs_lib.Inputs:
         """Makes the input of steps, from one call of `input_fn(InputContext)` for every worker.
 
@@ -116,6 +117,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
           input_fn: see `Replicator.make_inputs`.
           per_replica: ignored.
           pad_to: see `Replicator.make_inputs`.
+          prefetch_to_device: ignored.
 
         Returns:
           The input.
@@ -123,7 +125,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         Raises:
           ConfigError: see `Replicator.make_inputs`; also if the data uses Python code.
         """
-        del per_replica
+        del per_replica, prefetch_to_device
         return asynchronous_inputs.make(
             input_fn,
             self.num_workers,

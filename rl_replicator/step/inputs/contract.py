@@ -91,9 +91,17 @@ class Inputs(abc.ABC):
           *arguments: symbolic values of `argument_specs`.
 
         Returns:
-          The status (int32 scalar), and the row's tensors (of `specs`), which are meaningless
-          unless the status is `ELEMENT`.
+          The status (int32 scalar), and the tensors that `load` turns into the row, which are
+          meaningless unless the status is `ELEMENT`.
         """
+
+    def load(self, entry: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Traced: returns the row's tensors (of `specs`), on the devices where they are.
+
+        Args:
+          entry: the tensors from `take`. Each entry is loaded once at most.
+        """
+        return entry
 
     @abc.abstractmethod
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
@@ -125,14 +133,14 @@ class Inputs(abc.ABC):
         """
 
     def keep_unused(  # noqa: B027 - likewise
-        self, status: tf.Tensor, agreed: tf.Tensor, row: Sequence[tf.Tensor]
+        self, status: tf.Tensor, agreed: tf.Tensor, entry: Sequence[tf.Tensor]
     ) -> None:
         """Traced: keeps what `take` returned for the next step if another process cancels this one.
 
         Args:
           status: int32 scalar, from `take`.
           agreed: int32 scalar, the status that all processes follow.
-          row: the row from `take`.
+          entry: the tensors from `take`.
         """
 
     def advance(self) -> tf.Tensor:

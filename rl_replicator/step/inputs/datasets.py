@@ -14,15 +14,17 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.step.inputs import contract
+from rl_replicator.step.inputs import contract, device_rows
 from rl_replicator.step.inputs import pump as pump_lib
+
+_READ_AHEAD = 2  # Rows, and one more that waits for its place in the queue.
 
 
 class DatasetInputs(contract.Inputs):
     """The elements of datasets, in order, one for each replica of this process in every step.
 
     With one dataset, replica i of N receives element k * N + i in step k; with N datasets, element
-    k of dataset i. Up to `capacity` rows are read ahead, so what a step receives is that much older
+    k of dataset i. Two rows are read ahead, so what a step receives is that much older
     than the newest data. An incomplete row at the end of finite data is dropped. Reading ends when
     the input and all its steps are out of use.
     """
@@ -33,16 +35,17 @@ class DatasetInputs(contract.Inputs):
         self,
         datasets: Sequence[tf.data.Dataset],
         num_replicas: int,
-        capacity: int = 2,
         spec: Any = None,
+        devices: Sequence[str] = (),
     ):
         """Reads nothing yet.
 
         Args:
           datasets: one for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
-          capacity: number of rows to read ahead.
           spec: spec of one replica's part of a row; the element spec of the dataset by default.
+          devices: device of each replica, to which the rows that are read ahead are copied; () to
+            keep them on the host.
         """
         super().__init__()
         self._datasets = tuple(datasets)
@@ -51,9 +54,9 @@ class DatasetInputs(contract.Inputs):
         self._width = len(tf.nest.flatten(self._spec, expand_composites=True))
         # Of all replicas, one after the other.
         self.specs = tuple(tf.nest.flatten(self._spec, expand_composites=True)) * num_replicas
-        # An entry of the queue: the status, and the tensors of all replicas.
-        self._types = [tf.int32, *(s.dtype for s in self.specs)]
-        self._capacity = capacity
+        self._rows = device_rows.DeviceRows(self._spec, num_replicas, devices)
+        # An entry of the queue: the status, and the tensors of all replicas, or a number for them.
+        self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
         # Holds the entry that a cancelled step has taken, if rows are kept.
@@ -77,27 +80,31 @@ class DatasetInputs(contract.Inputs):
 
         with tf.device("/cpu:0"):
             if self._unused is None:
-                status, *row = dequeue()
+                status, *entry = dequeue()
             else:
-                status, *row = tf.cond(self._unused.size() > 0, self._unused.dequeue, dequeue)
+                status, *entry = tf.cond(self._unused.size() > 0, self._unused.dequeue, dequeue)
         status.set_shape([])
-        for tensor, spec in zip(row, self.specs, strict=True):  # A queue does not keep shapes.
+        # A queue does not keep shapes.
+        for tensor, spec in zip(entry, self._rows.entry_specs, strict=True):
             tensor.set_shape(spec.shape)
-        return status, row
+        return status, entry
+
+    def load(self, entry: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        return self._rows.get(entry)
 
     def keep_unused_rows(self) -> None:
         if self._unused is None:
             with tf.init_scope(), tf.device("/cpu:0"):
                 self._unused = tf.queue.FIFOQueue(1, self._types)
 
-    def keep_unused(self, status: tf.Tensor, agreed: tf.Tensor, row: Sequence[tf.Tensor]) -> None:
+    def keep_unused(self, status: tf.Tensor, agreed: tf.Tensor, entry: Sequence[tf.Tensor]) -> None:
         unused = self._unused
         if unused is None:
             return
         # An end, or a failure, too: the queue holds its mark only once.
         is_unused = tf.not_equal(status, contract.CANCELLED) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
-            tf.cond(is_unused, lambda: unused.enqueue([status, *row]), tf.no_op)
+            tf.cond(is_unused, lambda: unused.enqueue([status, *entry]), tf.no_op)
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         parts = [row[i * self._width : (i + 1) * self._width] for i in range(self._num_replicas)]
@@ -127,7 +134,9 @@ class DatasetInputs(contract.Inputs):
         with self._lock:
             if self._pump is None:
                 self._pump = pump_lib.Pump(self._mover, self._queue)
-                self._finalizer = weakref.finalize(self, pump_lib.close_later, self._queue)
+                self._finalizer = weakref.finalize(
+                    self, pump_lib.close_later, self._queue, self._rows
+                )
                 self._finalizer.atexit = False
                 self._pump.start(self.position)
 
@@ -142,6 +151,7 @@ class DatasetInputs(contract.Inputs):
                 old.close(cancel_pending_enqueues=True)
                 if self._unused is not None and self._unused.size() > 0:
                     self._unused.dequeue()
+                self._rows.clear()
             self._pump = self._finalizer = self._end = None
             self._position.assign(0)
             for _ in range(self._num_cancels):
@@ -178,16 +188,19 @@ class DatasetInputs(contract.Inputs):
     def close(self) -> None:
         self._is_closed = True
         self._queue.close(cancel_pending_enqueues=True)
+        self._rows.clear()
 
     def _new_queue(self) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):
-            return tf.queue.FIFOQueue(self._capacity, self._types)
+            return tf.queue.FIFOQueue(_READ_AHEAD, self._types)
 
     def _new_mover(self) -> pump_lib.Mover:
-        return pump_lib.Mover(self._datasets, self._num_replicas, self.specs)
+        return pump_lib.Mover(self._datasets, self._num_replicas, self._rows)
 
     def _mark_cancelled(self) -> None:
         # In a thread of its own: a full queue accepts the mark only when a step takes a row.
         threading.Thread(
-            target=pump_lib.mark, args=(self._queue, self.specs, contract.CANCELLED), daemon=True
+            target=pump_lib.mark,
+            args=(self._queue, self._rows.entry_specs, contract.CANCELLED),
+            daemon=True,
         ).start()

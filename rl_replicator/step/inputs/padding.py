@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.step.inputs import contract, datasets
+from rl_replicator.step.inputs import contract, datasets, device_rows
 from rl_replicator.step.inputs import pump as pump_lib
 
 # Start of the error message about a batch that is too large. TensorFlow puts text of its own around
@@ -27,7 +27,7 @@ class PaddedInputs(datasets.DatasetInputs):
         sources: Sequence[tf.data.Dataset],
         num_replicas: int,
         per_replica_batch_size: int,
-        capacity: int = 2,
+        devices: Sequence[str] = (),
     ):
         """Reads nothing yet.
 
@@ -35,7 +35,7 @@ class PaddedInputs(datasets.DatasetInputs):
           sources: one dataset for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
           per_replica_batch_size: number of examples in a padded batch.
-          capacity: number of rows to read ahead.
+          devices: see `DatasetInputs`.
 
         Raises:
           ConfigError: if the elements are not batches of dense tensors of known shapes, or are
@@ -46,7 +46,7 @@ class PaddedInputs(datasets.DatasetInputs):
         )
         self._batch_size = per_replica_batch_size
         mask_spec = tf.TensorSpec([per_replica_batch_size], tf.float32)
-        super().__init__(sources, num_replicas, capacity, (spec, mask_spec))
+        super().__init__(sources, num_replicas, spec=(spec, mask_spec), devices=devices)
 
     def combine_statuses(self, counts: tf.Tensor) -> tf.Tensor:
         all_ended = tf.equal(counts[contract.END], tf.reduce_sum(counts))
@@ -54,7 +54,9 @@ class PaddedInputs(datasets.DatasetInputs):
         return tf.where(all_ended, contract.END, super().combine_statuses(others))
 
     def _new_mover(self) -> pump_lib.Mover:
-        return _PaddingMover(self._datasets, self._num_replicas, self.specs, self._batch_size)
+        return _PaddingMover(
+            self._datasets, self._num_replicas, self._rows, self.specs, self._batch_size
+        )
 
 
 class _PaddingMover(pump_lib.Mover):
@@ -64,10 +66,12 @@ class _PaddingMover(pump_lib.Mover):
         self,
         sources: Sequence[tf.data.Dataset],
         num_replicas: int,
+        rows: device_rows.DeviceRows,
         specs: Sequence[tf.TensorSpec],
         batch_size: int,
     ):
-        super().__init__(sources, num_replicas, specs)
+        super().__init__(sources, num_replicas, rows)
+        self._specs = specs
         self._batch_size = batch_size
 
     def move(self, queue: tf.queue.FIFOQueue, position: int) -> None:
@@ -77,14 +81,12 @@ class _PaddingMover(pump_lib.Mover):
             if _TOO_LARGE not in str(error):
                 raise
             raise _too_large("more", self._batch_size) from None
-        # Other processes may still have data: then this one takes steps on padding.
-        padding = [tf.zeros(s.shape, s.dtype) for s in self.specs]
-        while True:
-            queue.enqueue([contract.END, *padding])  # Raises when the queue is closed.
 
-    def _row(self, iterators: Sequence[Any]) -> list[Any]:
+    def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
+        # Other processes may still have data when this one's has ended: then it takes steps on
+        # padding, without end.
         row, found = [], []
-        width = len(self.specs) // self._num_replicas
+        width = len(self._specs) // self._num_replicas
         for i in range(self._num_replicas):
             optional = iterators[i % len(iterators)].get_next_as_optional()
             found.append(optional.has_value())
@@ -92,10 +94,10 @@ class _PaddingMover(pump_lib.Mover):
                 tf.cond(
                     found[-1],
                     lambda optional=optional: pad(optional.get_value(), self._batch_size),
-                    lambda: [tf.zeros(s.shape, s.dtype) for s in self.specs[:width]],
+                    lambda: [tf.zeros(s.shape, s.dtype) for s in self._specs[:width]],
                 )
             )
-        return [tf.where(tf.reduce_any(found), contract.ELEMENT, contract.END), *row]
+        return tf.where(tf.reduce_any(found), contract.ELEMENT, contract.END), row
 
 
 def pad(element: Any, batch_size: int) -> list[tf.Tensor]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import queue as queues
 import threading
 import traceback
@@ -10,30 +11,34 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator.step.inputs import contract
+from rl_replicator.step.inputs import contract, device_rows
+
+# Makes the numbers of rows differ from those of all other pumps.
+_queues = itertools.count()
 
 
 class Mover:
     """Moves rows from datasets into queues. One for each input, so that it is traced once.
 
     Attributes:
-      specs: the specs of the tensors of a row, those of all replicas.
+      entry_specs: specs of the tensors beside the status in an entry of the queue.
     """
 
     def __init__(
         self,
         sources: Sequence[tf.data.Dataset],
         num_replicas: int,
-        specs: Sequence[tf.TensorSpec],
+        rows: device_rows.DeviceRows,
     ):
         """Reads nothing yet.
 
         Args:
           sources: one dataset for all replicas of this process, or one for each.
           num_replicas: number of replicas of this process.
-          specs: see the class.
+          rows: puts the rows on the replicas' devices.
         """
-        self.specs = specs
+        self.entry_specs = rows.entry_specs
+        self._rows = rows
         self._sources = sources
         self._num_replicas = num_replicas
 
@@ -41,38 +46,46 @@ class Mover:
         """Moves rows until the data ends or the queue is closed.
 
         Args:
-          queue: takes a status and the tensors of a row.
+          queue: takes entries: a status, and what `DeviceRows.put` returned.
           position: number of rows of the data to leave out.
         """
         used = position * self._num_replicas // len(self._sources)
         # Nothing else refers to the iterators, so that they are freed here and not in the thread
         # in which the garbage collector runs: that may have to wait, for a generator of the user's
         # that waits for something itself.
-        self._compiled(queue.queue_ref, *[iter(source.skip(used)) for source in self._sources])
+        self._compiled(
+            queue.queue_ref,
+            tf.constant(next(_queues) << 32, tf.int64),
+            *[iter(source.skip(used)) for source in self._sources],
+        )
 
     @functools.cached_property
     def _compiled(self) -> tf.types.experimental.ConcreteFunction:
-        def move(queue: tf.Tensor, *iterators: Any) -> Any:
-            def body(_: Any) -> Any:
-                row = self._row(iterators)
+        def move(queue: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
+            def body(number: tf.Tensor) -> Any:
+                status, row = self._row(iterators)
+                # A row that comes late must not stay on the devices: nobody would take it.
+                with tf.control_dependencies(row):
+                    is_closed = tf.raw_ops.QueueIsClosedV2(handle=queue)
+                check = tf.debugging.Assert(tf.logical_not(is_closed), ["the queue is closed"])
+                with tf.control_dependencies([check]):
+                    entry = [status, *self._rows.put(number, row)]
                 with tf.control_dependencies(
-                    [tf.raw_ops.QueueEnqueueV2(handle=queue, components=row)]
+                    [tf.raw_ops.QueueEnqueueV2(handle=queue, components=entry)]
                 ):
-                    return tf.equal(row[0], contract.ELEMENT)
+                    return number + 1
 
-            return tf.while_loop(
-                lambda more: more, body, [tf.constant(True)], parallel_iterations=1
-            )
+            return tf.while_loop(lambda _: True, body, [first], parallel_iterations=1)
 
         specs = [tf.data.IteratorSpec(source.element_spec) for source in self._sources]
         return tf.function(move, autograph=False).get_concrete_function(
-            tf.TensorSpec([], tf.resource), *specs
+            tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int64), *specs
         )
 
-    def _row(self, iterators: Sequence[Any]) -> list[Any]:
-        """Traced: reads the next entry of the queue."""
+    def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
+        """Traced: reads the next row. Returns its status and its flat tensors."""
         row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
-        return [tf.constant(contract.ELEMENT), *tf.nest.flatten(row, expand_composites=True)]
+        return tf.constant(contract.ELEMENT), tf.nest.flatten(row, expand_composites=True)
 
 
 class Pump:
@@ -90,7 +103,7 @@ class Pump:
 
         Args:
           mover: moves the rows.
-          queue: takes a status and the tensors of a row.
+          queue: see `Mover.move`.
         """
         self.error: Exception | None = None
         self._mover = mover
@@ -109,12 +122,12 @@ class Pump:
         try:
             self._mover.move(self._queue, position)
         except tf.errors.OutOfRangeError:
-            mark(self._queue, self._mover.specs, contract.END)
+            mark(self._queue, self._mover.entry_specs, contract.END)
         except Exception as error:  # Of any kind: the caller of the step must see it.
             _forget_locals(error)
             if not self._queue.is_closed():
                 self.error = error
-                mark(self._queue, self._mover.specs, contract.FAILED)
+                mark(self._queue, self._mover.entry_specs, contract.FAILED)
 
 
 def _forget_locals(error: BaseException | None) -> None:
@@ -124,12 +137,12 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def mark(queue: tf.queue.FIFOQueue, specs: Sequence[tf.TensorSpec], status: int) -> None:
+def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
     """Puts a status without a row into a queue, as soon as the queue has room.
 
     Args:
-      queue: takes a status and the tensors of a row.
-      specs: the specs of the tensors of a row.
+      queue: see `Mover.move`.
+      specs: `Mover.entry_specs`.
       status: what the step that takes the entry will find.
     """
     empty = [tf.zeros([0], s.dtype) for s in specs]
@@ -137,25 +150,26 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[tf.TensorSpec], status: int)
         queue.enqueue([status, *empty])
 
 
-def close_later(queue: tf.queue.FIFOQueue) -> None:
-    """Closes a queue in another thread; callable from a finalizer.
+def close_later(queue: tf.queue.FIFOQueue, rows: device_rows.DeviceRows) -> None:
+    """Closes a queue, and frees its rows, in another thread; callable from a finalizer.
 
     A finalizer runs wherever the garbage collector does: a graph may be under construction there,
     which would take the operation, and a lock held that starting a thread needs.
     """
-    _closing().put(queue)
+    _closing().put((queue, rows))
 
 
 @functools.cache
-def _closing() -> "queues.SimpleQueue[tf.queue.FIFOQueue]":
+def _closing() -> "queues.SimpleQueue[tuple[tf.queue.FIFOQueue, device_rows.DeviceRows]]":
     """Returns what takes the queues to close; a finalizer may interrupt another one in its use."""
-    closing: queues.SimpleQueue[tf.queue.FIFOQueue] = queues.SimpleQueue()
+    closing: queues.SimpleQueue[Any] = queues.SimpleQueue()
 
     def work() -> None:
         while True:
-            queue = closing.get()
+            queue, rows = closing.get()
             queue.close(cancel_pending_enqueues=True)
-            del queue  # Or it would stay until the next one comes.
+            rows.clear()
+            del queue, rows  # Or they would stay until the next ones come.
 
     threading.Thread(target=work, name="input-closer", daemon=True).start()
     return closing

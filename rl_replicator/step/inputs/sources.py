@@ -49,6 +49,7 @@ def make(
     contexts: Sequence[contract.InputContext],
     num_replicas: int,
     pad_to: int | None,
+    devices: Sequence[str] = (),
 ) -> contract.Inputs:
     """Makes the inputs of this process's replicas.
 
@@ -57,6 +58,7 @@ def make(
       contexts: one for this process, or one for each of its replicas.
       num_replicas: number of replicas of this process.
       pad_to: see `Replicator.make_inputs`.
+      devices: device of each replica, to which to copy rows ahead of the steps; () for none.
 
     Raises:
       ConfigError: see `call_input_fn`.
@@ -65,8 +67,8 @@ def make(
     if not isinstance(found[0], tf.data.Dataset):
         return callables.CallableInputs(found, num_replicas)
     if pad_to is not None:
-        return padding.PaddedInputs(found, num_replicas, pad_to)
-    return datasets.DatasetInputs(found, num_replicas)
+        return padding.PaddedInputs(found, num_replicas, pad_to, devices)
+    return datasets.DatasetInputs(found, num_replicas, devices=devices)
 
 
 def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -308,6 +308,18 @@ class TwoProcesses(host.LocalHost):
         return np.int32(inputs_lib.CANCELLED if self.num_steps == 3 else inputs_lib.ELEMENT)
 
 
+@pytest.mark.parametrize("devices", [(), ("/cpu:0",)], ids=["host", "device"])
+def test_a_row_outlasts_a_step_that_another_process_cancels(devices):
+    data = tf.data.Dataset.range(9)
+    inputs = inputs_lib.make(lambda _: data, [rr.InputContext(2)], 1, None, devices)
+    inputs.keep_unused_rows()
+    step = compiled.CompiledStep(TwoProcesses(), lambda x: x, inputs, None)
+    assert [int(step()), int(step())] == [0, 1]
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert [int(step()) for _ in range(3)] == [2, 3, 4]
+
+
 def test_an_end_outlasts_a_step_that_another_process_cancels():
     inputs = inputs_lib.make(lambda _: tf.data.Dataset.range(2), [rr.InputContext(2)], 1, None)
     inputs.keep_unused_rows()
