@@ -215,7 +215,11 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the input for good: a step that waits, and every later one, raises `EndOfData`."""
+        """Ends the input for good: a step that waits, and every later one, raises `EndOfData`.
+
+        A call of several steps that is interrupted returns no outputs of those before. Rows on
+        devices are freed with the input.
+        """
 
 
 def cancelled() -> errors.StepCancelled:

@@ -59,6 +59,8 @@ class DatasetInputs(contract.Inputs):
         self._types = [tf.int32, *(s.dtype for s in self._rows.entry_specs)]
         self._lock = threading.RLock()  # A signal handler may call `cancel` at any point.
         self._queue = self._new_queue()
+        # That of before a restart: a step that still waits in it must find it closed, and not gone.
+        self._old_queue: tf.queue.FIFOQueue | None = None
         # Holds the entry that a cancelled step has taken, if rows are kept.
         self._unused: tf.queue.FIFOQueue | None = None
         self._mover = self._new_mover()
@@ -133,6 +135,12 @@ class DatasetInputs(contract.Inputs):
             return
         with self._lock:
             if self._pump is None:
+                # Rows of before a restart. Not earlier: a step that has taken the entry of a row
+                # would wait for it, and nothing could interrupt that.
+                self._rows.clear()
+                if self._old_queue is not None:
+                    self._old_queue = None
+                    self._position.assign(0)  # A call that ran on has counted its rows since.
                 self._pump = pump_lib.Pump(self._mover, self._queue)
                 self._finalizer = weakref.finalize(
                     self, pump_lib.close_later, self._queue, self._rows
@@ -147,11 +155,10 @@ class DatasetInputs(contract.Inputs):
             if self._pump is not None:
                 # A new queue: rows that were read ahead, and the pump that reads them, go with the
                 # old one.
-                old, self._queue = self._queue, self._new_queue()
-                old.close(cancel_pending_enqueues=True)
+                self._old_queue, self._queue = self._queue, self._new_queue()
+                self._old_queue.close(cancel_pending_enqueues=True)
                 if self._unused is not None and self._unused.size() > 0:
                     self._unused.dequeue()
-                self._rows.clear()
             self._pump = self._finalizer = self._end = None
             self._position.assign(0)
             for _ in range(self._num_cancels):
@@ -188,7 +195,6 @@ class DatasetInputs(contract.Inputs):
     def close(self) -> None:
         self._is_closed = True
         self._queue.close(cancel_pending_enqueues=True)
-        self._rows.clear()
 
     def _new_queue(self) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):

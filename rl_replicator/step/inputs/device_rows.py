@@ -56,13 +56,14 @@ class DeviceRows:
         if not self._held:
             return list(row)
         parts = [row[i : i + self._width] for i in range(0, len(row), self._width)]
+        places = tf.range(len(self._held))
         puts = []
         for (name, device), part in zip(self._maps.items(), parts, strict=True):
             with tf.device(device):
                 puts.append(
                     tf.raw_ops.MapStage(
                         key=number,
-                        indices=list(range(len(self._held))),
+                        indices=places,
                         values=[part[i] for i in self._held],
                         dtypes=self._dtypes,
                         shared_name=name,
@@ -84,13 +85,14 @@ class DeviceRows:
         if not self._held:
             return list(entry)
         number, *rest = entry
+        places = tf.range(len(self._held))
         row: list[Any] = []
         for k, (name, device) in enumerate(self._maps.items()):
             part: list[Any] = [None] * self._width
             with tf.device(device):
                 held = tf.raw_ops.MapUnstage(
                     key=number,
-                    indices=list(range(len(self._held))),
+                    indices=places,
                     dtypes=self._dtypes,
                     shared_name=name,
                 )

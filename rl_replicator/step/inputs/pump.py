@@ -62,25 +62,31 @@ class Mover:
     @functools.cached_property
     def _compiled(self) -> tf.types.experimental.ConcreteFunction:
         def move(queue: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
-            def body(number: tf.Tensor) -> Any:
-                status, row = self._row(iterators)
-                # A row that comes late must not stay on the devices: nobody would take it.
-                with tf.control_dependencies(row):
-                    is_closed = tf.raw_ops.QueueIsClosedV2(handle=queue)
-                check = tf.debugging.Assert(tf.logical_not(is_closed), ["the queue is closed"])
-                with tf.control_dependencies([check]):
-                    entry = [status, *self._rows.put(number, row)]
-                with tf.control_dependencies(
-                    [tf.raw_ops.QueueEnqueueV2(handle=queue, components=entry)]
-                ):
-                    return number + 1
-
-            return tf.while_loop(lambda _: True, body, [first], parallel_iterations=1)
+            # On the CPU, also where the rows go to GPUs: the pump would wait for the steps there.
+            with tf.device("/cpu:0"):
+                return tf.while_loop(
+                    lambda _: True,
+                    functools.partial(self._move_row, queue, iterators),
+                    [first],
+                    parallel_iterations=1,
+                )
 
         specs = [tf.data.IteratorSpec(source.element_spec) for source in self._sources]
         return tf.function(move, autograph=False).get_concrete_function(
             tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int64), *specs
         )
+
+    def _move_row(self, queue: tf.Tensor, iterators: Sequence[Any], number: tf.Tensor) -> tf.Tensor:
+        """Traced: moves a row, and returns the number of the next."""
+        status, row = self._row(iterators)
+        # A row that comes late must not stay on the devices: nobody would take it.
+        with tf.control_dependencies(row):
+            is_closed = tf.raw_ops.QueueIsClosedV2(handle=queue)
+        check = tf.debugging.Assert(tf.logical_not(is_closed), ["the queue is closed"])
+        with tf.control_dependencies([check]):
+            entry = [status, *self._rows.put(number, row)]
+        with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=queue, components=entry)]):
+            return number + 1
 
     def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
         """Traced: reads the next row. Returns its status and its flat tensors."""
