@@ -168,8 +168,11 @@ def an_mlp_learns(replicator):
     first = replicator.reduce("mean", step()).mean()
     for _ in range(30):
         last = replicator.reduce("mean", step()).mean()
+    replicator.synchronize()
     found = step.staleness()
-    assert found.steps == 620 and 0 < found.mean <= found.max
+    # Workers run ahead, by two calls each.
+    assert 620 <= found.steps <= 620 + 4 * 20 and found.steps % 20 == 0
+    assert 0 < found.mean <= found.max <= 80
     assert last < 0.05 * first, (first, last)
     DETAILS["learning"] = {
         "loss": [float(first), float(last)],
@@ -206,8 +209,9 @@ def staleness_is_bounded_with_a_slow_worker(replicator):
             bound is None and step.staleness().max <= 6 and time.monotonic() < deadline
         ):
             workers.extend(np.atleast_1d(step().numpy()).tolist())
+        replicator.synchronize()
         found = step.staleness()
-        assert found.steps == len(workers)
+        assert 0 <= found.steps - len(workers) <= 4 * (steps_per_call or 1)
         DETAILS["bounds"].append([bound, steps_per_call, len(workers), found.mean, found.max])
         if bound is None:
             assert found.max > 6
@@ -376,6 +380,37 @@ def layers_and_slots_of_the_first_step_are_on_the_servers(replicator):
         assert "/job:ps/" in variable.device
     assert {"/job:ps/" in v.device for v in (big, *small)} == {True}
     DETAILS["servers"] = sorted({v.device for v in small} | {big.device})
+
+
+def slots_are_on_the_server_of_their_parameter(replicator):
+    """Or the fused update of a parameter cannot be placed on any server."""
+    for build in (False, True):
+        for optimizer_class in (rr.optimizers.Adam, tf.keras.optimizers.Adam):
+            with replicator.scope():
+                # Each variable goes to the server with the fewest bytes.
+                sizes = 4 * (7000, 3000, 9000, 1000, 8000)
+                parameters = [tf.Variable(tf.ones([size])) for size in sizes]
+                optimizer = replicator.wrap_optimizer(optimizer_class(0.1))
+            if build:
+                replicator.build_optimizer(optimizer, parameters)
+
+            def step_fn(x, parameters=parameters, optimizer=optimizer):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(p) for p in parameters])
+                gradients = tape.gradient(loss, parameters)
+                if hasattr(optimizer, "apply"):
+                    optimizer.apply(gradients, parameters)
+                else:
+                    optimizer.apply_gradients(zip(gradients, parameters, strict=True))
+                return loss
+
+            step = replicator.replicate(step_fn, replicator.make_inputs(the_same_batch))
+            step()
+            slots = optimizer.m if hasattr(optimizer, "m") else optimizer._momentums
+            assert len({p.device for p in parameters}) == 2
+            assert [s.device for s in slots] == [p.device for p in parameters]
+            replicator.synchronize()
+            assert all(np.abs(p.numpy() - 1.0).min() > 0.05 for p in parameters)
 
 
 def checkpoints_go_from_and_to_one_device(replicator):

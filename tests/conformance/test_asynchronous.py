@@ -128,7 +128,11 @@ def test_workers_end_with_the_chief(contract):
 
 @pytest.mark.processes
 def test_a_frozen_worker_is_named_and_variables_spread(tmp_path):
-    names = ("layers_and_slots_of_the_first_step_are_on_the_servers", "a_frozen_worker")
+    names = (
+        "layers_and_slots_of_the_first_step_are_on_the_servers",
+        "slots_are_on_the_server_of_their_parameter",
+        "a_frozen_worker",
+    )
     with Job(tmp_path, 1, 2, names, worker_timeout=16) as job:
         report, details = job.results(240)
         assert report == dict.fromkeys(names), report
@@ -299,7 +303,21 @@ def test_without_a_bound_the_queue_is_full():
     assert most == 8 and max(met.values()) > 8
 
 
-def test_staleness_adds_up():
-    found = staleness.Staleness().plus([0, 3]).plus([2]).plus([])
-    assert (found.steps, found.max) == (3, 3) and found.mean == pytest.approx(5 / 3)
+def test_the_meter_counts_each_update_once():
+    version = tf.Variable(0, dtype=tf.int64)
+    meter = staleness.Meter(version)
+
+    @tf.function
+    def steps(others):
+        before = meter.before()
+        with tf.control_dependencies([before]):
+            version.assign_add(others)
+        meter.after(before)
+
+    for others in (3, 1, 0, 2):
+        steps(tf.constant(others, tf.int64))
+    found = meter.read()
+    assert found == staleness.Staleness(steps=4, total=6, max=3) and found.mean == 1.5
+    assert int(version.numpy()) == 10
+    assert meter.owns(version) and not meter.owns(tf.Variable(0))
     assert staleness.Staleness().mean == 0.0

@@ -12,6 +12,7 @@ from rl_replicator.backends.parameter_server import scheduler, serving, stalenes
 from rl_replicator.backends.parameter_server import step as asynchronous_step
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
+from rl_replicator.optimizers import slots
 from rl_replicator.step import host
 from rl_replicator.step import inputs as inputs_lib
 
@@ -198,8 +199,15 @@ class _WorkersHost(host.Host):
             yield
 
     def _place(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        """Creates an unpartitioned variable on the parameter server with the fewest bytes."""
-        device = min(self._sizes, key=lambda name: self._sizes[name])
+        """Creates an unpartitioned variable on the parameter server with the fewest bytes.
+
+        Slots of an optimizer go to the server of their parameter: a fused update needs all of them.
+        """
+        parameter = slots.owner(None)
+        if parameter is None:
+            device = min(self._sizes, key=lambda name: self._sizes[name])
+        else:
+            device = parameter.device
         with tf.device(device):
             variable = next_creator(**kwargs)
         # Every variable costs a message besides its bytes, so count more bytes for it.
