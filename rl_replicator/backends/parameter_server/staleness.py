@@ -6,6 +6,10 @@ own update.
 
 import dataclasses
 
+import tensorflow as tf
+
+_MOST_UPDATES = 2**62
+
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
@@ -26,15 +30,49 @@ class Staleness:
         """Mean staleness of a step; 0 without steps."""
         return self.total / self.steps if self.steps else 0.0
 
-    def plus(self, values: list[int]) -> "Staleness":
-        """Returns the statistics with more steps.
+
+class Meter:
+    """Measures the staleness of steps on a parameter server, without an answer to the worker."""
+
+    def __init__(self, version: tf.Variable):
+        """Creates a variable on the same server as `version`.
 
         Args:
-          values: staleness of each of them.
+          version: int64 scalar on a parameter server, the number of updates of all steps.
         """
-        return Staleness(
-            self.steps + len(values), self.total + sum(values), max([self.max, *values])
-        )
+        self._version = version
+        with tf.init_scope(), tf.device(version.device):
+            # Number of steps, sum and maximum of their staleness.
+            self._counts = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="staleness")
+
+    def owns(self, variable: tf.Variable) -> bool:
+        """Whether it is a variable of the meter."""
+        return variable is self._version or variable is self._counts
+
+    def before(self) -> tf.Tensor:
+        """Traced before a step: returns the number of updates so far."""
+        return self._version.read_value()
+
+    def after(self, before: tf.Tensor) -> None:
+        """Traced after a step: counts its update, and the updates of others meanwhile.
+
+        Args:
+          before: return value of `before`.
+        """
+        with tf.device(self._version.device):
+            # Reads and increments in one operation, so that every update is counted exactly once.
+            now = tf.raw_ops.ResourceCountUpTo(
+                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
+            )
+            stale = now - before
+            self._counts.assign_add(tf.stack([1, stale, 0]), read_value=False)
+            tf.raw_ops.ResourceScatterNdMax(
+                ref=self._counts.handle, indices=[[2]], updates=[stale], use_locking=True
+            )
+
+    def read(self) -> Staleness:
+        """Returns the staleness of all steps so far."""
+        return Staleness(*self._counts.numpy().tolist())
 
 
 @dataclasses.dataclass

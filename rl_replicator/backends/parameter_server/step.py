@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
@@ -13,8 +12,6 @@ from rl_replicator.backends.parameter_server import scheduler, staleness
 from rl_replicator.step import compiled, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
-
-_MOST_UPDATES = 2**62
 
 
 class AsynchronousStep(compiled.CompiledStep):
@@ -48,13 +45,13 @@ class AsynchronousStep(compiled.CompiledStep):
           steps_per_call: see `Replicator.replicate`.
         """
         self._schedule = schedule
-        self._version = version
         self._most_ahead = 2 * inputs.num_workers
         self._num_begun = 0
         # Finished steps that were not returned yet: their number, and their outputs.
         self._done: collections.deque[tuple[int, list[tf.Tensor]]] = collections.deque()
-        self._done_staleness: collections.deque[int] = collections.deque()
-        self._staleness = staleness.Staleness()
+        self._num_done = 0  # Steps in `_done`.
+        with host.registry.recording():
+            self._meter = staleness.Meter(version)
         self._error: Exception | None = None
         self._generation = inputs.generation
         super().__init__(host, step_fn, inputs, steps_per_call)
@@ -96,16 +93,11 @@ class AsynchronousStep(compiled.CompiledStep):
                 self._schedule.wait()
 
     def assigned_variables(self) -> list[tf.Variable]:
-        return [v for v in super().assigned_variables() if v is not self._version]
+        return [v for v in super().assigned_variables() if not self._meter.owns(v)]
 
     def staleness(self) -> staleness.Staleness:
-        """Returns the staleness of all steps that were returned."""
-        with self._schedule.news:
-            return self._staleness
-
-    @property
-    def _num_done(self) -> int:
-        return len(self._done_staleness)
+        """Returns the staleness of all steps that were taken, also of those not yet returned."""
+        return self._meter.read()
 
     def _begin_more(self) -> None:
         updates = self.steps_per_call or 1
@@ -131,26 +123,25 @@ class AsynchronousStep(compiled.CompiledStep):
         if packed is None or generation != self._inputs.generation:
             return
         tensors = zip(tf.unstack(packed), self._dtypes, strict=True)
-        head, stale, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in tensors]
+        head, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in tensors]
         status, num_steps, worker = head.numpy().tolist()
         if status == inputs_lib.END:
             self._inputs.note_end(worker, generation)
         if num_steps:
             self._done.append((num_steps, outputs))
-            self._done_staleness.extend(np.atleast_1d(stale.numpy()).tolist())
+            self._num_done += num_steps
 
     def _drop_old(self) -> None:
         """Drops outputs from before the last restart of the input."""
         if self._generation != self._inputs.generation:
             self._generation = self._inputs.generation
             self._done.clear()
-            self._done_staleness.clear()
+            self._num_done = 0
 
     def _pop(self) -> list[tf.Tensor]:
         """Returns the outputs of the oldest steps: of a whole call, or of all remaining steps."""
         count = min(self.steps_per_call or 1, self._num_done)
-        values = [self._done_staleness.popleft() for _ in range(count)]
-        self._staleness = self._staleness.plus(values)
+        self._num_done -= count
         size, outputs = self._done.popleft()
         while size < count:
             more, others = self._done.popleft()
@@ -167,7 +158,7 @@ class AsynchronousStep(compiled.CompiledStep):
         Returns:
           A function of the largest number of steps (int32 scalar) and `Inputs.arguments` that
           returns a tensor of strings: the serialised head ([3] int64: status, number of steps,
-          worker), staleness and outputs.
+          worker) and outputs.
         """
 
         @tf.function(autograph=False)
@@ -183,18 +174,14 @@ class AsynchronousStep(compiled.CompiledStep):
         return call.get_concrete_function(most, *self._inputs.argument_specs)
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the step's staleness, and its outputs."""
         # In the same graph as the step, so that the parameter server itself orders these two and
         # the operations on variables, without messages.
-        before = self._version.read_value()
+        before = self._meter.before()
         with tf.control_dependencies([before]):
             outputs = super()._one_step(*row)
         with tf.control_dependencies(_operations_on_variables()):
-            # Reads and increments in one operation, so that every update is counted exactly once.
-            now = tf.raw_ops.ResourceCountUpTo(
-                resource=self._version.handle, limit=_MOST_UPDATES, T=tf.int64
-            )
-        return [now - before, *outputs]
+            self._meter.after(before)
+        return outputs
 
 
 def _operations_on_variables() -> list[tf.Operation]:
