@@ -103,9 +103,11 @@ class _Flow:
             before = [_mask([x]) for x in inputs]
             result = 0
             for name in functions:
-                if name not in self._library:
+                function = self._library.get(name)
+                if function is None or len(function.signature.input_arg) != len(inputs):
+                    # Of a dataset, for example, whose elements are arguments too.
                     return _mask(inputs) | control
-                values = self._run(self._library[name], inputs, control)
+                values = self._run(function, inputs, control)
                 result |= _mask(values)
                 if "While" in op:
                     if len(values) == len(inputs):  # The body; the condition has one output.

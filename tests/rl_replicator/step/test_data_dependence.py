@@ -38,6 +38,14 @@ CASES = {
         ),
         True,
     ),
+    "through a dataset": (
+        lambda v, x: v.assign(
+            tf.data.Dataset.range(3)
+            .flat_map(tf.data.Dataset.from_tensors)
+            .reduce(x[0, 0], lambda y, i: y + tf.cast(i, tf.float32))
+        ),
+        True,
+    ),
     "through a function": (lambda v, x: tf.function(lambda y: v.assign(y))(x[0, 0]), True),
     "overwritten": (
         lambda v, x: (v.assign(x[0, 0]), v.assign(rr.collectives.all_max(x[0, 0]))),
