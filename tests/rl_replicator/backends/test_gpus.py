@@ -84,6 +84,8 @@ def test_gpu_memory_grows(monkeypatch):
         ("", 2, [None, None]),
         ("0,1", 2, ["0", "1"]),
         ("3,5,7", 1, ["3,5,7"]),
+        ("-1", 2, [None, None]),  # Hides all GPUs.
+        ("0, GPU-6f,-1,2", 2, ["0", "GPU-6f"]),  # CUDA ignores what follows an invalid name.
         ("0,1,2,3,4", 2, ["0,1", "2,3"]),  # Equal shares: every worker has as many replicas.
     ],
 )
