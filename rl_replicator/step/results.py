@@ -92,5 +92,8 @@ def _stack(leaves: Sequence[Any]) -> Array | None:
     if leaves[0] is None:
         return None
     # NumPy alone cannot read a bfloat16 scalar tensor.
-    stacked: Array = np.stack([x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves])
+    values = [x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves]
+    # NumPy's own strings have a fixed length, and lose zeros at their end.
+    values = [np.array(x, object) if isinstance(x, bytes) else x for x in values]
+    stacked: Array = np.stack(values)
     return stacked

@@ -141,6 +141,8 @@ def order_gather_and_reduce(replicator):
         mine = replicator.local_results(outputs)
         assert [r["i"].numpy().tolist() for r in mine] == [rows[replicator.process_index].tolist()]
     assert replicator.gather({"nothing": None}) == {"nothing": None}
+    texts = replicator.gather(tf.constant(b"%d\0" % replicator.process_index))
+    assert texts.tolist() == [b"%d\0" % i for i in range(replicator.num_processes)]
 
 
 def gathering_different_things(replicator):
