@@ -14,6 +14,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.step import results
 
 NAMES = (
     "single_device",
@@ -204,6 +205,7 @@ def test_a_closed_input_ends_the_step(replicator, blocked):
 def test_gather_reduce_and_local_results(replicator):
     n = replicator.num_replicas
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1, 1000))
+
     step = replicator.replicate(
         lambda x: {"f": tf.cast(x, tf.float32) * [1.0, -1.0], "i": x}, inputs
     )
@@ -220,6 +222,13 @@ def test_gather_reduce_and_local_results(replicator):
     assert [int(result["i"]) for result in results] == numbers.tolist()
     with pytest.raises(rr.ConfigError, match="expected one of mean, sum"):
         replicator.reduce("median", outputs)
+
+
+def test_gathered_strings_are_whole(replicator):
+    texts = tuple(tf.constant(b"%d\0" % i) for i in range(replicator.num_replicas))
+    outputs = texts[0] if len(texts) == 1 else results.PerReplica(texts)
+    gathered = replicator.gather(outputs)
+    assert gathered.dtype == object and gathered.tolist() == [x.numpy() for x in texts]
 
 
 def test_callable_input_runs_in_every_replica(replicator):
@@ -321,10 +330,19 @@ def test_cancel_before_the_call_is_not_lost(replicator):
 
 def test_cancel_of_a_callable_input(replicator):
     inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1))
-    step = replicator.replicate(lambda x: x, inputs)
+
+    def step_fn(x):
+        step_fn.traces += 1
+        if step_fn.traces == 1:
+            inputs.cancel()  # As a signal handler does that interrupts the trace.
+        return x
+
+    step_fn.traces = 0
+    step = replicator.replicate(step_fn, inputs)
     step.cancel()
-    with pytest.raises(rr.StepCancelled):
-        step()
+    for _ in range(2):
+        with pytest.raises(rr.StepCancelled):
+            step()
     assert replicator.reduce("sum", step()) == replicator.num_replicas
 
 

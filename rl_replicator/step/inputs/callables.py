@@ -22,14 +22,15 @@ class CallableInputs(contract.Inputs):
         self._functions = tuple(functions)
         self._num_replicas = num_replicas
         with tf.init_scope(), tf.device("/cpu:0"):
-            self._status = tf.Variable(
-                contract.ELEMENT, dtype=tf.int32, trainable=False, name="status"
-            )
-        self._closed = False
+            self._num_cancels = tf.Variable(0, trainable=False, name="num_cancels")
+            self._end = tf.Variable(False, trainable=False, name="end")
+        self._is_closed = False  # The same, without an operation to read it.
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         del arguments
-        return self._status.read_value(), ()
+        is_cancelled = self._num_cancels.read_value() > 0
+        status = tf.where(is_cancelled, contract.CANCELLED, contract.ELEMENT)
+        return tf.where(self._end.read_value(), contract.END, status), ()
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
         del row
@@ -45,20 +46,21 @@ class CallableInputs(contract.Inputs):
         self._position.assign(0)
 
     def start(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise contract.closed()
 
     def cancel(self) -> None:
-        if not self._closed:
-            self._status.assign(contract.CANCELLED)
+        with tf.init_scope():  # A signal handler may call it while a step is traced.
+            self._num_cancels.assign_add(1)
 
     def ended(self, status: int) -> Exception:
-        del status
-        if self._closed:
+        if status == contract.END:
             return contract.closed()
-        self._status.assign(contract.ELEMENT)
+        if self._num_cancels.numpy() > 0:  # Another process may have cancelled the step.
+            self._num_cancels.assign_sub(1)
         return contract.cancelled()
 
     def close(self) -> None:
-        self._closed = True
-        self._status.assign(contract.END)
+        self._is_closed = True
+        with tf.init_scope():
+            self._end.assign(True)
