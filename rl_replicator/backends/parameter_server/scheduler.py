@@ -112,10 +112,15 @@ class CallScheduler:
         self.check()
 
     def drain(self) -> None:
-        """Waits until no call is open."""
+        """Waits until no call is open.
+
+        Raises:
+          WorkerLost: if processes are lost.
+        """
         with self.news:
             while self._bound.num_open:
                 self.wait()
+            self.check()
 
     def _work(self) -> None:
         while True:
