@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.config import restored
-from agents.runs.options import SCORE, AgentOptions
+from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints.checkpointer import Checkpointer
 from rl_replicator.checkpoints.parts import VariableValues
 from rl_replicator.runs.plain_data import to_plain
@@ -87,7 +87,7 @@ def _config(source: SettingsSource, config: Mapping[str, Any]) -> dict[str, Any]
         "trainable": config["trainable"],
         "identity": {"trainable": config["trainable"], **identity},
         "options": chosen.plain(),
-        "score": SCORE.plain(),
+        "score": chosen.score.plain(),
     }
 
 

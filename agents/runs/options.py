@@ -14,9 +14,6 @@ from rl_replicator.runs.score import Score
 if TYPE_CHECKING:
     from agents.task import Task
 
-# Which figure tells how good a run is.
-SCORE = Score("evaluator", "episode_return")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentOptions:
@@ -189,6 +186,11 @@ class AgentOptions:
         if self.replay_shards > 1:  # A server restores the items that it had.
             around["replay_shards"] = self.replay_shards
         return identity | {name: value for name, value in around.items() if value}
+
+    @property
+    def score(self) -> Score:
+        """Which figure tells how good the run is."""
+        return Score("evaluator", "episode_return", every=self.evaluation.every)
 
     def plain(self) -> dict[str, Any]:
         """Returns all options as plain data, for the config of the run."""

@@ -29,7 +29,7 @@ from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
 from agents.runs.films import Films, film_at_the_end
 from agents.runs.launching import check_actors, launch, share_processors
-from agents.runs.options import SCORE, AgentOptions
+from agents.runs.options import AgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
 from agents.runs.scaling import Scaler, forget_older, settle
@@ -118,7 +118,7 @@ def train(
         )
         forget_older(run, asked_actors)
         plain = options.plain() | {"actors": asked_actors}
-        run.describe(source.name, identity, plain, SCORE.plain())
+        run.describe(source.name, identity, plain, options.score.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         if options.actors != asked_actors:
             print(f"actors: {options.actors}, as 'rl-replicator scale' has set", flush=True)

@@ -20,11 +20,14 @@ class Score:
       group: name of the table of metrics that has it.
       figure: name of its column.
       is_highest_best: whether a higher figure is better.
+      every: steps after which an evaluation is due, if it may come some steps late; None if equal
+        runs are evaluated at equal steps.
     """
 
     group: str
     figure: str
     is_highest_best: bool = True
+    every: int | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Score | None:

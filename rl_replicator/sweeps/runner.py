@@ -203,7 +203,7 @@ class SweepRunner:
         values = _values(one.trial)
         if self._scheduler.report(one.trial, values) and not has_ended:
             one.end(self._scheduler.when_cut)
-        elif has_ended and not values:
+        elif has_ended and not one.trial.has_evaluations():
             one.trial.reason = "ended without an evaluation"
             one.verdict = TrialState.FAILED
         elif has_ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ class Evaluated:
     """The evaluations of a trial so far, which all of its runs have in common.
 
     Attributes:
-      steps: steps of the runs at each evaluation, [evaluations] int64.
+      steps: fewest steps of a run at each evaluation, [evaluations] int64.
       scores: the figure of each run, [seeds, evaluations].
     """
 
@@ -100,13 +100,54 @@ class SweepTrial:
         return score
 
     def evaluated(self) -> Evaluated:
-        """Reads the evaluations that all of its runs have reached."""
+        """Reads the evaluations that all of its runs have reached.
+
+        A run may lack one that others have: the first one, if its learner had not begun, or one
+        that was due during another. So rows are matched by their steps. Later rows change nothing
+        about the evaluations that were returned before. The last one of a trial that is done is the
+        last one of each run.
+        """
         score = self.score()
         if score is None:
-            return Evaluated(np.zeros(0, np.int64), np.zeros([len(self.seeds), 0]))
+            return _joined([], [()] * len(self.seeds))
         tables = [score.read(self.run_dir(seed)) for seed in self.seeds]
-        count = min(len(steps) for steps, _ in tables)
-        return Evaluated(
-            np.min([steps[:count] for steps, _ in tables], axis=0),
-            np.stack([figures[:count] for _, figures in tables]),
+        marks = set.intersection(*(_marks(steps, score.every) for steps, _ in tables))
+        rows = [tuple(np.searchsorted(steps, sorted(marks))) for steps, _ in tables]
+        if self.state is TrialState.DONE and all(len(steps) > 0 for steps, _ in tables):
+            rows = [(*own, len(steps) - 1) for own, (steps, _) in zip(rows, tables, strict=True)]
+        return _joined(tables, rows)
+
+    def has_evaluations(self) -> bool:
+        """Whether each of its runs has been evaluated, after however many steps."""
+        score = self.score()
+        return score is not None and all(
+            len(score.read(self.run_dir(seed))[0]) > 0 for seed in self.seeds
         )
+
+
+def _marks(steps: np.ndarray, every: int | None) -> set[int]:
+    """Returns the steps at which the evaluations of a run were, and those at which they were due.
+
+    The last one is due at the end, wherever that is.
+    """
+    return {*steps.tolist(), *(steps // every * every if every else steps).tolist()}
+
+
+def _joined(
+    tables: Sequence[tuple[np.ndarray, np.ndarray]], rows: Sequence[Sequence[int]]
+) -> Evaluated:
+    """Joins the evaluations of several runs.
+
+    Args:
+      tables: steps and figures of each run.
+      rows: those of each run to join, of all equally many; equal neighbours count once.
+    """
+    chosen = list(dict.fromkeys(zip(*rows, strict=True)))  # [evaluations][seeds]
+    own = np.array(chosen, np.int64).reshape(-1, len(rows)).T  # [seeds, evaluations]
+    if not own.size:
+        return Evaluated(np.zeros(0, np.int64), np.zeros(own.shape))
+    pairs = list(zip(tables, own, strict=True))
+    return Evaluated(
+        np.min([steps[index] for (steps, _), index in pairs], axis=0),
+        np.stack([figures[index] for (_, figures), index in pairs]),
+    )
