@@ -14,7 +14,7 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.stopwatch import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
-from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Environment steps that an actor may take before it asks for more.
@@ -99,7 +99,9 @@ class Counter:
         self._environment_steps = int(state.get("environment_steps", 0))
         self._episodes = int(state.get("episodes", 0))
         self._random_states: dict[str, Any] = dict(state.get("random_states", {}))
-        self._evaluation = state.get("evaluation") or {"return": None, "step": 0}
+        self._evaluation = _newest_evaluation(run_dir, self._environment_steps) or (
+            state.get("evaluation") or {"return": None, "step": 0}
+        )
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
@@ -374,6 +376,24 @@ class Counter:
     ) -> None:
         step = self._environment_steps if step is None else step
         self._writer.write(group, step, values, clocks)
+
+
+def _newest_evaluation(run_dir: Path, environment_steps: int) -> dict[str, Any] | None:
+    """Returns the newest evaluation of a run that goes on at some step; None if there is none.
+
+    A checkpoint does not know those that came after it, such as the last one of a run that is
+    continued with more steps: at the same step, it would be repeated with fewer episodes.
+    """
+    table = read_metrics(run_dir, "evaluator")
+    if "episode_return" not in table:
+        return None
+    rows = np.flatnonzero(table["environment_steps"] <= environment_steps)
+    if not rows.size:
+        return None
+    return {
+        "return": float(table["episode_return"][rows[-1]]),
+        "step": int(table["environment_steps"][rows[-1]]),
+    }
 
 
 def _best_return(best: Checkpointer) -> float:

@@ -50,7 +50,7 @@ class EvaluatorNode:
         Scheduled steps at which the learner has not taken its first step are left out.
         """
         progress = self._counter.progress()
-        due = progress.evaluation_step + self._schedule.every
+        due = self._next_due(progress.evaluation_step)
         while not lp.wait_for_stop(_POLL_SECONDS):
             progress = self._counter.progress()
             if progress.learner_done:
@@ -59,11 +59,14 @@ class EvaluatorNode:
                 return
             steps = progress.environment_steps
             if steps >= due:
-                due = (steps // self._schedule.every + 1) * self._schedule.every
+                due = self._next_due(steps)
                 # A new policy has nothing to show. The last evaluation comes when the learner is
                 # done, which is later than the last step.
                 if progress.learner_steps > 0 and steps < progress.total_steps:
                     self.evaluate(steps, self._schedule.episodes)
+
+    def _next_due(self, environment_steps: int) -> int:
+        return (environment_steps // self._schedule.every + 1) * self._schedule.every
 
     def evaluate(self, environment_steps: int, episodes: int) -> None:
         """Evaluates the newest weights; records nothing if the program stops meanwhile.

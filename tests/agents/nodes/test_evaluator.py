@@ -126,6 +126,34 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
     assert table["episodes"].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(("end", "later"), [(500, 600), (550, 600)])
+def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypatch, end, later):
+    """The last checkpoint is saved before the last evaluation."""
+    counter = Counter(tmp_path, total_steps=end, restored=None)
+    learner = Learner(counter)
+    counter.lease(0, end, 0.0, [])
+    counter.report_learner(7, 0.0, {})
+    snapshot = counter.snapshot()
+    assert snapshot["evaluation"]["step"] == 0
+    counter.learner_done()
+    plan = make_plan(tmp_path, end, seed=1, evaluation=SCHEDULE)
+    EvaluatorNode(Agent(), plan, learner, counter).run()
+    # A run that was killed has rows beyond its checkpoint, which do not count.
+    counter.record_evaluation(end + 1, {"episode_return": 0.0, "learner_steps": 0.0}, None)
+
+    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
+    learner = Learner(counter)
+    progress = counter.progress()
+    assert progress.evaluation_step == end and progress.evaluation_return > 10
+    events = [lambda: None, lambda: counter.lease(0, later - end, 0.0, []), counter.learner_done]
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
+    plan = make_plan(tmp_path, 900, seed=1, evaluation=SCHEDULE)
+    EvaluatorNode(Agent(), plan, learner, counter).run()
+    table = read_metrics(tmp_path, "evaluator")
+    assert table["environment_steps"].tolist() == [end, later, 900]
+    assert table["episodes"].tolist() == [2, 1, 2]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_each_evaluation_closes_its_environment(tmp_path, stops, monkeypatch, fails):
     closed = []
