@@ -126,8 +126,11 @@ def _remedy(verb: str, options: str) -> str:
 def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterator[str]:
     """Yields what the figures point to, the most telling cause first."""
     for side, option, direction in (("high", "value-max", "raise"), ("low", "value-min", "lower")):
+        # Without a value of its own, the edge is the bound that follows from the rewards: returns
+        # beyond it do not exist.
+        is_chosen = _value(options, f"--agent.{option}") is not None
         mass = figures.get(f"value_edge_mass_{side}", 0.0)
-        if mass > _EDGE_MASS:
+        if is_chosen and mass > _EDGE_MASS:
             edge = "upper" if side == "high" else "lower"
             yield (
                 f"value support too small: {mass:.0%} of the mass on its {edge} edge"
