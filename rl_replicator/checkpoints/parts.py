@@ -1,6 +1,5 @@
 """Parts of a checkpoint: TensorFlow objects, inputs, and plain state."""
 
-import base64
 import collections
 import dataclasses
 import json
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_replicator import errors
+from rl_replicator.checkpoints import plain_state
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -315,30 +315,46 @@ class InputPart:
 
 
 class JsonPart:
-    """State made of JSON types and NumPy arrays, such as counters and random states."""
+    """State made of JSON types and NumPy arrays, such as counters and random states.
+
+    What would not come back equal is refused: keys of a dict that are no texts, arrays of objects,
+    structured arrays.
+    """
 
     def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]):
         """Stores the functions that access the state.
 
         Args:
           get: returns the state to save.
-          set: is called with the saved state, in which tuples are lists.
+          set: is called with the saved state, in which tuples are lists, and NumPy's scalars
+            Python's.
         """
         self._get = get
         self._set = set
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the state. See `Part.save`."""
+        """Writes the state.
+
+        Args:
+          folder: see `Part.save`.
+
+        Raises:
+          CheckpointError: see `capture`.
+        """
         self.capture().save(folder)
 
     def capture(self) -> "_Text":
-        """Returns the state of this moment, to save later."""
-        return _Text(json.dumps(self._get(), default=_encode))
+        """Returns the state of this moment, to save later.
+
+        Raises:
+          CheckpointError: if a value would not come back equal; names its place.
+        """
+        return _Text(plain_state.encode(self._get()))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads the state and passes it to `set`. See `Part.restore`."""
         text = (folder / _STATE).read_text(encoding="utf-8")
-        self._set(json.loads(text, object_hook=_decode))
+        self._set(plain_state.decode(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,19 +396,3 @@ def _mismatch(folder: pathlib.Path, name: str, here: str, there: str) -> errors.
         f"the checkpoint in {folder} does not fit: variable {name!r}: expected {here}, found "
         f"{there}; use the settings with which it was saved"
     )
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return {"ndarray": data, "dtype": value.dtype.str, "shape": value.shape}
-    raise TypeError(f"expected JSON types or NumPy arrays, got {type(value).__name__}")
-
-
-def _decode(value: dict[str, Any]) -> Any:
-    if value.keys() != {"ndarray", "dtype", "shape"}:
-        return value
-    data = np.frombuffer(base64.b64decode(value["ndarray"]), np.dtype(value["dtype"]))
-    return data.reshape(value["shape"]).copy()

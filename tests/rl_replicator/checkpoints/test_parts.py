@@ -144,3 +144,81 @@ def test_a_variable_that_would_not_be_saved(name):
     )
     with pytest.raises(rr.ConfigError, match=match):
         parts.TrackablePart(layer=layer).check_holds([kernel, plain, state], "Learner")
+
+
+def read_back(state, folder):
+    """What a JsonPart restores of a state."""
+    restored = []
+    part = parts.JsonPart(lambda: state, restored.append)
+    part.save(folder)
+    part.restore(folder)
+    (got,) = restored
+    return got
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1.5, -2.5], tf.bfloat16.as_numpy_dtype),
+        np.array([[1, 2]], ">i2"),
+        np.array(1.5, np.float16),
+        np.zeros([0, 3], np.complex64),
+        np.array(["2020-01-01"], "M8[ns]"),
+        np.array(["text", ""]),
+        np.array([b"a", b"bc"]),
+        np.array([[True], [False]]),
+        np.arange(6).reshape(2, 3).T,
+    ],
+    ids=lambda array: array.dtype.name,
+)
+def test_arrays_come_back_equal(array, tmp_path):
+    got = read_back({"x": [array]}, tmp_path)["x"][0]
+    assert got.dtype == array.dtype and got.flags.writeable
+    np.testing.assert_array_equal(got, array)
+
+
+def test_numpy_scalars_come_back_as_numbers_of_python(tmp_path):
+    state = [np.float16(0.5), np.float32(0.1), np.float64(0.1), np.int8(3), np.bool_(True)]
+    state += [np.str_("text"), tf.bfloat16.as_numpy_dtype(1.5), np.uint64(2**64 - 1)]
+    got = read_back(tuple(state), tmp_path)
+    assert [type(one) for one in got] == [float, float, float, int, bool, str, float, int]
+    assert got == [0.5, float(np.float32(0.1)), 0.1, 3, True, "text", 1.5, 2**64 - 1]
+
+
+ITSELF = []
+ITSELF.append(ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"seen": {1}}, r"got set at state\['seen'\]; convert"),
+        ([{1: 2}], r"got the key 1 of a dict at state\[0\]; use texts"),
+        ({"a": {None: 2}}, r"got the key None of a dict at state\['a'\]"),
+        (np.array(["a", None]), "got an array of object at state; save"),
+        (np.zeros(2, [("x", "f4")]), r"got an array of \[\('x', '<f4'\)\] at state"),
+        (np.zeros(2, [("x", "O")]), "got an array of"),
+        (object(), "got object at state"),
+        (
+            np.array([1.0], tf.dtypes.experimental.float8_e4m3fn.as_numpy_dtype),
+            "got an array of float8_e4m3fn at state",
+        ),
+        (np.zeros(2, "V0"), r"got an array of \|V0 at state"),
+        (np.ma.masked_array([1, 2], [True, False]), "got MaskedArray at state; convert"),
+        (np.longdouble(1) / 3, "got a NumPy scalar of float128 at state"),
+        (np.timedelta64(5, "ns"), "got a NumPy scalar of timedelta64"),
+        (np.complex64(1j), "got a NumPy scalar of complex64"),
+        (1j, "got complex at state"),
+        (b"text", "got bytes at state"),
+        ({"ndarray": 1, "dtype": "f4", "shape": []}, "got a dict with the keys of an encoded"),
+        (ITSELF, "got one that contains itself"),
+    ],
+)
+def test_state_that_would_not_come_back_is_refused(value, found, tmp_path):
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    part = parts.JsonPart(lambda: value, print)
+    for save in (checkpointer.save, checkpointer.begin_save):
+        with pytest.raises(rr.CheckpointError, match=f"^expected .*{found}") as caught:
+            save(1, {"state": part})
+        assert "\n" not in str(caught.value)
+    assert checkpointer.is_empty
