@@ -157,14 +157,18 @@ def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]
       steps: environment steps.
 
     Returns:
-      For each task, in the order of `rows`, one row for each seed: the last one that is at most
-      `steps`, and not more than 2 % before.
+      For each task, in the order of `rows`, one row for each seed: the nearest one, at most 2 %
+      before `steps` or after: evaluations come some steps late.
     """
     found: dict[str, dict[int, ResultRow]] = {}
+
+    def distance(row: ResultRow) -> tuple[int, int]:
+        return abs(row.environment_steps - steps), row.environment_steps
+
     for row in rows:
-        if (1 - _MARK_TOLERANCE) * steps <= row.environment_steps <= steps:
-            newest = found.setdefault(row.task, {}).get(row.seed, row)
-            if row.environment_steps >= newest.environment_steps:
+        if abs(row.environment_steps - steps) <= _MARK_TOLERANCE * steps:
+            nearest = found.setdefault(row.task, {}).get(row.seed, row)
+            if distance(row) <= distance(nearest):
                 found[row.task][row.seed] = row
     return {task: [seeds[seed] for seed in sorted(seeds)] for task, seeds in found.items()}
 
