@@ -14,6 +14,7 @@ writing to a background thread, so that training continues.
 """
 
 import functools
+import itertools
 import logging
 import os
 import pathlib
@@ -259,7 +260,7 @@ class Checkpointer:
     def _rename_damaged(
         self, path: pathlib.Path, error: manifest.DamageError, instead: CheckpointInfo
     ) -> None:
-        target = path.with_name(_DAMAGED + path.name)
+        target = _free_name(path.with_name(_DAMAGED + path.name))
         try:
             path.rename(target)
         except OSError as failure:
@@ -358,6 +359,12 @@ def check_local(path: str | os.PathLike) -> None:
             f"expected a path of a mounted file system, got {path}; mount that storage (for "
             "example with gcsfuse or s3fs) and pass the mount point"
         )
+
+
+def _free_name(path: pathlib.Path) -> pathlib.Path:
+    """Returns the path, with a number at its end if there is something already."""
+    names = itertools.chain([path.name], (f"{path.name}_{i}" for i in itertools.count(2)))
+    return next(free for free in map(path.with_name, names) if not os.path.lexists(free))
 
 
 def _size(folder: pathlib.Path) -> int:

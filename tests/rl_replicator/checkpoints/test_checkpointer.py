@@ -256,12 +256,25 @@ def test_nothing_is_set_aside_if_no_checkpoint_is_intact(saved, tmp_path):
     assert names(tmp_path) == before
 
 
-def test_a_checkpoint_that_cannot_be_set_aside_is_reported(saved, tmp_path):
+def test_a_second_damaged_checkpoint_of_the_same_step_is_set_aside(saved, tmp_path):
+    """The number of a damaged checkpoint is free again, so a run that continues reuses its name."""
+    for folders in (1, 2, 3):
+        damage_flip(tmp_path / "000002_step_20" / "blob" / "blob")
+        assert saved.set_aside_damaged().step == 10
+        assert len(names(tmp_path)) == 1 + folders
+        saved.save(20, {"blob": Blob(b"again")})
+    name = "damaged-000002_step_20"
+    assert names(tmp_path)[2:] == [name, f"{name}_2", f"{name}_3"]
+    assert (tmp_path / f"{name}_3" / "blob" / "blob").exists()
+
+
+def test_a_checkpoint_that_cannot_be_set_aside_is_reported(saved, tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
     damage_flip(tmp_path / "000002_step_20" / "blob" / "blob")
-    (tmp_path / "damaged-000002_step_20" / "in the way").mkdir(parents=True)
-    with pytest.raises(
-        rr.CheckpointError, match="corrupt .* cannot be renamed either: .*not empty"
-    ):
+    monkeypatch.setattr(pathlib.Path, "rename", refuse)
+    with pytest.raises(rr.CheckpointError, match="corrupt .* cannot be renamed either: .*denied"):
         saved.set_aside_damaged()
 
 
