@@ -16,9 +16,9 @@ _HEAD = "head"
 
 
 def step_metrics(
-    critic_gradients: Sequence[tf.Tensor],
+    critic_gradients: Sequence[tf.Tensor | None],
     critic_variables: Sequence[tf.Variable],
-    policy_gradients: Sequence[tf.Tensor],
+    policy_gradients: Sequence[tf.Tensor | None],
     action: tf.Tensor,
     weights: tf.Tensor,
     priorities: tf.Tensor,
@@ -26,7 +26,7 @@ def step_metrics(
     """Computes all of these figures, on one replica and before the clipping by norm.
 
     Args:
-      critic_gradients: the gradients of the critic's loss.
+      critic_gradients: the gradients of the critic's loss; None for a variable without influence.
       critic_variables: one for each gradient.
       policy_gradients: the gradients of the policy's loss.
       action: [B, A] actions of the policy, in [-1, 1].
@@ -46,7 +46,9 @@ def step_metrics(
     }
 
 
-def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> tf.Tensor:
+def dormant_share(
+    gradients: Sequence[tf.Tensor | None], variables: Sequence[tf.Variable]
+) -> tf.Tensor:
     """Computes the share of hidden units that the batch does not train.
 
     The dormant neurons of Sokar et al. 2023 (arXiv:2302.12902), found by the gradient of a unit's
@@ -55,7 +57,7 @@ def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variabl
     without mass is no dormant unit.
 
     Args:
-      gradients: the gradients of the loss.
+      gradients: the gradients of the loss; None is that of a variable which does not influence it.
       variables: one for each gradient; those of rank 2 are the weights of a layer, [inputs, units].
 
     Returns:
@@ -64,6 +66,8 @@ def dormant_share(gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variabl
     shares = []
     for gradient, variable in zip(gradients, variables, strict=True):
         if len(variable.shape) == 2 and _HEAD not in variable.name.split("/"):
+            if gradient is None:
+                gradient = tf.zeros_like(variable)
             norms = tf.norm(gradient, axis=0)  # [units]
             is_dormant = norms <= _DORMANT * tf.reduce_mean(norms)
             shares.append(tf.reduce_mean(tf.cast(is_dormant, tf.float32)))

@@ -59,6 +59,16 @@ def test_the_share_is_a_mean_over_layers():
     assert metrics["policy_gradient_norm"].numpy() == pytest.approx(5.0)
 
 
+def test_a_layer_without_influence_is_dormant():
+    first, second = (tf.Variable(tf.ones([2, 4]), name="mlp/w") for _ in range(2))
+    gradients = [layer_gradient(1.0, 1.0, 1.0, 1.0), None]
+    assert diagnostics.dormant_share(gradients, [first, second]).numpy() == 0.5
+    metrics = diagnostics.step_metrics(
+        *(gradients, [first, second], gradients, tf.ones([1, 1])), *2 * [tf.ones([2])]
+    )
+    assert metrics["critic_gradient_norm"].numpy() == pytest.approx(2.0)
+
+
 def test_saturation_counts_dimensions():
     action = tf.constant([[1.0, -0.995], [0.5, -1.0]])
     assert diagnostics.action_saturation(action).numpy() == 0.75
