@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_NOTHING = "no_variables"
 _FILE = "variables"
 _STATE = "state.json"
 
@@ -222,12 +223,15 @@ class VariableValues:
         """Writes the values. See `Part.save`."""
         import tensorflow as tf
 
+        tensors: Mapping[str, Any] = {name + _VALUE: x for name, x in self._values.items()}
+        if not tensors:  # TensorFlow writes no files without tensors. No reader looks for this one.
+            tensors = {_NOTHING: True}
         with tf.device("/cpu:0"):
             tf.raw_ops.SaveV2(
                 prefix=str(folder / _FILE),
-                tensor_names=[name + _VALUE for name in self._values],
-                shape_and_slices=[""] * len(self._values),
-                tensors=[tf.constant(value) for value in self._values.values()],
+                tensor_names=[*tensors],
+                shape_and_slices=[""] * len(tensors),
+                tensors=[tf.constant(value) for value in tensors.values()],
             )
 
     def restore(self, folder: pathlib.Path) -> None:

@@ -146,6 +146,28 @@ def test_a_variable_that_would_not_be_saved(name):
         parts.TrackablePart(layer=layer).check_holds([kernel, plain, state], "Learner")
 
 
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_a_part_without_variables(name, tmp_path):
+    replicator = rr.make(name)
+    x = tf.Variable(1.0)
+    with replicator.scope():
+        plain = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    for save in (checkpointer.save, checkpointer.begin_save):
+        save(1, {"plain": parts.TrackablePart(optimizer=plain), "x": parts.TrackablePart(x=x)})
+        checkpointer.wait()
+    x.assign(2.0)
+    part = parts.TrackablePart(optimizer=plain)
+    folder = checkpointer.restore({"plain": part, "x": parts.TrackablePart(x=x)}).path
+    assert x.numpy() == 1.0
+    assert parts.VariableValues.read(folder / "plain") == {}
+    assert part.capture().first_not_finite() is None
+    with pytest.raises(rr.CheckpointError, match="found no such variable"):
+        checkpointer.restore({"plain": parts.TrackablePart(x=x)})
+    with pytest.raises(rr.CheckpointError, match="expected no such variable, found float32"):
+        checkpointer.restore({"x": part})
+
+
 def read_back(state, folder):
     """What a JsonPart restores of a state."""
     restored = []
