@@ -1,17 +1,23 @@
 """Image data sets in TFRecord files: ImageNet in its usual layout, and TFDS directories."""
 
 import dataclasses
+import itertools
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent import futures
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from rl_replicator import errors
 
 _IMAGENET_TRAIN_FILES, _IMAGENET_TRAIN_EXAMPLES, _IMAGENET_CLASSES = 1024, 1_281_167, 1000
+# Files whose records are counted to recognise ImageNet. In each layout of it, some of them hold
+# 1251 records and some 1252.
+_CHECKED_FILES = (*range(7, _IMAGENET_TRAIN_FILES, 63), _IMAGENET_TRAIN_FILES - 1)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Files that are read in parallel.
 _CYCLE_LENGTH = 16
@@ -77,10 +83,8 @@ def find(folder: Path, split: str) -> ImageRecords:
     if (folder / "dataset_info.json").is_file():
         return _find_tfds(folder, split)
     files = _shards(folder, f"{split}-*")
-    if len(files) == _IMAGENET_TRAIN_FILES and split == "train":
-        count = _IMAGENET_TRAIN_EXAMPLES
-    else:
-        count = sum(map(count_records, files))
+    is_imagenet = split == "train" and _is_imagenet(files)
+    count = _IMAGENET_TRAIN_EXAMPLES if is_imagenet else sum(_counts(files))
     return ImageRecords(_texts(files), count, "image/encoded", "image/class/label", first_label=1)
 
 
@@ -223,6 +227,41 @@ def count_records(path: Path) -> int:
                 )
             count += 1
     return count
+
+
+def _counts(files: Sequence[Path]) -> list[int]:
+    """Returns the number of records of each file; reads several at a time."""
+    with futures.ThreadPoolExecutor(_CYCLE_LENGTH) as executor:
+        return list(executor.map(count_records, files))
+
+
+def _is_imagenet(files: Sequence[Path]) -> bool:
+    """Whether the training files are those of ImageNet, 140 GB, whose records need no counting.
+
+    Two programs divide it into files: `build_imagenet_data` from TensorFlow's models evenly, among
+    its threads first, and `imagenet_to_gcs` for TPUs into files of 1252 and a smaller last one.
+    Other data would have to have the same number of records in each of 18 files.
+    """
+    if len(files) != _IMAGENET_TRAIN_FILES:
+        return False
+    layouts = [_evenly(2**i) for i in range(_IMAGENET_TRAIN_FILES.bit_length())]
+    full = -(-_IMAGENET_TRAIN_EXAMPLES // _IMAGENET_TRAIN_FILES)
+    starts = np.arange(_IMAGENET_TRAIN_FILES + 1) * full
+    layouts.append(np.diff(np.minimum(starts, _IMAGENET_TRAIN_EXAMPLES)))
+    checked = list(_CHECKED_FILES)
+    found = _counts([files[i] for i in checked])
+    return any(np.array_equal(layout[checked], found) for layout in layouts)
+
+
+def _evenly(num_threads: int) -> np.ndarray:
+    """Returns the sizes of ImageNet's files, divided among threads and then among their files."""
+    threads = np.linspace(0, _IMAGENET_TRAIN_EXAMPLES, num_threads + 1).astype(int)
+    num_files = _IMAGENET_TRAIN_FILES // num_threads
+    starts = [
+        np.linspace(start, end, num_files + 1).astype(int)
+        for start, end in itertools.pairwise(threads)
+    ]
+    return np.concatenate([np.diff(x) for x in starts])
 
 
 def _find_tfds(folder: Path, split: str) -> ImageRecords:

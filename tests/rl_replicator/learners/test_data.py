@@ -182,6 +182,60 @@ def test_counting_records(tmp_path):
         image_records.count_records(file)
 
 
+IMAGENET = 1_281_167
+
+
+def evenly(num_threads):
+    """The sizes of 1024 files, as `build_imagenet_data` divides ImageNet."""
+    edges = [IMAGENET * i // num_threads for i in range(num_threads + 1)]
+    per_thread = 1024 // num_threads
+    sizes = []
+    for start, end in itertools.pairwise(edges):
+        within = [start + (end - start) * i // per_thread for i in range(per_thread + 1)]
+        sizes += [b - a for a, b in itertools.pairwise(within)]
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_recognised"),
+    [
+        (evenly(1), True),
+        (evenly(8), True),
+        (evenly(64), True),
+        ([1252] * 1023 + [371], True),
+        # With Python 2, `imagenet_to_gcs` left out 143 images.
+        ([1251] * 1024, False),
+        ([1252] * 1024, False),
+        ([371, *[1252] * 1023], False),
+        ([1] * 1024, False),
+        ([1251, 1252] * 512, False),
+    ],
+    ids=[f"layout{i}" for i in range(9)],
+)
+def test_a_thousand_files_are_counted_unless_they_are_imagenet(
+    sizes, is_recognised, tmp_path, monkeypatch
+):
+    for i in range(1024):
+        (tmp_path / f"train-{i:05d}-of-01024").touch()
+    counted = []
+
+    def count_records(path):
+        counted.append(path)
+        return sizes[int(path.name[6:11])]
+
+    monkeypatch.setattr(image_records, "count_records", count_records)
+    assert image_records.find(tmp_path, "train").num_examples == sum(sizes)
+    assert (len(counted) < 20) == is_recognised
+
+
+def test_a_thousand_files_that_are_not_imagenet(tmp_path):
+    image_files.records(tmp_path, "one", 1, 1)
+    content = (tmp_path / "one").read_bytes()
+    for i in range(1024):
+        (tmp_path / f"train-{i:05d}-of-01024").write_bytes(content * (1 + i % 2))
+    assert image_records.find(tmp_path, "train").num_examples == 1536
+
+
 def test_windows():
     # The shorter side stands for 256, of which 224 stay: 40 * 224 / 256 = 35.
     np.testing.assert_array_equal(
