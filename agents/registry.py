@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from environments.errors import EnvironmentConstructionError, lacks, of_user_code
 from rl_replicator.errors import ConfigError
 
 
@@ -19,23 +20,26 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
       The value in `known`, or the imported attribute.
 
     Raises:
-      ConfigError: if there is no such part, or its module cannot be found.
+      ConfigError: if there is no such part, or its module cannot be found or raises.
     """
     if name in known:
         return known[name]
     module_name, colon, attribute = name.partition(":")
-    expected = f"--{option.replace('_', '-')}: expected {', '.join(known)} or package.module:name"
+    word = f"--{option.replace('_', '-')}"
+    expected = f"{word}: expected {', '.join(known)} or package.module:name"
     if not (module_name and colon and attribute):
         raise ConfigError(f"{expected}, got {name!r}")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # The module exists; something that it imports does not.
-        raise ConfigError(
-            f"{expected}, got {name!r}: found no module {error.name!r}; put its directory on "
-            "PYTHONPATH"
-        ) from None
+        with of_user_code(f"the module {module_name}", "be imported"):
+            module = importlib.import_module(module_name)
+    except EnvironmentConstructionError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and lacks(module_name, cause):
+            raise ConfigError(
+                f"{expected}, got {name!r}: found no module {cause.name!r}; put its directory on "
+                "PYTHONPATH"
+            ) from None
+        raise ConfigError(f"{word}: {error}") from cause
     if not hasattr(module, attribute):
         raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
     return getattr(module, attribute)

@@ -6,10 +6,16 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from environments.errors import EnvironmentNameError, EnvironmentSpecError, of_user_code
+from environments.errors import (
+    EnvironmentNameError,
+    EnvironmentSpecError,
+    lacks,
+    of_user_code,
+)
 
 if TYPE_CHECKING:
     import dm_env
@@ -90,7 +96,8 @@ def make(
 
     Raises:
       EnvironmentNameError: if there is no environment of that name.
-      EnvironmentConstructionError: if the factory or a wrapper raises; its error is the cause.
+      EnvironmentConstructionError: if the factory, the constructor of an id of Gymnasium's, or a
+        wrapper raises; its error is the cause.
       EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
         render frames.
       RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
@@ -211,10 +218,22 @@ def _call_factory(name: str, seed: int) -> Any:
 
 
 def _is_module(path: str) -> bool:
-    try:
-        return importlib.util.find_spec(path) is not None
-    except (ImportError, ValueError):
+    """Whether there is a module of this path; imports the packages that it is in.
+
+    Raises:
+      EnvironmentConstructionError: if one of these raises.
+    """
+    if path in sys.modules:
+        return True
+    if not all(part.isidentifier() for part in path.split(".")):
         return False
+    with of_user_code(f"the package of {path}", "be imported"):
+        try:
+            return importlib.util.find_spec(path) is not None
+        except ModuleNotFoundError as error:
+            if not lacks(path, error):
+                raise
+            return False
 
 
 def _nearest(name: str) -> str:

@@ -65,6 +65,16 @@ def of_user_code(name: str, purpose: str) -> Iterator[None]:
         ) from error
 
 
+def lacks(module: str, error: ModuleNotFoundError) -> bool:
+    """Returns whether a module itself is missing, and not one that it imports.
+
+    Args:
+      module: its path, `package.module`.
+      error: what its import has raised.
+    """
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
+
+
 def _place(error: Exception) -> str:
     """Returns the line that raised; empty if the error's own text has it."""
     frames = [

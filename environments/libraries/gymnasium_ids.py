@@ -20,6 +20,7 @@ def make(name: str) -> Any:
 
     Raises:
       EnvironmentNameError: if there is no such id, or it needs a package that is not installed.
+      EnvironmentConstructionError: if the module or the constructor raises; its error is the cause.
     """
     import gymnasium
 
@@ -31,18 +32,37 @@ def make(name: str) -> Any:
             with of_user_code(f"the module {module}", "be imported"):
                 importlib.import_module(module)
         spec = gymnasium.spec(identifier)
-        # Without Gymnasium's own checks, which warn where `timesteps` refuses.
-        options: dict[str, Any] = {"disable_env_checker": True}
-        try:
-            return gymnasium.make(spec, render_mode="rgb_array", **options)
-        except TypeError:  # Its constructor takes no render mode.
-            return gymnasium.make(spec, **options)
-    except gymnasium.error.DependencyNotInstalled as error:
-        text = str(error).strip().splitlines()[0]
-        raise EnvironmentNameError(f"gym:{name} needs a package that is missing: {text}") from None
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         known = gymnasium.registry
         raise EnvironmentNameError(
             f"expected the id of a Gymnasium environment after 'gym:', got {name!r}: "
-            f"{str(error).strip().splitlines()[0]}{hint('gym:', name, known)}"
+            f"{_first_line(error)}{hint('gym:', name, known)}"
         ) from None
+    with of_user_code(f"the constructor of gym:{name}", "return an environment"):
+        try:
+            return _construct(spec)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise EnvironmentNameError(
+                f"gym:{name} needs a package that is missing: {_first_line(error)}"
+            ) from None
+        except ImportError as error:  # Such as those that have moved to another package.
+            raise EnvironmentNameError(
+                f"gym:{name} cannot be imported: {_first_line(error).rstrip('.')}; install what "
+                "it needs, or choose another one"
+            ) from None
+
+
+def _construct(spec: Any) -> Any:
+    import gymnasium
+
+    # Without Gymnasium's own checks, which warn where `timesteps` refuses.
+    options: dict[str, Any] = {"disable_env_checker": True}
+    try:
+        return gymnasium.make(spec, render_mode="rgb_array", **options)
+    except TypeError:  # Its constructor takes no render mode.
+        return gymnasium.make(spec, **options)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

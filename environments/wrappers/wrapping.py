@@ -13,7 +13,12 @@ import numpy as np
 from dm_env import specs
 
 from environments import flat
-from environments.errors import EnvironmentNameError, EnvironmentSpecError, of_user_code
+from environments.errors import (
+    EnvironmentNameError,
+    EnvironmentSpecError,
+    lacks,
+    of_user_code,
+)
 from environments.wrappers.time_limit import TimeLimit
 
 Wrapper = Callable[..., dm_env.Environment]
@@ -137,8 +142,8 @@ def find(path: str) -> Wrapper:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # The module is there, but something that it imports is not.
+            if not lacks(module_name, error):
+                raise
             raise EnvironmentNameError(
                 f"{expected}, got {path!r}; no module {error.name!r} was found in the working "
                 "directory or on PYTHONPATH"

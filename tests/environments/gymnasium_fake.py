@@ -49,6 +49,20 @@ def make(seed: int) -> Seven:
     return Seven(terminates=seed % 2 == 0)
 
 
+class Ruined(gymnasium.Env):
+    """Cannot be made."""
+
+    def __init__(self, render_mode: str | None = None):
+        raise ValueError("no data file\nfound")
+
+
+class Puzzled(gymnasium.Env):
+    """Cannot be made either, with a render mode or without."""
+
+    def __init__(self, render_mode: str | None = None):
+        raise TypeError("no sense")
+
+
 class Undrawn(Seven):
     """Needs a package for rendering that is not installed."""
 

@@ -21,6 +21,7 @@ from environments.libraries import dm_control_tasks
 from tests.environments import gymnasium_fake
 
 FAULTY = "tests.environments.faulty"
+FAKE = "tests.environments.gymnasium_fake"
 
 
 def _play(environment, steps):
@@ -78,6 +79,12 @@ def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identif
     [
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
+        (
+            "gym:Ant-v3",
+            "gym:Ant-v3 cannot be imported: .*moved.*; install what it needs, or",
+        ),
+        ("environments.no_such_module:make", "no domain and no module 'environments.no_such_mod"),
+        ("environments.:make", "no domain and no module 'environments.' was found"),
         ("dm:manipulation/reach_site", "did you mean dm:manipulation/reach_site_features"),
         ("dm:manipulation/reach_site_vision", "a task that observes no pictures"),
         ("dm:walker", "expected 'dm:manipulation/TASK'"),
@@ -210,6 +217,11 @@ def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line)
         ("broken_module:make", (), ZeroDivisionError, "module broken_module .*, line 2.; correct"),
         (f"{FAULTY}:good", ("broken_module:wrap",), ZeroDivisionError, "module broken_module"),
         ("unparsable_module:make", (), SyntaxError, "unparsable_module.py, line 1.; correct it"),
+        ("broken_package.inner:make", (), ZeroDivisionError, "broken_package.inner to be .*line 2"),
+        ("poor_package.inner:make", (), ModuleNotFoundError, "No module named 'no_such_library'"),
+        ("strict_package.inner:make", (), ValueError, "got ValueError: not here"),
+        (f"gym:{FAKE}:tests/Ruined-v0", (), ValueError, "gym:.*Ruined-v0 to .*: no data file"),
+        (f"gym:{FAKE}:tests/Puzzled-v0", (), TypeError, "got TypeError: no sense.*; correct it"),
     ],
 )
 def test_what_a_users_code_raises_is_one_line_with_its_cause(
@@ -217,6 +229,19 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
 ):
     (tmp_path / "broken_module.py").write_text("\n1 / 0\n")
     (tmp_path / "unparsable_module.py").write_text("def (\n")
+    for package, code in {
+        "broken_package": "\n1 / 0\n",
+        "poor_package": "import no_such_library\n",
+        "strict_package": "raise ValueError('not here')\n",
+    }.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(code)
+        (tmp_path / package / "inner.py").write_text("")
+    for entry_point in (gymnasium_fake.Ruined, gymnasium_fake.Puzzled):
+        spec = gymnasium.envs.registration.EnvSpec(
+            f"tests/{entry_point.__name__}-v0", entry_point=entry_point
+        )
+        monkeypatch.setitem(gymnasium.registry, spec.id, spec)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentConstructionError, match=message) as error:
         environments.make(name, seed=0, wrap=wrap)
