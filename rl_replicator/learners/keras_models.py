@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -258,17 +259,44 @@ class KerasLearner(Learner):
         return figures
 
     def served(self) -> Served:
-        """Returns the model: its inputs by name to `outputs`, or to its outputs by name."""
+        """Returns the model: its inputs by name to `outputs`, or to its outputs by name.
+
+        A single input is named `inputs`. Inputs in a dictionary have its keys as names. Inputs in a
+        tuple have the names of the model's `tf.keras.Input`s, or `inputs_0`, `inputs_1`.
+        """
         specs = self._input_spec
-        named = specs if isinstance(specs, Mapping) else {"inputs": specs}
-        inputs = {name: tf.TensorSpec([None, *s.shape], s.dtype) for name, s in named.items()}
+        flat = tf.nest.flatten(specs)
+        names = _input_names(specs, getattr(self._model, "input_names", None) or ())
+        inputs = {
+            name: tf.TensorSpec([None, *one.shape], one.dtype)
+            for name, one in zip(names, flat, strict=True)
+        }
 
         def function(**given: tf.Tensor) -> Mapping[str, tf.Tensor]:
-            x = given if isinstance(specs, Mapping) else given["inputs"]
+            x = tf.nest.pack_sequence_as(specs, [given[name] for name in names])
             outputs = self._model(x, training=False)
             return outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
 
         return Served(function, inputs)
+
+
+def _input_names(specs: Any, of_model: Sequence[str]) -> list[str]:
+    """Returns the names of a model's inputs, in the order of `tf.nest.flatten(specs)`.
+
+    Args:
+      specs: what the training data have for x.
+      of_model: names that the model gives to its inputs; none if it is a subclass.
+    """
+    flat = tf.nest.flatten(specs)
+    if isinstance(specs, tf.TypeSpec):
+        return ["inputs"]
+    if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
+        return sorted(specs)
+    # The names of a graph, which are those of an export, have no spaces.
+    names = [re.sub(r"\W", "_", name) for name in of_model]
+    if len({*names}) == len(flat) == len(names):
+        return names
+    return [f"inputs_{i}" for i in range(len(flat))]
 
 
 class _Weights(tf.Module):

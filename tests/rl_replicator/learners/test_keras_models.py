@@ -12,6 +12,8 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator import learners
 from rl_replicator.cli import main
+from rl_replicator.exports import formats, standalone
+from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -205,6 +207,89 @@ def test_what_cannot_be_evaluated_is_refused():
     rr.split_cpu(2)
     with pytest.raises(rr.ConfigError, match=r"got a mesh, .*; call from_keras without eval"):
         make_learner(rr.make("mesh:data=2"), Config())
+
+
+def left_and_right():
+    """The names of the inputs are those of the graph in an export."""
+    return [tf.keras.Input([2], name="left side"), tf.keras.Input([3], name="right")]
+
+
+def functional(config: learners.KerasConfig) -> tf.keras.Model:
+    inputs = left_and_right()
+    joined = tf.keras.layers.Concatenate()(inputs)
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    return model
+
+
+class Joined(tf.keras.Model):
+    """Takes inputs of any structure."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = tf.keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(tf.concat(tf.nest.flatten(x), -1))
+
+
+def subclass(config: learners.KerasConfig) -> tf.keras.Model:
+    model = Joined()
+    model.compile("sgd", "mse")
+    return model
+
+
+def tuple_data_fn(config):
+    left, right = np.ones([8, 2], np.float32), np.ones([8, 3], np.float32)
+    return tf.data.Dataset.from_tensor_slices(((left, right), left[:, :1]))
+
+
+two_inputs = learners.from_keras(functional, tuple_data_fn)
+
+
+def nested_data_fn(config):
+    return tuple_data_fn(config).map(lambda x, y: ({"b": x[0], "a": {"c": x[1]}}, y))
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "data_fn", "names"),
+    [
+        (functional, tuple_data_fn, ["left_side", "right"]),
+        (subclass, tuple_data_fn, ["inputs_0", "inputs_1"]),
+        (subclass, nested_data_fn, ["inputs_0", "inputs_1"]),
+    ],
+)
+def test_several_inputs_are_exported_by_name(model_fn, data_fn, names, tmp_path):
+    config = learners.KerasConfig()
+    learner = learners.from_keras(model_fn, data_fn)(rr.make("single_device"), config)
+    served = learner.served()
+    assert list(served.inputs) == names
+    values = [rng.normal(size=[5, n]).astype(np.float32) for n in (2, 3)]
+    (x, _), *_ = data_fn(config).batch(1)
+    order = [0, 1] if isinstance(x, tuple) else [1, 0]
+    given = dict(zip(names, [values[i] for i in order], strict=True))
+    want = learner._model(tf.nest.pack_sequence_as(x, [*given.values()])).numpy()
+    model = ExportedModel(served.function, served.inputs, Card("Two inputs", {}, "", {}))
+    for kind in ("savedmodel", "numpy", "onnx"):
+        formats.write(model, kind, tmp_path / kind)
+    call = tf.saved_model.load(str(tmp_path / "savedmodel")).signatures["serving_default"]
+    (outputs,) = call(**{name: tf.constant(x) for name, x in given.items()}).values()
+    np.testing.assert_allclose(outputs, want, rtol=1e-5)
+    loaded = standalone.Model(tmp_path / "numpy" / "model.npz")
+    np.testing.assert_allclose(loaded.run(**given)["outputs"], want, rtol=1e-5)
+
+
+def test_a_run_with_two_inputs_is_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
+    run, out = str(tmp_path / "run"), tmp_path / "model"
+    assert main.main(["train", f"{__name__}:two_inputs", "--steps", "2", "--run-dir", run]) == 0
+    assert main.main(["export", run, "--format", "savedmodel", "--out", str(out)]) == 0
+    capsys.readouterr()
+    call = tf.saved_model.load(str(out)).signatures["serving_default"]
+    (outputs,) = call(left_side=tf.zeros([4, 2]), right=tf.zeros([4, 3])).values()
+    assert outputs.shape == [4, 1]
+    card = (out / "README.md").read_text()
+    assert "Inputs `left_side`: float32 (None, 2), `right`: float32 (None, 3)." in card
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
