@@ -37,7 +37,7 @@ class EvaluationStep:
 
         Returns:
           The nest that `sums_fn` returns, of NumPy arrays, float64 and int64: the sums over all
-          examples; the same in every process.
+          examples; the same in every process. None stays None.
 
         Raises:
           ConfigError: if there is no data.
@@ -62,8 +62,8 @@ class EvaluationStep:
         try:
             while True:
                 nest = results.split(self._step(), self._host.num_local_replicas)[0]
-                new = [_wide(x) for x in tf.nest.flatten(nest)]
-                totals = [a + b for a, b in zip(totals, new, strict=True)] if num_steps else new
+                new = [None if x is None else _wide(x) for x in tf.nest.flatten(nest)]
+                totals = [*map(_sum, totals, new)] if num_steps else new
                 num_steps += 1
         except errors.EndOfData:
             pass
@@ -83,7 +83,7 @@ def checked(sums: Any) -> Any:
     """Returns the sums over a batch, once they are known to be real.
 
     Args:
-      sums: a nest of tensors.
+      sums: a nest of tensors and None.
 
     Raises:
       ConfigError: if one is complex, or no tensor at all.
@@ -96,6 +96,10 @@ def checked(sums: Any) -> Any:
                 "the imaginary part (tf.math.real, tf.math.imag) as two sums"
             )
     return sums
+
+
+def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    return None if a is None or b is None else a + b
 
 
 def _wide(x: tf.Tensor) -> np.ndarray:

@@ -49,6 +49,18 @@ def test_evaluation_of_nothing():
         evaluate()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_none_among_the_sums_stays_none(name):
+    replicator = rr.make(name)
+    evaluate = replicator.make_evaluation(
+        lambda batch, mask: {"n": tf.reduce_sum(mask), "no": None, "all": (None, mask[0])},
+        lambda context: tf.data.Dataset.range(12).batch(context.per_replica_batch_size(4)),
+        4,
+    )
+    rows = 12 // 4
+    assert evaluate() == {"n": 12, "no": None, "all": (None, rows * replicator.num_replicas)}
+
+
 def test_complex_sums_are_refused():
     """Float64, in which sums are added up, would drop the imaginary part."""
     with pytest.raises(rr.ConfigError, match="expected sums_fn to return real sums, got complex64"):
