@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
+from rl_replicator.cli import arguments
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import from_plain, to_plain
@@ -62,8 +62,8 @@ class AgentCommand:
         if "--pixels" in args:
             base, config, presets = PixelAgentOptions, self.config_type(pixels=True), {}
         # A name that is not among the presets is refused when the options are parsed.
-        names, chosen = (_DEFAULT, *presets), _word_after(_PRESET, args)
-        preset = chosen if chosen in names else _DEFAULT
+        names, chosen = (_DEFAULT, *presets), arguments.pop(list(args), _PRESET)
+        preset = chosen[-1] if chosen and chosen[-1] in names else _DEFAULT
         values = presets.get(preset, config())
         options = dataclasses.make_dataclass(
             f"{config.__name__}Options",
@@ -269,10 +269,3 @@ def _updated(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         if dataclasses.is_dataclass(value) and isinstance(change, Mapping):
             updated[name] = _updated(value, change)
     return updated
-
-
-def _word_after(option: str, args: Sequence[str]) -> str | None:
-    """Returns the last value of an option, written `--option value` or `--option=value`."""
-    values = [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
-    values += [word for before, word in itertools.pairwise(args) if before == option]
-    return values[-1] if values else None

@@ -29,6 +29,24 @@ def test_the_paper_s_values_can_be_changed_one_by_one(words):
     assert not paper.normalize_observations
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--preset", "paper", "--preset=default"),
+        ("--preset=paper", "--preset", "default"),
+        ("--preset=paper", "--preset=default"),
+        ("--preset", "paper", "--preset", "default"),
+    ],
+)
+def test_of_two_presets_the_last_one_gives_the_name_and_the_values(words):
+    chosen = parse(d4pg, *words)
+    assert (chosen.preset, chosen.agent) == ("default", d4pg.D4PGConfig())
+    chosen = parse(d4pg, *words, "--preset=paper")
+    assert (chosen.preset, chosen.agent) == ("paper", PAPER)
+    chosen = parse(d4pg, *words, "--preset", "paper")
+    assert (chosen.preset, chosen.agent) == ("paper", PAPER)
+
+
 def test_a_preset_in_a_file_or_from_python():
     agent = {"num_atoms": 101, "replay": {"min_size": 9}}
     plain = {"env": "cartpole:swingup", "preset": "paper", "agent": agent}
