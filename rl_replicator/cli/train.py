@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.cli import options, trainables
+from rl_replicator.cli import arguments, options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
@@ -245,21 +245,15 @@ def _find(words: Sequence[str], option: str) -> Path | None:
 
 
 def _take(words: list[str], option: str) -> str | None:
-    """Removes an option from the words and returns its value; None if it is not there.
+    """Removes an option from the words and returns its last value; None if it is not there.
 
     Raises:
       UsageError: if it has no value.
     """
-    for index, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        if key.replace("_", "-") == option:
-            if not equals:
-                if index + 1 == len(words) or words[index + 1].startswith("--"):
-                    raise UsageError(f"expected a path after {option}, got nothing")
-                value = words.pop(index + 1)
-            del words[index]
-            return value
-    return None
+    values = arguments.pop(words, option)
+    if None in values:
+        raise UsageError(f"expected a value after {option}, got nothing; add it")
+    return values[-1] if values else None
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
