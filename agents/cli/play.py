@@ -66,12 +66,18 @@ def run(args: Sequence[str]) -> int:
 def _opened(chosen: Any) -> tuple[Any, Any, Any]:
     """Returns the task, its environment, and the actor."""
     from agents.policies import exported
+    from rl_replicator.errors import UsageError
 
     if (chosen.path / exported.MODEL).exists() or not (chosen.path / "config.json").exists():
         policy = exported.load(chosen.path)
+        if chosen.best:
+            raise UsageError(
+                f"--best: expected a run directory with it, got {chosen.path}, an exported policy, "
+                "which has one set of weights; leave --best out, or export with --best"
+            )
         task = _task(policy.task, chosen.env)
         environment = task.make(chosen.seed)
-        return task, environment, policy.actor(environment)
+        return task, environment, policy.actor(task, environment)
     from agents.policies.policy import load_policy
 
     trained = load_policy(chosen.path, chosen.best)

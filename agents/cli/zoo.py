@@ -114,7 +114,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     policy = exported.load(out / name)
     returns: list[float] = []
     with policy.task.make(chosen.seed) as environment:
-        actor = policy.actor(environment)
+        actor = policy.actor(policy.task, environment)
         film = out / name / _FILM
         playing.play_into_file(environment, actor, policy.task, returns.append, 1, film)
         most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)

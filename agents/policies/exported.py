@@ -26,7 +26,8 @@ class ExportedActor(core.Actor):
 
         Args:
           model: the model.
-          action_spec: the environment's own, in whose range the model acts.
+          action_spec: that of the environment itself that the model was trained in, in whose range
+            it acts.
         """
         self._model = model
         low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
@@ -62,16 +63,17 @@ class ExportedPolicy:
     model: Model
     task: Task
 
-    def actor(self, environment: Any) -> ExportedActor:
+    def actor(self, task: Task, environment: Any) -> ExportedActor:
         """Returns the actor for an environment.
 
         Args:
-          environment: an environment of `environments.make`.
+          task: the task to play, that of the policy or another one.
+          environment: the environment that the task has made.
 
         Raises:
           UsageError: if it has other observations or actions than the policy.
         """
-        flat = environment if self.task.pixels is None else environment.wrapped
+        flat = environment if task.pixels is None else environment.wrapped
         expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
         found = [list(environment.observation_spec().shape), list(flat.own_action_spec.shape)]
         if expected != found:
@@ -80,7 +82,11 @@ class ExportedPolicy:
                 f"{expected[1]}, as the policy has them, got {found[0]} and {found[1]}; choose "
                 "another --env"
             )
-        return ExportedActor(self.model, flat.own_action_spec)
+        if task == self.task:
+            return ExportedActor(self.model, flat.own_action_spec)
+        # In its own range, another environment may have other actions for the policy's numbers.
+        with dataclasses.replace(self.task, pixels=None).make(seed=0) as trained:
+            return ExportedActor(self.model, trained.own_action_spec)
 
 
 def load(folder: Path) -> ExportedPolicy:

@@ -16,6 +16,7 @@ from agents.policies import exported, playing
 from agents.runs.options import AgentOptions
 from environments import flat
 from rl_replicator.errors import UsageError
+from tests.agents.cli import wide_target
 
 ENV = "environments.fakes:target"
 
@@ -126,6 +127,28 @@ def test_another_environment_must_fit(folder, tmp_path):
         play.run([str(path), "--output", "a.avi"])
     with pytest.raises(UsageError, match=r"--episodes: expected at least 1, got 0"):
         play.run([str(path), "--episodes", "0"])
+
+
+def test_another_environment_is_played_with_the_actions_of_the_own_one(folder, monkeypatch):
+    """Twice the range: half of it is the largest number that the policy returns."""
+    path, weights = folder
+    name = f"{wide_target.__name__}:make"
+    assert environments.make(name, seed=0).own_action_spec.maximum == 2.0
+    played = []
+    monkeypatch.setattr(playing, "play_into_file", lambda *args: played.append(args))
+    assert play.run([str(path), "--env", name]) == 0
+    ((environment, actor, task, *_),) = played
+    assert task.name == name
+    observation = environment.reset().observation
+    np.testing.assert_allclose(
+        actor.select_action(observation), np.tanh(observation @ weights), rtol=1e-5
+    )
+
+
+def test_an_exported_policy_has_no_best_checkpoint(folder):
+    path, _ = folder
+    with pytest.raises(UsageError, match=r"--best: expected a run directory with it, got .*; leav"):
+        play.run([str(path), "--best"])
 
 
 def test_actions_are_mapped_from_the_own_range():

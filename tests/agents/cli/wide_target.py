@@ -1,0 +1,19 @@
+"""The target of `environments.fakes` with actions of twice the range."""
+
+from dm_env import specs
+
+from environments.fakes import TargetMatching
+
+
+class WideTarget(TargetMatching):
+    """Takes actions in [-2, 2], and matches half of them."""
+
+    def step(self, action):
+        return super().step(action / 2)
+
+    def action_spec(self):
+        return specs.BoundedArray((1,), float, -2.0, 2.0)
+
+
+def make(seed):
+    return WideTarget(seed)
