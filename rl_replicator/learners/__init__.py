@@ -12,12 +12,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rl_replicator.learners.contract import Evaluation, Learner, Phase, Served
+from rl_replicator.learners.contract import Evaluation, Learner, Phase, Reference, Served
 
 if TYPE_CHECKING:
     from rl_replicator.learners.keras_models import KerasConfig, from_keras
 
-__all__ = ["Evaluation", "KerasConfig", "Learner", "Phase", "Served", "from_keras"]
+__all__ = ["Evaluation", "KerasConfig", "Learner", "Phase", "Reference", "Served", "from_keras"]
 
 
 def __getattr__(name: str) -> Any:

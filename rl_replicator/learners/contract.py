@@ -40,6 +40,22 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reference:
+    """Sums with which every evaluation compares its own: those of real images, for example.
+
+    They are computed before the first evaluation of a run, and again in a continued run, so they
+    must not depend on what is trained. All replicas compute them, and a signal interrupts it.
+
+    Attributes:
+      input_fn: see `Evaluation`.
+      sums_fn: see `Evaluation`.
+    """
+
+    input_fn: "InputFn"
+    sums_fn: "Callable[[Any, tf.Tensor], Mapping[str, tf.Tensor]]"
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
     """An evaluation on finite data: sums in which every example counts once, and their figures.
 
@@ -49,20 +65,23 @@ class Evaluation:
       sums_fn: maps (batch, mask) to sums over the batch, by name. The mask, [per-replica batch]
         float32, is 1 for an example and 0 for padding.
       metrics_fn: maps the sums over all examples (NumPy, float64 or int64) to figures by name.
-        `rl-replicator plot` draws the first figure.
+        `rl-replicator plot` draws the first figure. Its second argument are the sums of
+        `reference`, if there is one. It runs in the main thread, so a signal waits for it.
       global_batch_size: number of examples in a batch, over all replicas.
       every: number of steps between evaluations, at least 1. There is always one after the last
         step.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
         lowest.
+      reference: sums over other data, to compare with; None for none.
     """
 
     input_fn: "InputFn"
     sums_fn: "Callable[[Any, tf.Tensor], Mapping[str, tf.Tensor]]"
-    metrics_fn: "Callable[[Mapping[str, np.ndarray]], Mapping[str, float]]"
+    metrics_fn: "Callable[..., Mapping[str, float]]"
     global_batch_size: int
     every: int
     best: str
+    reference: Reference | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -18,7 +18,7 @@ from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
 from rl_replicator.learners.calls import Calls, PhaseCall
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
-from rl_replicator.learners.contract import Evaluation, Learner
+from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
@@ -32,6 +32,8 @@ _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
 # How long to wait for a cancelled evaluation to end.
 _SECONDS_TO_CANCEL = 10.0
+# What returns the data of an evaluation, for errors.
+_DATA, _REFERENCE_DATA = "evaluation().input_fn", "evaluation().reference.input_fn"
 
 
 class Diverged(errors.UsageError):
@@ -107,8 +109,11 @@ class Training:
         self._calls = Calls(replicator, learner, self._progress["batches"], settings.steps_per_call)
         if settings.deterministic:
             self._calls.check_repeatable()
-        self._evaluation = learner.evaluation()
-        self._compute_sums = _compile(replicator, self._evaluation)
+        self._evaluation = evaluation = learner.evaluation()
+        reference = None if evaluation is None else evaluation.reference
+        self._compute_sums = _compile(replicator, evaluation, evaluation, _DATA)
+        self._compute_reference = _compile(replicator, evaluation, reference, _REFERENCE_DATA)
+        self._reference_sums: tuple[Any, ...] = ()
         trackables = learner.trackables()
         self._variables = TrackablePart(**trackables)
         self._variables.check_holds(self._calls.assigned_variables(), type(learner).__name__)
@@ -209,11 +214,20 @@ class Training:
             raise errors.ConfigError(
                 "expected a learner with an evaluation, got none; return one from evaluation()"
             )
-        figures = self._evaluation.metrics_fn(self._wait_for_sums(self._compute_sums))
+        if self._compute_reference is not None and not self._reference_sums:
+            sums = self._wait_for_sums(self._compute_reference, _REFERENCE_DATA)
+            self._reference_sums = (sums,)
+        sums = self._wait_for_sums(self._compute_sums, _DATA)
+        figures = self._evaluation.metrics_fn(sums, *self._reference_sums)
         return {name: float(value) for name, value in figures.items()}
 
-    def _wait_for_sums(self, compute: evaluation_step.EvaluationStep) -> Any:
-        """Computes the sums in the background: the main thread must stay free for signals."""
+    def _wait_for_sums(self, compute: evaluation_step.EvaluationStep, source: str) -> Any:
+        """Computes the sums in the background: the main thread must stay free for signals.
+
+        Args:
+          compute: computes them.
+          source: what returns the data, for the error.
+        """
         started = time.monotonic()
         future = self._replicator.begin(compute, compute.cancel)
         try:
@@ -223,8 +237,8 @@ class Training:
                 if seconds > self._evaluation_seconds:
                     raise errors.ConfigError(
                         f"expected an evaluation within {self._evaluation_seconds:g} s, but the "
-                        f"one after step {self.step} has not ended; let evaluation().input_fn "
-                        "return finite data, or raise --evaluation-seconds"
+                        f"one after step {self.step} has not ended; let {source} return finite "
+                        "data, or raise --evaluation-seconds"
                     )
         except BaseException:
             compute.cancel()
@@ -243,8 +257,9 @@ class Training:
     def _cancel(self) -> None:
         """Stops training and evaluation as soon as possible; called by a signal handler."""
         self._calls.cancel()
-        if self._compute_sums is not None:
-            self._compute_sums.cancel()
+        for compute in (self._compute_reference, self._compute_sums):
+            if compute is not None:
+                compute.cancel()
 
     def _is_evaluation_due(self) -> bool:
         """Whether the step of the checkpoint should have been evaluated, but was not."""
@@ -418,24 +433,28 @@ def is_finished(run: RunDirectory, learner: Learner) -> bool:
 
 
 def _compile(
-    replicator: Replicator, evaluation: Evaluation | None
+    replicator: Replicator,
+    evaluation: Evaluation | None,
+    data: Evaluation | Reference | None,
+    source: str,
 ) -> evaluation_step.EvaluationStep | None:
-    if evaluation is None:
+    """Compiles the sums over the data of an evaluation, or over those of its reference."""
+    if evaluation is None or data is None:
         return None
     return replicator.make_evaluation(
-        evaluation.sums_fn,
-        functools.partial(_finite_data, evaluation.input_fn),
+        data.sums_fn,
+        functools.partial(_finite_data, data.input_fn, source),
         evaluation.global_batch_size,
     )
 
 
-def _finite_data(input_fn: InputFn, context: InputContext) -> Any:
+def _finite_data(input_fn: InputFn, source: str, context: InputContext) -> Any:
     """Returns evaluation data; raises `ConfigError` if its cardinality is infinite."""
     data: Any = input_fn(context)
     if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise errors.ConfigError(
-            "expected evaluation().input_fn to return finite data, got an endless dataset; leave "
-            "repeat() out of it, or take() a number of batches"
+            f"expected {source} to return finite data, got an endless dataset; leave repeat() out "
+            "of it, or take() a number of batches"
         )
     return data
 

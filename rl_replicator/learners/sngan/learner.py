@@ -1,6 +1,5 @@
 """The GAN: its variables, and the two steps that alternate."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import values
 from rl_replicator.layers import precision
-from rl_replicator.learners.contract import Evaluation, Learner, Phase, Served
+from rl_replicator.learners.contract import Evaluation, Learner, Phase, Reference, Served
 from rl_replicator.learners.sngan import data, features, losses, metrics, networks, samples
 from rl_replicator.learners.sngan.config import SNGANConfig
 from rl_replicator.replicator import Replicator
@@ -45,7 +44,6 @@ class SNGANLearner(Learner):
           UsageError: if data or features are missing, or do not fit each other.
         """
         self._recipe = recipe = config.resolved()
-        self._replicator = replicator
         self._images = data.load(recipe)
         self._num_classes = self._images.num_classes
         self._dtype = precision.choose(recipe.precision)
@@ -164,6 +162,7 @@ class SNGANLearner(Learner):
             global_batch_size=self.global_batch_size,
             every=self._recipe.evaluate_steps,
             best="score" if self._classify is None else f"-fid{self._suffix}",
+            reference=self._real_images(),
         )
 
     def served(self) -> Served:
@@ -250,32 +249,32 @@ class SNGANLearner(Learner):
             sums |= metrics.sums(*self._classify(self._pixels(images)), mask)
         return sums
 
-    def _figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def _figures(
+        self, sums: Mapping[str, np.ndarray], real: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, float]:
         figures = {"score": float(sums["score"] / sums["samples"])}
-        if self._classify is None:
+        if real is None:
             return figures
-        distance = metrics.frechet_distance(metrics.statistics(sums), self._real_statistics)
+        distance = metrics.frechet_distance(metrics.statistics(sums), metrics.statistics(real))
         return {
             f"fid{self._suffix}": distance,
             f"inception_score{self._suffix}": metrics.inception_score(sums),
             **figures,
         }
 
-    @functools.cached_property
-    def _real_statistics(self) -> metrics.Statistics:
-        """Statistics of the test images; computed by all processes in their first evaluation."""
+    def _real_images(self) -> Reference | None:
+        """Returns the sums over the test images; None without a classifier."""
+        classify = self._classify
+        if classify is None:
+            return None
 
         @_as_written
         def sums_fn(batch: tuple[tf.Tensor, tf.Tensor], mask: tf.Tensor) -> dict[str, tf.Tensor]:
-            assert self._classify is not None
-            return metrics.sums(*self._classify(tf.cast(batch[0], tf.float32)), mask)
+            return metrics.sums(*classify(tf.cast(batch[0], tf.float32)), mask)
 
-        measure = self._replicator.make_evaluation(
-            sums_fn,
-            lambda context: self._images.evaluate(context, self.global_batch_size),
-            self.global_batch_size,
+        return Reference(
+            lambda context: self._images.evaluate(context, self.global_batch_size), sums_fn
         )
-        return metrics.statistics(measure())
 
     def _sample(self, noise: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         noise = tf.cast(noise, self._dtype)

@@ -31,7 +31,7 @@ def start(learner, path):
     """Compiles the training without evaluations, which take their time to compile."""
     learner.evaluation = lambda: None
     return Training(
-        learner._replicator,
+        learner.replicator,
         learner,
         RunDirectory(path),
         LoopSettings(1, 1000.0, deterministic=True),
@@ -127,12 +127,13 @@ def test_two_replicas_evaluate_as_one(folder, tmp_path):
     for replicas in (1, 2):
         learner = make(folder, replicas, features=str(path))
         what = learner.evaluation()
-        measure = learner._replicator.make_evaluation(
-            what.sums_fn, what.input_fn, what.global_batch_size
+        sums, real = (
+            learner.replicator.make_evaluation(one.sums_fn, one.input_fn, what.global_batch_size)()
+            for one in (what, what.reference)
         )
-        sums = measure()
         assert sums["samples"] == sums["images"] == 37
-        figures.append(what.metrics_fn(sums))
+        assert real["images"] == image_files.NUM_TEST
+        figures.append(what.metrics_fn(sums, real))
         assert what.best == "-fid" + learner._suffix and what.best[1:] in figures[-1]
         assert figures[-1]["score"] == sums["score"] / 37
     np.testing.assert_allclose(

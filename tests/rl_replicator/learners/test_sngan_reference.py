@@ -38,7 +38,9 @@ def learner(tmp_path_factory):
         noise_size=NOISE,
         seed=SEED,
     )
-    made = SNGANLearner(rr.make("single_device"), config)
+    replicator = rr.make("single_device")
+    made = SNGANLearner(replicator, config)
+    made.replicator = replicator
     rng = np.random.default_rng(0)
     for network in (made._generator, made._discriminator):  # Off their special starting values.
         for variable in network.trainable_variables:
@@ -68,7 +70,7 @@ def test_one_step(learner, tmp_path):
     data = learner.input_fn(rr.InputContext(num_replicas=1))
     batches = [(x.numpy(), y.numpy()) for x, y in data.take(UPDATES)]
     training = Training(
-        learner._replicator, learner, RunDirectory(tmp_path), LoopSettings(1, 1000.0)
+        learner.replicator, learner, RunDirectory(tmp_path), LoopSettings(1, 1000.0)
     )
     assert training.run() is None
 

@@ -17,6 +17,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
     Alternating,
+    Compared,
     Config,
     Endless,
     EvaluatedNamesake,
@@ -31,7 +32,9 @@ from tests.rl_replicator.learners.tiny_learners import (
     Stalling,
     Varying,
     Waiting,
+    WaitingForReference,
     Wrong,
+    Y,
 )
 
 
@@ -345,16 +348,49 @@ def test_an_evaluation_after_no_steps_is_refused(every):
         learner.evaluation()
 
 
-def test_an_evaluation_that_takes_too_long(tmp_path):
-    learner, training = make(Waiting, tmp_path)
+@pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
+def test_a_reference_is_computed_once(tmp_path, replicas):
+    learner, training = make(Compared, tmp_path, replicas)
+    assert training.run() is None
+    table = read_metrics(tmp_path, "evaluation")
+    assert learner.passes == 1 and len(table["steps"]) == 3
+    np.testing.assert_allclose(
+        table["unexplained"], table["error"] / np.mean(Y[:50] ** 2), rtol=1e-5
+    )
+
+
+def test_an_endless_reference_is_refused(tmp_path):
+    class EndlessReference(Compared):
+        def evaluation(self):
+            evaluation = super().evaluation()
+            reference = dataclasses.replace(
+                evaluation.reference, input_fn=lambda c: tf.data.Dataset.from_tensors(Y).repeat()
+            )
+            return dataclasses.replace(evaluation, reference=reference)
+
+    with pytest.raises(errors.ConfigError, match=r"reference.input_fn to return finite data, got"):
+        make(EndlessReference, tmp_path)
+
+
+STUCK = [(Waiting, "evaluation().input_fn"), (WaitingForReference, "reference.input_fn")]
+
+
+@pytest.mark.parametrize(("kind", "source"), STUCK)
+def test_an_evaluation_that_takes_too_long(tmp_path, kind, source):
+    learner, training = make(kind, tmp_path)
     training._evaluation_seconds = 0.5
-    with pytest.raises(errors.ConfigError, match="within 0.5 s, but the one after step 15"):
+    with pytest.raises(errors.ConfigError) as caught:
         training.run()
+    assert "within 0.5 s, but the one after step 15" in str(caught.value)
+    assert f"{source} return finite data" in str(caught.value)
     learner.is_stuck = False
 
 
-def test_an_evaluation_is_interrupted_at_once_and_made_up_for(tmp_path, monkeypatch, uninterrupted):
-    learner, training = make(Waiting, tmp_path)
+@pytest.mark.parametrize("kind", [kind for kind, _ in STUCK])
+def test_an_evaluation_is_interrupted_at_once_and_made_up_for(
+    tmp_path, monkeypatch, uninterrupted, kind
+):
+    learner, training = make(kind, tmp_path)
     tick = training._reports.tick_evaluation
 
     def interrupt(step, seconds):

@@ -24,7 +24,9 @@ def make(folder, replicas=1, **settings):
         "samples": 37,
     }
     replicator = rr.make(replicator_name(str(replicas)))
-    return SNGANLearner(replicator, SNGANConfig(**(defaults | settings)))
+    learner = SNGANLearner(replicator, SNGANConfig(**(defaults | settings)))
+    learner.replicator = replicator
+    return learner
 
 
 def copies(learner):

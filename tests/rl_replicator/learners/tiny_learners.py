@@ -229,16 +229,54 @@ class Waiting(Regression):
     is_stuck = True
 
     def evaluation(self):
-        evaluation = super().evaluation()
+        return dataclasses.replace(super().evaluation(), input_fn=self.stuck)
 
+    def stuck(self, context):
         def examples():
             yield from zip(X[:16], Y[:16], strict=True)
             while self.is_stuck:
                 time.sleep(0.01)
 
+        spec = (tf.TensorSpec([3]), tf.TensorSpec([]))
+        data = tf.data.Dataset.from_generator(examples, output_signature=spec)
+        return data.batch(context.per_replica_batch_size(8))
+
+
+class Compared(Regression):
+    """Compares its error with that of 0 as an answer, which a pass over other data finds."""
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+        self.passes = 0
+
+        def labels():
+            self.passes += 1
+            yield from Y[:50]
+
         def input_fn(context):
-            spec = (tf.TensorSpec([3]), tf.TensorSpec([]))
-            data = tf.data.Dataset.from_generator(examples, output_signature=spec)
+            data = tf.data.Dataset.from_generator(labels, output_signature=tf.TensorSpec([]))
             return data.batch(context.per_replica_batch_size(8))
 
-        return dataclasses.replace(evaluation, input_fn=input_fn)
+        def sums_fn(batch, mask):
+            return {"squares": tf.reduce_sum(mask * batch**2), "labels": tf.reduce_sum(mask)}
+
+        def metrics_fn(sums, reference):
+            figures = evaluation.metrics_fn(sums)
+            of_zero = reference["squares"] / reference["labels"]
+            return {**figures, "unexplained": figures["error"] / of_zero}
+
+        return dataclasses.replace(
+            evaluation, metrics_fn=metrics_fn, reference=learners.Reference(input_fn, sums_fn)
+        )
+
+
+class WaitingForReference(Compared):
+    """The data to compare with never end, and never arrive after a while."""
+
+    is_stuck = True
+    stuck = Waiting.stuck
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+        reference = learners.Reference(self.stuck, evaluation.sums_fn)
+        return dataclasses.replace(evaluation, reference=reference)
