@@ -85,6 +85,10 @@ class ResNetConfig:
         for name in ("width", "global_batch_size", "micro_batches", "epochs", "learning_rate"):
             value = getattr(self, name)
             check_option(value is None or value > 0, name, "more than 0", value)
+        # Images in memory keep their size, which is 0 here.
+        is_size = self.image_size is None or self.image_size > 0
+        is_kept = self.image_size == 0 and self.data != "imagenet"
+        check_option(is_size or is_kept, "image_size", "more than 0", self.image_size)
         for name in ("weight_decay", "warm_up_epochs"):
             value = getattr(self, name)
             check_option(value is None or value >= 0, name, "at least 0", value)

@@ -62,7 +62,7 @@ class SNGANConfig:
     width: int | None = None
     """Channels of the layers with the highest resolution."""
     image_size: int | None = None
-    """Height and width to which images of TFRecord files are resized."""
+    """Height and width to which images of TFRecord files are resized, an even number from 8 on."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Type in which the layers compute; auto is bfloat16 if this machine computes it fast. The run
     keeps the type with which it began."""
@@ -106,6 +106,11 @@ class SNGANConfig:
         ):
             value = getattr(self, name)
             check_option(value is None or value > 0, name, "more than 0", value)
+        # The networks double 4x4 or more at least once. Images in memory keep their size, 0 here.
+        size = self.image_size
+        is_size = size is None or (size >= 8 and size % 2 == 0)
+        is_kept = size == 0 and self.data != "imagenet"
+        check_option(is_size or is_kept, "image_size", "an even number from 8 on", size)
         for name in ("beta_1", "beta_2", "average_decay"):
             value = getattr(self, name)
             check_option(0 <= value < 1, name, "a number from 0 to below 1", value)

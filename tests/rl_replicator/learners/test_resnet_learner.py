@@ -275,6 +275,20 @@ def test_evaluation_counts_every_example_once(folder):
 
 
 @pytest.mark.parametrize(
+    ("data", "size"), [("fashion_mnist", -3), ("imagenet", -3), ("imagenet", 0)]
+)
+def test_image_sizes_that_are_none(data, size):
+    with pytest.raises(rr.ConfigError, match=f"^--image-size: expected more than 0, got {size}$"):
+        ResNetConfig(data=data, image_size=size)
+
+
+def test_image_sizes():
+    assert ResNetConfig(data="imagenet", image_size=1).resolved().image_size == 1
+    assert ResNetConfig(data="imagenet").resolved().image_size == 224
+    assert ResNetConfig(data="cifar10").resolved().image_size == 0
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"precision": "bfloat16", "label_smoothing": 0.1},

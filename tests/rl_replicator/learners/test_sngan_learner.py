@@ -11,7 +11,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
-from rl_replicator.learners.sngan import SNGANConfig, features
+from rl_replicator.learners.sngan import SNGANConfig, features, networks
 from rl_replicator.learners.sngan import command as sngan
 from rl_replicator.learners.training import LoopSettings, Training
 from rl_replicator.runs.metrics import read_metrics
@@ -42,6 +42,28 @@ def train(learner, path):
     """Trains to the end; returns all variables."""
     assert start(learner, path).run() is None
     return copies(learner)
+
+
+@pytest.mark.parametrize("data", ["fashion_mnist", "imagenet"])
+@pytest.mark.parametrize("size", [-3, -8, 1, 2, 4, 6, 7, 33])
+def test_sizes_that_the_networks_cannot_have(data, size):
+    match = f"^--image-size: expected an even number from 8 on, got {size}$"
+    with pytest.raises(rr.ConfigError, match=match):
+        SNGANConfig(data=data, image_size=size)
+
+
+def test_sizes_that_the_networks_have():
+    """An image of the generator is one that the discriminator takes."""
+    for size in (8, 10, 66):
+        config = SNGANConfig(data="imagenet", image_size=size).resolved()
+        layout = networks.layout(config.image_size)
+        noise, classes = tf.zeros([1, 4]), tf.zeros([1, 10])
+        image = networks.Generator(layout, 2, 3)(noise, classes, is_training=False)
+        assert image.shape == [1, size, size, 3]
+        assert networks.Discriminator(layout, 2)(image, classes, is_training=False).shape == [1]
+    with pytest.raises(rr.ConfigError, match="--image-size: expected .*, got 0"):
+        SNGANConfig(data="imagenet", image_size=0)
+    assert SNGANConfig(data="cifar10").resolved().image_size == 0
 
 
 def test_options():
