@@ -128,6 +128,14 @@ class MeshStep(compiled.CompiledStep):
 
     _host: MeshHost
 
+    def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
+        outputs = super()._one_step(*row)
+        self._num_outputs = len(outputs)
+        # DTensor drops a `tf.cond` whose results nothing uses, with the assignments in its branches.
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        kept = [op.outputs[0] for op in operations if op.type == "If" and op.outputs]
+        return [*outputs, *kept]
+
     def _compile(self, one_step: Any) -> Callable[..., list[tf.Tensor]]:
         self._host.layouts.check_used()
         _check_operations(one_step)
@@ -144,7 +152,8 @@ class MeshStep(compiled.CompiledStep):
                 status, *row = take(*arguments)
                 if int(status) != inputs_lib.ELEMENT:
                     break
-                rows.append(outputs.read(one_step(*self._spread(row)) or []))
+                flat = one_step(*self._spread(row)) or []
+                rows.append(outputs.read(flat[: self._num_outputs]))
             head = tf.constant([int(status), len(rows)])
             if self.steps_per_call is None:
                 return [head, *(rows[0] if rows else [])]

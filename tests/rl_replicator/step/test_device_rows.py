@@ -115,9 +115,10 @@ def test_a_row_that_comes_after_a_restart_is_dropped(replicator):
 
     data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
     inputs = replicator.make_inputs(lambda context: data)
+    before = set(threading.enumerate())
     replicator.replicate(lambda x: x, inputs)()
     assert waits.wait(60)
-    (pump,) = [t for t in threading.enumerate() if t.name == "input-pump"]
+    (pump,) = [t for t in set(threading.enumerate()) - before if t.name == "input-pump"]
     inputs.restart()
     release.set()
     pump.join(60)
