@@ -296,34 +296,6 @@ def test_a_variable_read_after_its_assignment_is_new(replicator):
         np.testing.assert_allclose(weight, start - np.sign(gradient), atol=1e-3)
 
 
-BRANCHES = {
-    "the variable": (lambda a, n: a.assign(n), lambda a: a),
-    "its value": (lambda a, n: a.assign(n), lambda a: a.read_value()),
-    "assignments": (lambda a, n: a.assign_add(n), lambda a: a.assign_sub(1.0)),
-    "nothing": (lambda a, n: tf.group(a.assign(n)), lambda a: tf.no_op()),
-}
-
-
-@pytest.mark.parametrize("branches", BRANCHES)
-def test_assignments_of_a_cond_whose_result_is_not_used(replicator, branches):
-    assign, keep = BRANCHES[branches]
-    found = []
-    for one in (replicator, rr.SingleDeviceReplicator()):
-        with one.scope():
-            a, n = tf.Variable(0.0), tf.Variable(0.0)
-
-        def step_fn(x, a=a, n=n):
-            n.assign_add(1.0)
-            tf.cond(tf.equal(n % 2, 0), lambda: assign(a, n.read_value()), lambda: keep(a))
-            return tf.reduce_sum(x)
-
-        data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()
-        step = one.replicate(step_fn, one.make_inputs(lambda context, d=data: d), 4)
-        assert one.gather(step()).tolist() == [[4.0] * 4]
-        found.append((float(a.numpy()), float(n.numpy())))
-    assert found[0] == found[1] and found[0][0] != 0
-
-
 def test_inputs_that_do_not_divide(replicator):
     for batch_size in (15, 16):
         source = tf.data.Dataset.range(31).batch(batch_size, drop_remainder=batch_size == 15)

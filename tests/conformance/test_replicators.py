@@ -248,6 +248,35 @@ def test_two_steps_share_one_input(replicator):
     assert replicator.reduce("max", plus()) == 4 * n - 1
 
 
+BRANCHES = {
+    "the variable": (lambda a, n: a.assign(n), lambda a: a),
+    "its value": (lambda a, n: a.assign(n), lambda a: a.read_value()),
+    "assignments": (lambda a, n: a.assign_add(n), lambda a: a.assign_sub(1.0)),
+    "nothing": (lambda a, n: tf.group(a.assign(n)), lambda a: tf.no_op()),
+}
+
+
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_assignments_of_a_cond_whose_result_is_not_used(replicator, branches):
+    assign, keep = BRANCHES[branches]
+    with replicator.scope():
+        value, count = tf.Variable(0.0), tf.Variable(0)
+
+    def step_fn(x):
+        count.assign_add(1)
+        number = tf.cast(count, tf.float32)
+        tf.cond(count % 2 == 0, lambda: assign(value, number), lambda: keep(value))
+        return tf.reduce_sum(x)
+
+    inputs = replicator.make_inputs(
+        lambda context: tf.data.Dataset.from_tensors(tf.ones([4])).repeat()
+    )
+    step = replicator.replicate(step_fn, inputs, steps_per_call=4)
+    assert (replicator.gather(step()) == 4.0).all()
+    expected = 0.0 - 1.0 + 2.0 - 1.0 + 4.0 if branches == "assignments" else 4.0
+    assert (value.numpy(), count.numpy()) == (expected, 4)
+
+
 def test_autograph_in_the_step(replicator):
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
 
