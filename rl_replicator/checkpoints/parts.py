@@ -140,16 +140,18 @@ class TrackablePart:
         reader = tf.train.load_checkpoint(str(folder / _FILE))
         dtypes = reader.get_variable_to_dtype_map()
         saved = {
-            name.removesuffix(_VALUE): _describe(dtypes[name], shape)
+            name.removesuffix(_VALUE): tf.TensorSpec(shape, dtypes[name])
             for name, shape in reader.get_variable_to_shape_map().items()
             if name.endswith(_VALUE)
         }
         present = self._variables()
         for name, variable in present.items():
-            here = _describe(variable.dtype, variable.shape)
-            if saved.get(name) != here:
-                raise _mismatch(folder, name, here, saved.get(name, "no such variable"))
-        return {name: there for name, there in saved.items() if name not in present}
+            here = tf.TensorSpec(variable.shape, variable.dtype.base_dtype)
+            if name not in saved:
+                raise _mismatch(folder, name, _describe(here), "no such variable")
+            if not here.is_compatible_with(saved[name]):
+                raise _mismatch(folder, name, _describe(here), _describe(saved[name]))
+        return {name: _describe(there) for name, there in saved.items() if name not in present}
 
     def restore(self, folder: pathlib.Path) -> None:
         """Assigns the saved values to all variables.
@@ -371,10 +373,8 @@ class _Text:
         (folder / _STATE).write_text(self.text, encoding="utf-8")
 
 
-def _describe(dtype: Any, shape: Any) -> str:
-    import tensorflow as tf
-
-    return f"{tf.as_dtype(dtype).base_dtype.name} {list(shape)}"
+def _describe(spec: Any) -> str:
+    return f"{spec.dtype.name} {list(spec.shape)}"
 
 
 def _check_has_no_other_state(path: str, node: Any) -> None:

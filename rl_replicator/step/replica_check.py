@@ -107,13 +107,13 @@ def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:
         first = values[group[0]]
         packed = first if len(group) == 1 else tf.stack([values[index] for index in group])
         rows = tf.reshape(_bits(packed), [len(group), -1])
-        weights = _weights(rows.shape[1])
+        weights = _weights(rows.shape[1] or tf.shape(rows, tf.int64)[1])
         sums.append(tf.reduce_sum(tf.cast(rows, tf.int64) * weights, axis))
     order = np.argsort(np.concatenate(groups))
     return tf.gather(tf.concat(sums, axis=0), order)
 
 
-def _weights(size: int) -> tf.Tensor:
+def _weights(size: int | tf.Tensor) -> tf.Tensor:
     """Returns [size] int64, pseudo-random odd numbers of 31 bits: the products lose no bit."""
     multiplier = 0x9E3779B97F4A7C15 - 2**64  # 2**64 divided by the golden ratio.
     places = tf.range(1, size + 1, dtype=tf.int64) * multiplier

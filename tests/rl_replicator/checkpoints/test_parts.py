@@ -52,6 +52,18 @@ def test_tensorflow_restores_an_export(name, tmp_path):
         np.testing.assert_array_equal(got[key], value, key)
 
 
+def test_a_variable_of_unknown_length_comes_back(tmp_path):
+    variable = tf.Variable([1.0, 2.0, 3.0], shape=tf.TensorShape([None]))
+    part = parts.TrackablePart(variable=variable)
+    part.save(tmp_path)
+    variable.assign([5.0])
+    part.restore(tmp_path)
+    assert variable.numpy().tolist() == [1.0, 2.0, 3.0]
+    other = tf.Variable([[1.0]], shape=tf.TensorShape([None, None]))
+    with pytest.raises(rr.CheckpointError, match=r"float32 \[None, None\], found float32 \[3\]"):
+        parts.TrackablePart(variable=other).restore(tmp_path)
+
+
 def test_variables_have_the_names_that_tensorflow_gives_them(tmp_path):
     """The shortest paths, with dots and slashes escaped; so other programs find them, too."""
     v = [tf.Variable(float(i)) for i in range(5)]

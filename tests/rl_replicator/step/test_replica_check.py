@@ -136,6 +136,19 @@ def test_checksums_see_a_single_bit(values):
     assert replica_check.checksums([tf.constant(changed)])[0] == flipped
 
 
+def test_variables_of_unknown_length_are_compared():
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        variable = tf.Variable([1.0, 2.0], shape=tf.TensorShape([None]), trainable=False)
+
+    def step_fn(x):
+        variable.assign([1.0, tf.cast(x, tf.float32)])
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(9))
+    with pytest.raises(rr.ReplicasDiffer, match="replica 1 after 1 steps"):
+        replicator.replicate(step_fn, inputs)()
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
