@@ -158,7 +158,9 @@ class KerasLearner(Learner):
         """
         self._input_spec, y_spec, _ = tf.keras.utils.unpack_x_y_sample_weight(spec)
         zeros = tf.nest.map_structure(
-            lambda one: tf.zeros([1, *one.shape], one.dtype), (self._input_spec, y_spec)
+            # Any size does for a dimension that is not known, such as the length of a text.
+            lambda one: tf.zeros([1, *(size or 1 for size in one.shape)], one.dtype),
+            (self._input_spec, y_spec),
         )
         predicted = self._model(zeros[0], training=False)
         self._model.compiled_loss.build(predicted)
@@ -330,12 +332,19 @@ def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
       predicted: examples of what it predicts.
 
     Raises:
-      ConfigError: if the result of a metric is not one number.
+      ConfigError: if the result of a metric is not one number, or it cannot be copied.
     """
     copies = []
     with contextlib.ExitStack() as stack:
         for metric in container.metrics:
-            copy = type(metric).from_config(metric.get_config())
+            try:
+                copy = type(metric).from_config(metric.get_config())
+            except TypeError:
+                raise ConfigError(
+                    "expected metrics whose get_config() has the arguments of their constructor, "
+                    f"got {metric.name!r} of {type(metric).__name__}, which lacks some; add "
+                    "get_config() to the class"
+                ) from None
             copies.append(copy)
             # The container chooses what each metric receives. The copies do, in their place.
             stack.callback(setattr, metric, "update_state", metric.update_state)

@@ -209,6 +209,53 @@ def test_what_cannot_be_evaluated_is_refused():
         make_learner(rr.make("mesh:data=2"), Config())
 
 
+class Above(tf.keras.metrics.Metric):
+    def __init__(self, threshold, name="above"):
+        super().__init__(name=name)
+        self.threshold = threshold
+
+    def update_state(self, y, predicted, sample_weight=None):
+        pass
+
+    def result(self):
+        return tf.constant(0.0)
+
+
+def test_a_metric_that_cannot_be_copied_is_refused():
+    def model_fn(config: Config) -> tf.keras.Model:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[Above(0.5)])
+        return model
+
+    make = learners.from_keras(model_fn, data_fn, data_fn)
+    with pytest.raises(rr.ConfigError, match=r"got 'above' of Above, .*; add get_config\(\)"):
+        make(rr.make("single_device"), Config())
+
+
+def test_examples_of_unknown_length():
+    def texts(config):
+        lines = tf.data.Dataset.from_tensor_slices(["a b c", "b c d", "a a a", "c c c"]).repeat()
+        return lines.map(lambda x: (tf.strings.to_hash_bucket_fast(tf.strings.split(x), 10), [1.0]))
+
+    def model_fn(config: Config) -> tf.keras.Model:
+        layers = [
+            tf.keras.layers.Embedding(10, 4),
+            tf.keras.layers.GlobalAveragePooling1D(),
+            tf.keras.layers.Dense(1),
+        ]
+        model = tf.keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    replicator = rr.make("single_device")
+    learner = learners.from_keras(model_fn, texts)(replicator, Config())
+    step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
+    losses = [float(step()["loss"]) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    (spec,) = learner.served().inputs.values()
+    assert spec.shape.as_list() == [None, None]
+
+
 def left_and_right():
     """The names of the inputs are those of the graph in an export."""
     return [tf.keras.Input([2], name="left side"), tf.keras.Input([3], name="right")]
