@@ -131,7 +131,7 @@ class MeshStep(compiled.CompiledStep):
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         outputs = super()._one_step(*row)
         self._num_outputs = len(outputs)
-        # DTensor drops a `tf.cond` whose results nothing uses, with the assignments in its branches.
+        # A `tf.cond` whose results nothing uses would be dropped, with the assignments inside.
         operations = tf.compat.v1.get_default_graph().get_operations()
         kept = [op.outputs[0] for op in operations if op.type == "If" and op.outputs]
         return [*outputs, *kept]
