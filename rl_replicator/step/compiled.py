@@ -29,8 +29,9 @@ from rl_replicator.step import results as results_lib
 _Function: TypeAlias = tf.types.experimental.ConcreteFunction
 
 
-# A prime far from small numbers, so that the seeds of processes and of neighbouring runs differ.
+# Primes far from small numbers: the seeds of processes, replicas and neighbouring runs differ.
 _SEED_STRIDE = 1_299_709
+_REPLICA_STRIDE = 15_485_863
 
 
 class ReplicatedStep(abc.ABC):
@@ -238,7 +239,7 @@ class CompiledStep(ReplicatedStep):
                 raised.append(error)
                 raise
 
-        _seed_process(self._host.process_index)
+        _seed_replicas(self._host)
         with (
             call_log.recording() as calls,
             self._host.scope(),
@@ -357,15 +358,29 @@ class CompiledStep(ReplicatedStep):
         ]
 
 
-def _seed_process(process_index: int) -> None:
-    """Gives the random operations of the current graph a seed of this process.
+def _seed_replicas(host: host_lib.Host) -> None:
+    """Gives the random operations of the current graph a seed of the replica that makes them.
 
-    TensorFlow seeds an operation with the seed of `tf.random.set_seed` and its place in the graph:
-    different for the replicas of one process, but the same for those of different processes.
+    TensorFlow seeds an operation with the seed of `tf.random.set_seed` and its place in its graph.
+    The latter is the same for the replicas of different processes, and for those of one process in
+    the branches of a condition and in the body of a loop, which are graphs of their own, made with
+    the seed of the graph around them.
     """
     graph = tf.compat.v1.get_default_graph()
-    if graph.seed is not None:
-        graph.seed = (graph.seed + process_index * _SEED_STRIDE) % 2**31
+    kind = type(graph)
+    of_process = host.process_index * _SEED_STRIDE
+
+    def seed(self: Any) -> int | None:
+        common = kind.seed.fget(self)
+        context = tf.distribute.get_replica_context()
+        if common is None or context is None:
+            return common
+        index = tf.get_static_value(context.replica_id_in_sync_group) or 0
+        of_replica = int(index) % host.num_local_replicas * _REPLICA_STRIDE
+        return (common + of_process + of_replica) % 2**31
+
+    # The replicas of a process are traced in turn, in threads of their own, into the same graph.
+    graph.__class__ = type(kind.__name__, (kind,), {"seed": property(seed, kind.seed.fset)})
 
 
 def _with_autograph(step_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
