@@ -113,8 +113,9 @@ class Replicator(abc.ABC):
             takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
           skip_nonfinite: whether to skip the update if a gradient is not finite. A skipped step
             changes no parameter, slot or step count on any replica, nor the moving statistics of
-            batch norm. `optimizer.num_skipped` counts skipped steps, and
-            `optimizer.report_skipped()` warns of them. A "dynamic" loss scale implies it.
+            `CrossReplicaBatchNorm` and of Keras; those of Sonnet's own batch norm it does change.
+            `optimizer.num_skipped` counts skipped steps, and `optimizer.report_skipped()` warns of
+            them. A "dynamic" loss scale implies it.
 
         Returns:
           The same object, changed in place, so that checkpoints do not depend on the replicator.
@@ -197,7 +198,7 @@ class Replicator(abc.ABC):
           step_fn: maps an element of the input to a nest of tensors or None.
           inputs: return value of `make_inputs`; several steps may share it.
           steps_per_call: None for one step per call; K for K steps in one compiled call, whose
-            outputs are stacked to [K, ...].
+            outputs are stacked to [K, ...]. So each must have the same shape in all K steps.
           check_every: number of steps between comparisons of all copies of the step's variables,
             which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM or
             MEAN aggregation are not compared. A comparison takes about as long as a step.
