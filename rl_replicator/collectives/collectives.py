@@ -57,9 +57,8 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
 
     Args:
       x: nest of tensors, `tf.IndexedSlices` or None. Slices may have different numbers of rows on
-        different replicas (between processes, the total must be the same in every step), and the
-        result has the rows of all replicas; they have a "sum" and a "mean" only. Complex numbers
-        have no "min" or "max", and bools have no "sum".
+        different replicas, and the result has the rows of all replicas; they have a "sum" and a
+        "mean" only. Complex numbers have no "min" or "max", and bools have no "sum".
       op: "sum", "mean", "min" or "max". For bools, "min" is a logical and, "max" a logical or.
 
     Returns:

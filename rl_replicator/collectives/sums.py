@@ -1,6 +1,7 @@
 """Sums over replicas, of all dtypes and with gradients: the basis of all collectives."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,20 @@ from rl_replicator.collectives import call_log
 # The dtypes that every strategy can add up on any device. Other dtypes are converted to one of
 # them.
 _CARRIED = (tf.float32, tf.float64, tf.int64)
+# Sums a vector of the given length.
+_VectorSum = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+_CHANGING: MutableMapping[tf.distribute.Strategy, _VectorSum] = weakref.WeakKeyDictionary()
+
+
+def sum_changing_with(strategy: tf.distribute.Strategy, function: _VectorSum) -> None:
+    """Registers how to sum vectors whose length changes from step to step.
+
+    Args:
+      strategy: a strategy whose own all-reduce takes one shape only.
+      function: called inside of a replica while a step is traced; maps a vector and its length,
+        which is the same on all replicas, to the sum over replicas.
+    """
+    _CHANGING[strategy] = function
 
 
 def total(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
@@ -180,9 +195,38 @@ def _sum(xs: Sequence[tf.Tensor], call: str) -> list[tf.Tensor]:
     return list(summed(*xs))
 
 
-def _all_sum(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _all_sum(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     # A row of the input has no device yet. Its copy is placed on the replica's device.
-    return context().all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(x) for x in xs])
+    ys = [tf.identity(x) for x in xs]
+    strategy = tf.distribute.get_strategy()
+    changing = [
+        i for i, y in enumerate(ys) if strategy in _CHANGING and not y.shape.is_fully_defined()
+    ]
+    fixed = [i for i in range(len(ys)) if i not in changing]
+    for places, sum_ in ((fixed, _sum_of_fixed), (changing, _sum_of_changing)):
+        if places:
+            for i, y in zip(places, sum_([ys[i] for i in places]), strict=True):
+                ys[i] = y
+    return ys
+
+
+def _sum_of_fixed(xs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    return context().all_reduce(tf.distribute.ReduceOp.SUM, xs)
+
+
+def _sum_of_changing(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    # The shapes are equal on all replicas. But only if they, too, went through a collective do the
+    # checks of a step know that the sums do not depend on the replica.
+    dimensions = tf.concat([tf.shape(x, tf.int64) for x in xs], axis=0)
+    agreed = tf.cast(_sum_of_fixed([dimensions])[0] // num_replicas(), tf.int32)
+    shapes = tf.split(agreed, [x.shape.rank for x in xs])
+    sizes = [tf.reduce_prod(shape) for shape in shapes]
+    flat = tf.concat([tf.reshape(x, [-1]) for x in xs], axis=0)
+    summed = _CHANGING[tf.distribute.get_strategy()](flat, tf.add_n(sizes))
+    return [
+        tf.ensure_shape(tf.reshape(part, shape), x.shape)
+        for part, shape, x in zip(tf.split(summed, sizes), shapes, xs, strict=True)
+    ]
 
 
 def _sum_in_parts(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -145,6 +145,61 @@ def order_gather_and_reduce(replicator):
     assert texts.tolist() == [b"%d\0" % i for i in range(replicator.num_processes)]
 
 
+def shapes_change_from_step_to_step(replicator):
+    n, own = replicator.num_replicas, replicator.process_index
+    lengths = [2, 3, 0, 300, 2, 1]  # Some of a width that a collective had before, some not.
+
+    def input_fn(context):
+        return tf.data.Dataset.from_tensor_slices(lengths)
+
+    def collectives(length):
+        index = rr.collectives.replica_id()
+        x = tf.range(length)[:, tf.newaxis] * tf.constant([[1, 10]]) + index
+        y = tf.cast(x, tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(y)
+            loss = tf.cast(index + 1, tf.float32) * rr.collectives.all_sum(y)
+        fixed, both = rr.collectives.all_sum([tf.constant([1.0]), y])
+        return {
+            "gathered": rr.collectives.all_gather(x),
+            "sum": both + 0 * fixed,
+            "gradient": tape.gradient(loss, y),
+            "complex": rr.collectives.all_sum(tf.complex(y, -y)),
+            "max": rr.collectives.all_max(x),
+        }
+
+    step = replicator.replicate(collectives, replicator.make_inputs(input_fn))
+    for length in lengths:
+        results = replicator.local_results(step())[0]
+        rows = np.arange(length)[:, np.newaxis] * [[1, 10]] + np.arange(n)[:, None, None]
+        np.testing.assert_array_equal(results["gathered"], rows)
+        np.testing.assert_array_equal(results["sum"], rows.sum(0))
+        np.testing.assert_array_equal(results["gradient"], np.full([length, 2], n * (n + 1) / 2))
+        np.testing.assert_array_equal(results["complex"], rows.sum(0) * (1 - 1j))
+        np.testing.assert_array_equal(results["max"], rows.max(0))
+
+    with replicator.scope():
+        table = tf.Variable(tf.zeros([4, 2]))
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.5))
+
+    def sparse_step(length):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, tf.range(length * (1 + rr.collectives.replica_id())) % 4)
+            loss = tf.reduce_sum(rows)
+        optimizer.apply([tape.gradient(loss, table)], [table])
+        return loss
+
+    step = replicator.replicate(sparse_step, replicator.make_inputs(input_fn), 3)
+    expected = np.zeros(4)
+    for start in (0, 3):
+        losses = replicator.local_results(step())[0]
+        for length, loss in zip(lengths[start:], losses, strict=False):
+            counts = [np.bincount(np.arange(length * (1 + i)) % 4, minlength=4) for i in range(n)]
+            np.testing.assert_allclose(loss, 2 * (counts[own] * expected).sum(), rtol=1e-5)
+            expected -= 0.5 * np.mean(counts, axis=0)
+    np.testing.assert_allclose(table.numpy(), np.stack([expected] * 2, 1), rtol=1e-5)
+
+
 def gathering_different_things(replicator):
     with pytest.raises(rr.ConfigError, match="gather the same nest and shapes"):
         replicator.gather(tf.zeros([1 + replicator.process_index]))
@@ -425,7 +480,11 @@ def a_killed_worker(replicator):
         never.wait(60)
         yield 1.0
 
-    step = replicator.replicate(lambda x: rr.collectives.all_sum(x), replicator.make_inputs(ones))
+    # Of another shape in every step, so that the collective to be lost is a new one.
+    step = replicator.replicate(
+        lambda x: tf.size(rr.collectives.all_sum(tf.zeros([2**x]))),
+        replicator.make_inputs(lambda context: tf.data.Dataset.range(20)),
+    )
     waiting = replicator.replicate(
         lambda x: x,
         replicator.make_inputs(

@@ -41,6 +41,7 @@ BEHAVIOURS = {
         "equals_one_replica",
         "initial_values_are_the_chiefs",
         "order_gather_and_reduce",
+        "shapes_change_from_step_to_step",
         "gathering_different_things",
         "callable_input",
         "random_numbers_differ",
@@ -63,6 +64,7 @@ BEHAVIOURS = {
     3: (
         "places",
         "equals_one_replica",
+        "shapes_change_from_step_to_step",
         "a_cancel_in_one_process_cancels_the_step_of_all",
         "uneven_data_ends_at_an_agreed_step",
         "a_killed_worker",

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from rl_replicator import errors
-from rl_replicator.backends.multi_worker import channel, collective_server, health
+from rl_replicator.backends.multi_worker import changing_sums, channel, collective_server, health
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
 # Group keys of the channels. TensorFlow's strategy counts its own from 1.
-_CALLS, _STEPS, _STATUSES = range(1 << 20, (1 << 20) + 3)
+_CALLS, _STEPS, _STATUSES, _CHANGING = range(1 << 20, (1 << 20) + 4)
 # More than the number of collectives of any step.
 _KEYS_OF_A_STEP = 1 << 16
 # Seconds to wait until the monitor knows the lost peer: collectives fail earlier, at once.
@@ -99,6 +99,7 @@ class Group:
             channel.MessageChannel(key, self.names, self.index, device)
             for key in (_CALLS, _STEPS, _STATUSES)
         )
+        self._changing_sums = changing_sums.ChangingSums(_CHANGING, self.strategy)
         self._monitor = health.Monitor(
             {i: cluster.address(*task) for i, task in enumerate(tasks) if i != self.index},
             lambda index: collective_server.probe(self._tasks[index]),
@@ -176,6 +177,7 @@ class Group:
           step: number of the step that is traced next.
         """
         collective_server.number_collectives(self.strategy, step * _KEYS_OF_A_STEP)
+        self._changing_sums.number(step * _KEYS_OF_A_STEP)
 
     def all_statuses(self, status: tf.Tensor, step: int) -> tf.Tensor:
         """Gathers the statuses of all processes inside a compiled step.
@@ -286,6 +288,7 @@ class Group:
         def meet() -> None:
             context = tf.distribute.get_replica_context()
             context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
+            self._changing_sums.total(tf.zeros([1]), tf.constant(1))
 
         with self._waiting("MultiWorkerReplicator", timeout):
             self.strategy.run(meet)
