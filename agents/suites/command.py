@@ -77,7 +77,7 @@ def run(plan: SuitePlan) -> int:
       plan: the plan of the suite.
 
     Returns:
-      Exit status: 0 if all runs are done; 1 if one failed; 130 after Ctrl-C, 143 after SIGTERM.
+      Exit status: 0 if all runs are done; 1 if one failed; 128 + signal if one ended it.
 
     Raises:
       UsageError: if the directory holds a suite with other settings, or other files, or the results

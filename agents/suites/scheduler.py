@@ -24,7 +24,7 @@ class _Process:
 class Scheduler:
     """Runs one process for each run; a process that fails does not end the others.
 
-    Ctrl-C and SIGTERM end all of them cleanly.
+    Ctrl-C, SIGTERM and SIGHUP end all of them cleanly.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Scheduler:
           statuses: the statuses of the runs; their states are updated.
 
         Returns:
-          The number of the signal that ended it, SIGINT or SIGTERM; None if all runs ended.
+          The number of the signal that ended it; None if all runs ended.
         """
         waiting = [status for status in statuses if status.state is State.WAITING]
-        with signals.handled(lambda number, _: self._signals.append(number)):
+        with signals.handled(lambda number, _: signals.note(number, self._signals)):
             try:
                 while (waiting and not self._signals) or self._running:
                     if self._signals:

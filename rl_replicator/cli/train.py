@@ -102,7 +102,7 @@ def train(
 
     Raises:
       UsageError: after bad input.
-      KeyboardInterrupt: if Ctrl-C or SIGTERM ended the run, which is saved.
+      KeyboardInterrupt: if a signal ended the run, which is saved.
     """
     path = None if run_dir is None else Path(run_dir)
     stored = _stored(name, None if config is None else str(config), path)

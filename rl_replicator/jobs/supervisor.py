@@ -12,8 +12,9 @@ program continues from its last checkpoint. With parameter servers, a worker is 
 the job ends with the chief. Restarts are limited (`--max-restarts`), and counted anew after five
 minutes without a failure. A program that ends with status 2 is not restarted, because it would end
 the same way: its arguments are wrong, or the disk is full. The exit status is that of the job, 130
-after Ctrl-C and 143 after SIGTERM. These signals give the processes two minutes to save and to end,
-and a line names those that are killed then; a second signal kills them at once.
+after Ctrl-C, 143 after SIGTERM, and 129 after SIGHUP, the end of the terminal. These signals give
+the processes two minutes to save and to end, and a line names those that are killed then; a second
+Ctrl-C or SIGTERM kills them at once.
 
 What a process has started ends with it, and all processes end with the supervisor.
 """
@@ -61,9 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     def end(number: int, _: object) -> None:
-        if received:
+        if not signals.note(number, received):
+            return
+        if len(received) > 1:
             job.hurry()
-        received.append(number)
         supervisor.end()
 
     with signals.handled(end):

@@ -159,7 +159,7 @@ class LearnerCommand:
           listener: hears of the run, and in the chief's process of its evaluations.
 
         Returns:
-          Exit status: 0 if the run is complete, 128 + signal if Ctrl-C or SIGTERM ended it.
+          Exit status: 0 if the run is complete, 128 + signal if one ended it.
 
         Raises:
           UsageError: after bad input; no existing run was touched.

@@ -156,7 +156,7 @@ class Training:
         return time.monotonic() - self._started
 
     def run(self) -> int | None:
-        """Trains to the end, or until SIGINT or SIGTERM. Saves in both cases.
+        """Trains to the end, or until a signal asks to end. Saves in both cases.
 
         Returns:
           The signal's number; None if the run is complete.
@@ -208,7 +208,7 @@ class Training:
 
         Raises:
           ConfigError: if the learner has no evaluation, or the evaluation takes too long.
-          StepCancelled: after SIGINT or SIGTERM, within `run`.
+          StepCancelled: after a signal that asks to end, within `run`.
         """
         if self._evaluation is None or self._compute_sums is None:
             raise errors.ConfigError(
@@ -488,7 +488,7 @@ def _shapes(metrics: Any) -> str:
 
 @contextlib.contextmanager
 def _signals(cancel: Any) -> Iterator[list[int]]:
-    """Calls `cancel` at the first SIGINT or SIGTERM; a second one has its usual effect.
+    """Calls `cancel` at the first signal that asks to end; a second one has its usual effect.
 
     Yields:
       A list that holds the signal's number as soon as one was received.
@@ -498,9 +498,10 @@ def _signals(cancel: Any) -> Iterator[list[int]]:
 
     def handle(number: int, frame: Any) -> None:
         del frame
-        received.append(number)
-        signals.give_back(handle, before)
-        cancel()
+        if signals.note(number, received):
+            usual = {other: before.pop(other) for other in set(before) - {signal.SIGHUP}}
+            signals.give_back(handle, usual)
+            cancel()
 
     before.update(signals.take(handle))
     try:

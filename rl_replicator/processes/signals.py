@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do for a while.
+"""What the signals that ask a process to end do for a while.
 
 A signal that a process ignores when it starts stays ignored, as whoever has started it wants:
 `nohup` for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
@@ -14,8 +14,26 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# What asks a process to end: Ctrl-C, and `kill`.
-ENDING = (signal.SIGINT, signal.SIGTERM)
+# What asks a process to end: Ctrl-C, `kill`, and the end of its terminal.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def note(number: int, received: list[int]) -> bool:
+    """Adds a signal to those received, unless it only repeats that the terminal has ended.
+
+    The kernel sends SIGHUP, and then the shell does. That must not count as impatience.
+
+    Args:
+      number: the signal.
+      received: signals received before.
+
+    Returns:
+      Whether it was added.
+    """
+    if received and number == signal.SIGHUP:
+        return False
+    received.append(number)
+    return True
 
 
 def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:

@@ -94,7 +94,7 @@ def run(plan: SweepPlan) -> int:
       plan: the plan of the sweep.
 
     Returns:
-      Exit status: 0 if all trials have ended; 130 after Ctrl-C, 143 after SIGTERM.
+      Exit status: 0 if all trials have ended; 128 + signal if one ended it.
 
     Raises:
       UsageError: if the directory holds a sweep with other settings or other files, Optuna is not

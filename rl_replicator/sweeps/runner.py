@@ -128,13 +128,13 @@ class SweepRunner:
           count: number of trials in all.
 
         Returns:
-          The number of the signal that ended it, SIGINT or SIGTERM; None if all trials have ended.
+          The number of the signal that ended it; None if all trials have ended.
 
         Raises:
           UsageError: if the first trials fail one after the other.
         """
         waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
-        with signals.handled(lambda number, _: self._signals.append(number)):
+        with signals.handled(lambda number, _: signals.note(number, self._signals)):
             try:
                 self._run(trials, waiting, count)
             finally:

@@ -175,7 +175,7 @@ def ready(folder, *names):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_the_tasks_time_to_save(run, tmp_path, number):
     code = """
 def save(*_):
@@ -188,6 +188,9 @@ wait()"""
     process = run(code, "--workers", "2", command=impatient(after_failure=0.5))
     tasks = ready(tmp_path, "worker 0", "worker 1")
     process.send_signal(number)
+    if number == signal.SIGHUP:  # Sent by the kernel, and then by the shell.
+        time.sleep(0.2)
+        process.send_signal(number)
     status, text = finished(process)
     assert status == 128 + number and "killing" not in text
     assert all((tmp_path / f"worker {i} has saved").exists() for i in (0, 1))

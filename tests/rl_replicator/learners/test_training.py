@@ -46,15 +46,16 @@ def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0
     )
 
 
-def interrupt(training, monkeypatch, after):
-    """Sends SIGINT to this process when the loop has taken in `after` calls."""
+def interrupt(training, monkeypatch, after, *numbers):
+    """Sends signals, SIGINT if none, to this process when the loop has taken in `after` calls."""
     absorb, absorbed = training._absorb, []
 
     def wrapped(call, outputs):
         absorb(call, outputs)
         absorbed.append(call)
         if len(absorbed) == after:
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in numbers or (signal.SIGINT,):
+                os.kill(os.getpid(), number)
 
     monkeypatch.setattr(training, "_absorb", wrapped)
 
@@ -112,6 +113,18 @@ def test_an_ignored_ctrl_c_does_not_end_a_run(tmp_path, monkeypatch):
     _, training = make(Regression, tmp_path, steps=20)
     interrupt(training, monkeypatch, after=1)
     assert training.run() is None and training.step == 20
+
+
+def test_the_end_of_the_terminal_saves(tmp_path, monkeypatch):
+    """The kernel sends SIGHUP, and then the shell does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # It may be ignored, as under `nohup`.
+    try:
+        _, training = make(Regression, tmp_path)
+        interrupt(training, monkeypatch, 1, signal.SIGHUP, signal.SIGHUP)
+        assert training.run() == signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == training.step < 40
 
 
 def test_resumed_on_another_number_of_replicas(tmp_path, monkeypatch, uninterrupted):

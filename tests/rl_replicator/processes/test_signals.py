@@ -9,12 +9,12 @@ from rl_replicator.processes import signals
 @pytest.fixture
 def handlers():
     """Sets handlers until the end of the test."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in signals.ENDING}
 
     def set_(at_int, at_term=signal.SIG_DFL):
         signal.signal(signal.SIGINT, at_int)
         signal.signal(signal.SIGTERM, at_term)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     yield set_
     for number, handler in before.items():
@@ -66,7 +66,16 @@ def test_a_handler_is_taken_once(handlers):
     assert before == {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
     }
     assert signals.take(handler) == {}
     signals.give_back(handler, before)
     assert before == {} and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_the_end_of_a_terminal_is_no_impatience():
+    received = []
+    assert signals.note(signal.SIGHUP, received)
+    assert not signals.note(signal.SIGHUP, received)
+    assert signals.note(signal.SIGINT, received)
+    assert received == [signal.SIGHUP, signal.SIGINT]
