@@ -96,7 +96,6 @@ class Child:
         node starts even if the launcher is killed in the next moment.
         """
         sys.argv[:] = self._spec.argv
-        serialization.load_flags(self._spec.flags)
         status = self._execute()
         end = self._end_failed if status else self._linger
         threading.Thread(target=end, name="linger", daemon=True).start()
@@ -105,6 +104,7 @@ class Child:
     def _execute(self) -> int:
         try:
             self._may_begin.wait()
+            serialization.load_flags(self._spec.flags)
             node = pickle.loads(self._spec.node)
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()

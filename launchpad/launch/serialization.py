@@ -105,7 +105,7 @@ def dump_flags(overrides: Mapping[str, Any]) -> bytes:
                 values[name] = flag.value
     values.update(overrides)
     kept = {name: value for name, value in values.items() if _pickles(value)}
-    return pickle.dumps((FLAGS.is_parsed() or bool(overrides), kept))
+    return dumps((FLAGS.is_parsed() or bool(overrides), kept))
 
 
 def load_flags(data: bytes) -> None:
@@ -139,7 +139,7 @@ def _assign(flag: flags.Flag, value: Any) -> None:
 
 def _pickles(value: Any) -> bool:
     try:
-        pickle.dumps(value)
+        dumps(value)
         return True
     except Exception:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 
 import numpy as np
@@ -13,6 +14,16 @@ FLAGS = flags.FLAGS
 
 _NUM_CLIENTS = flags.DEFINE_integer("num_clients", 2, "The number of clients.")
 flags.DEFINE_string("word", "unset", "Printed by every client.")
+
+
+class Mode(enum.Enum):
+    """Values of a flag whose class only the main script has."""
+
+    LOUD = 1
+    QUIET = 2
+
+
+flags.DEFINE_enum_class("mode", Mode.LOUD, Mode, "Printed by every client.")
 
 
 class Client:
@@ -27,7 +38,7 @@ class Client:
             result = self._server.compute([x, x + 1])
         assert result.shape == (2,)
         # One write: print makes two, and the clients may be threads of one process.
-        sys.stdout.write(f"{FLAGS.word} {_NUM_CLIENTS.value}\n")
+        sys.stdout.write(f"{FLAGS.word} {_NUM_CLIENTS.value} {FLAGS.mode is Mode.QUIET}\n")
         if self._server.leave() == _NUM_CLIENTS.value:
             lp.stop()
 

@@ -16,6 +16,7 @@ import pytest
 
 import launchpad as lp
 from launchpad.launch import manager as lp_manager
+from launchpad.launch import serialization
 from tests.launchpad import programs
 
 _SCRIPT = pathlib.Path(__file__).with_name("launcher.py")
@@ -198,7 +199,7 @@ def test_a_killed_node_ends_the_program(launch_script, engine, told):
 def test_a_script_with_absl_flags(engine):
     script = _SCRIPT.with_name("absl_main.py")
     done = subprocess.run(
-        [sys.executable, str(script), f"--lp_launch_type={engine}", "--word=hello"],
+        [sys.executable, str(script), f"--lp_launch_type={engine}", "--word=hello", "--mode=quiet"],
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
@@ -206,7 +207,14 @@ def test_a_script_with_absl_flags(engine):
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines())
-    assert lines == ["hello 2", "hello 2"]
+    assert lines == ["hello 2 True", "hello 2 True"]
+
+
+def test_flags_that_a_node_can_not_read_are_told(monkeypatch):
+    monkeypatch.setattr(serialization, "dump_flags", lambda overrides: b"no pickle")
+    program, _ = programs.recorder_program()
+    with pytest.raises(lp.NodeFailedError, match="node recorder/0 failed: .*UnpicklingError"):
+        lp.launch(program, "test_mp").wait(timeout=90)
 
 
 def test_environment_and_output_of_processes(tmp_path, capfd):
