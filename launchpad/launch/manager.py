@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from launchpad import errors
+from launchpad import runtime as lp_runtime
 from launchpad.launch import restarts as lp_restarts
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes import base, dereference
@@ -73,7 +74,8 @@ class ProgramManager:
         Args:
           timeout: Seconds to wait; None for as long as it takes. A sequence is taken for
             `labels_to_wait_for`, which comes first in upstream's method.
-          labels_to_wait_for: Waits for the nodes of these groups only; the others go on.
+          labels_to_wait_for: Waits for the nodes of these groups only; the others go on. A server
+            without work of its own ends with the program.
           raise_error: False to return although a node has failed.
           return_on_first_completed: Returns when the first node has ended.
 
@@ -101,7 +103,13 @@ class ProgramManager:
     ) -> bool:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         enough = any if is_first_enough else all
-        while not enough(self._supervisor.ended(labels)):
+        while True:
+            states = self._supervisor.states(labels)
+            if enough(state == lp_runtime.ENDED for state in states):
+                break
+            if not {*states} - {lp_runtime.SERVING, lp_runtime.ENDED}:
+                # Servers end with the program alone, which may have nothing left to do.
+                self._supervisor.post_awaited()
             if time.monotonic() >= deadline:
                 return False
             if self._supervisor.done.wait(_POLL_SECS):

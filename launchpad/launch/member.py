@@ -91,3 +91,10 @@ class Member:
     def is_gone(self) -> bool:
         """True if the node has ended, or was given up."""
         return self.is_abandoned or self.state == lp_runtime.ENDED
+
+    @property
+    def has_done_its_work(self) -> bool:
+        """True if it is gone, or only serves others after work of its own."""
+        if self.state == lp_runtime.SERVING and not self.is_abandoned:
+            return self.was_active
+        return self.is_gone or self.state == lp_runtime.FINISHED

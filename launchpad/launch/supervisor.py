@@ -172,8 +172,10 @@ class Supervisor:
         """Returns the indices of the nodes of a group that have not ended."""
         return {m.index for m in self._members if m.label == label and not m.is_gone}
 
-    def ended(self, labels: Sequence[str] | None) -> list[bool]:
-        """Returns for each node of these groups whether it has nothing left to do.
+    def states(self, labels: Sequence[str] | None) -> list[str]:
+        """Returns what each node of these groups does; ENDED also once its own work is done.
+
+        A server without work of its own goes on until its release.
 
         Args:
           labels: The labels of the groups; None for all.
@@ -184,11 +186,8 @@ class Supervisor:
         known = {m.label for m in self._members}
         if labels is not None and not known.issuperset(labels):
             raise ValueError(f"expected groups out of {sorted(known)}, got {list(labels)}")
-        return [
-            m.is_gone or m.state in lp_runtime.PASSIVE
-            for m in self._members
-            if labels is None or m.label in labels
-        ]
+        members = [m for m in self._members if labels is None or m.label in labels]
+        return [lp_runtime.ENDED if m.has_done_its_work else m.state for m in members]
 
     # -- the thread -------------------------------------------------------------------------------
 

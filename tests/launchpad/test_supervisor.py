@@ -11,6 +11,7 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 
@@ -113,6 +114,25 @@ def test_servers_outlive_runs_and_stores_outlive_all():
     assert program.supervisor.done.wait(60)
     assert program.supervisor.failure is None
     assert not any(entry.startswith("kill") for entry in program.log)
+
+
+def test_a_server_without_work_of_its_own_ends_with_the_program():
+    program = _Program(notice=60)
+    manager = lp_manager.ProgramManager(program.supervisor, is_test=True)
+    assert not manager.wait(return_on_first_completed=True, timeout=0.3)
+    program.state("user", lp_runtime.SERVING)  # It has done its work.
+    assert manager.wait(return_on_first_completed=True, timeout=60)
+    assert manager.wait(labels_to_wait_for=["user"], timeout=60)
+    assert not manager.wait(labels_to_wait_for=["user", "store", "other"], timeout=0.3)
+    program.end("other")
+    time.sleep(0.3)
+    assert "stop store" not in program.log, "nobody waits for the end"
+    assert not manager.wait(labels_to_wait_for=["store"], timeout=0.3)
+    program.wait_for("stop store")
+    for name in ("user", "store"):
+        program.wait_for(f"release {name}")
+        program.end(name)
+    assert manager.wait(labels_to_wait_for=["store"], timeout=60)
 
 
 def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
