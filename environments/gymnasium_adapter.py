@@ -49,7 +49,7 @@ class GymnasiumEnvironment(dm_env.Environment):
 
     A termination becomes a last step with discount 0, and a truncation one with discount 1. The
     bounds of rewards are those of the attribute `reward_range`, which older environments have, if
-    they are finite.
+    they are finite and no wrapper around them may change rewards.
     """
 
     def __init__(self, environment: gymnasium.Env, seed: int):
@@ -63,14 +63,22 @@ class GymnasiumEnvironment(dm_env.Environment):
           EnvironmentSpecError: see `adapt`.
         """
         self._environment = environment
-        self._seed: int | None = seed
+        self._seed = seed
+        # What the next reset starts from; None if it continues the generator's stream.
+        self._start: dict[str, Any] | None = {"seed": seed}
         self._over = True
         self._observation_spec = _spec(environment.observation_space, "observation")
         self._action_spec = _spec(environment.action_space, "action")
 
     def reset(self) -> dm_env.TimeStep:
-        observation, _ = self._environment.reset(seed=self._seed)
-        self._seed = None  # A reset without a seed continues the generator's stream.
+        start, self._start = self._start, None
+        seed = None if start is None else start.get("seed", self._seed)
+        observation, _ = self._environment.reset(seed=seed)
+        if start is not None and "seed" not in start:
+            # The seed was for what the environment draws from other generators than Gymnasium's,
+            # whose states are not known: without it they would repeat what they drew before.
+            randomness.restore(self._environment.unwrapped.np_random, start)
+            observation, _ = self._environment.reset()
         self._over = False
         return dm_env.restart(observation)
 
@@ -99,15 +107,13 @@ class GymnasiumEnvironment(dm_env.Environment):
 
     def get(self) -> dict[str, Any]:
         """Returns the state of Gymnasium's generator, or the seed for a first reset to come."""
-        if self._seed is not None:
-            return {"seed": self._seed}
+        if self._start is not None:
+            return self._start
         return randomness.snapshot(self._environment.unwrapped.np_random)
 
     def set(self, state: Any) -> None:
-        """Restores what `get` returned."""
-        self._seed = state.get("seed")
-        if self._seed is None:
-            randomness.restore(self._environment.unwrapped.np_random, state)
+        """Makes the next reset start from what `get` returned."""
+        self._start = state
 
     def close(self) -> None:
         self._environment.close()

@@ -99,3 +99,21 @@ def make_nothing(seed: int) -> object:
 
 def make_without_seed() -> gymnasium.Env:
     return Seven(terminates=True)
+
+
+class OwnGenerator(Seven):
+    """Draws from a generator of its own, which the first reset with a seed makes."""
+
+    _random: np.random.Generator
+
+    def _observe(self):
+        return {"clock": np.float32(0), "noise": self._random.uniform(-1, 1, (2, 2))}
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+
+def make_own_generator(seed: int) -> OwnGenerator:
+    return OwnGenerator(terminates=True)

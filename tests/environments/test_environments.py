@@ -166,6 +166,21 @@ def test_random_state_before_the_first_reset():
     np.testing.assert_array_equal(resumed.reset().observation, expected)
 
 
+def test_a_generator_that_is_not_known_repeats_nothing():
+    def start(seed, state):
+        environment = environments.make(f"{FAKE}:make_own_generator", seed)
+        if state is not None:
+            environment.random_state = json.loads(json.dumps(state))
+        assert environment.random_state == (state or {"seed": seed})
+        return environment.reset().observation, environment.random_state
+
+    first, state = start(4, None)
+    second, state = start(5, state)
+    third, _ = start(6, state)
+    beside_it, _ = start(7, state)
+    assert len({each.tobytes() for each in (first, second, third, beside_it)}) == 4
+
+
 @pytest.mark.parametrize(
     "kind", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64]
 )
