@@ -86,6 +86,7 @@ class PendingCalls:
         A future that is cancelled cancels the call: a handler that has not begun never runs.
         """
         entry = _Entry(call, futures.Future())
+        entry.result.add_done_callback(_tell_of_cancel)
         if link is None:
             self._wait(entry)
         else:
@@ -188,3 +189,9 @@ class PendingCalls:
                 self._settle(entry, reason)
             else:
                 self._wait(entry)
+
+
+def _tell_of_cancel(done: futures.Future[Any]) -> None:
+    """Wakes whoever waits for several futures: what cancels one wakes waiters for it alone."""
+    if done.cancelled():
+        done.set_running_or_notify_cancel()

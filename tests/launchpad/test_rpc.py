@@ -117,6 +117,24 @@ def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
     assert [w.result(timeout=60) for w in waiting] == [True, True, True]
 
 
+def test_a_cancelled_future_ends_the_wait_for_several(service):
+    """They waited on, for ever: it was cancelled, and they were never told."""
+    cancelled, answered = service.futures.block(60), service.futures.same(1)
+    assert cancelled.cancel() and cancelled.cancel()
+    done = concurrent.futures.as_completed([cancelled, answered], timeout=60)
+    assert set(done) == {cancelled, answered}
+    late = service.futures.block(60)
+    threading.Timer(0.3, late.cancel).start()
+    assert concurrent.futures.wait([late], timeout=60).done == {late}
+    service.release()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12, datetime.timedelta.max])
+def test_a_deadline_may_be_as_long_as_one_likes(service, timeout):
+    client = lp.CourierClient(service.address, call_timeout=timeout)
+    assert client.same(1) == 1 and client.futures.same(2).result(60) == 2
+
+
 def test_a_client_pickles(service):
     again = pickle.loads(pickle.dumps(service))
     assert again.same("x") == "x"
