@@ -16,6 +16,8 @@ from launchpad.rpc import server as rpc_server
 
 # How long calls wait for a server that went away, in seconds.
 DEFAULT_RETRY_SECS = 60.0
+# A hundred years. The clocks of gRPC count nanoseconds: infinity would have passed at once.
+_LONGEST_TIMEOUT_SECS = 100 * 365 * 86400.0
 
 
 class CourierClient:
@@ -63,7 +65,7 @@ class CourierClient:
             call_timeout = call_timeout.total_seconds()
         self._connection = connection.Connection(
             server_address,
-            call_timeout or None,
+            min(call_timeout, _LONGEST_TIMEOUT_SECS) if call_timeout else None,
             retry_secs,
             wait_for_ready,
             grpc.Compression.Gzip if compress else None,
