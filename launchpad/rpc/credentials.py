@@ -120,7 +120,7 @@ def of_user() -> bytes:
     use; so two such processes of one user on one machine understand each other.
 
     Raises:
-      ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits.
+      ValueError: LAUNCHPAD_SECRET is not 32 bytes in hexadecimal digits, or the file not 32 bytes.
     """
     secret = _of_environment()
     if secret is not None:
@@ -132,13 +132,21 @@ def of_user() -> bytes:
         new = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(secrets.token_bytes(SECRET_BYTES))
+            out.flush()
+            os.fsync(out.fileno())  # Else a crash of the machine could leave an empty file.
         try:
             os.link(new, file)  # Unlike a rename, it never replaces the file of another process.
         except FileExistsError:
             pass
         finally:
             new.unlink()
-    return file.read_bytes()
+    secret = file.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(
+            f"expected a secret of {SECRET_BYTES} bytes in {file}, got {len(secret)} bytes; remove "
+            "the file, and the next process makes a new one"
+        )
+    return secret
 
 
 def of_program() -> bytes:

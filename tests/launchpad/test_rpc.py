@@ -268,6 +268,10 @@ def test_processes_outside_a_program_share_the_secret_of_their_user(monkeypatch,
     monkeypatch.setenv(credentials.SECRET_VARIABLE, "secret")
     with pytest.raises(ValueError, match="expected LAUNCHPAD_SECRET with 64 hexadecimal digits"):
         credentials.of_user()
+    monkeypatch.delenv(credentials.SECRET_VARIABLE)
+    file.write_bytes(b"")  # As a crash of the machine may leave it: everybody knows this one.
+    with pytest.raises(ValueError, match=r"expected a secret of 32 bytes in .*, got 0 bytes; rem"):
+        credentials.of_user()
 
 
 def test_nodes_and_others_who_know_the_secret_call_each_other(monkeypatch):
