@@ -140,10 +140,10 @@ class MethodServer:
             if function is not None:
                 args, kwargs = wire.decode(request, 0)
                 return wire.encode(wire.OK, b"", function(*args, **kwargs))
-            if name == METHODS:
-                return wire.encode(wire.OK, b"", sorted(self._methods))
             if self._forward is not None:
                 return self._forward(request)
+            if name == METHODS:
+                return wire.encode(wire.OK, b"", sorted(self._methods))
             served = ", ".join(sorted(self._methods)) or "nothing"
             raise AttributeError(f"the server has no method {name!r}; it serves: {served}")
         except BaseException as error:  # SystemExit too: a call must not end a server's thread.

@@ -17,6 +17,7 @@ import pytest
 import launchpad as lp
 from launchpad.nodes import base, dereference
 from launchpad.nodes.multi_threading_colocation import node as colocation
+from launchpad.rpc import client as rpc_client
 from tests.launchpad import programs
 
 
@@ -197,6 +198,7 @@ def test_a_cacher_asks_its_source_rarely(engine):
     assert calls <= 2 + (time.monotonic() - started) / 0.3  # A busy machine takes seconds for this.
     assert client.get_variables(["a"]).keys() == {"a"}  # Other arguments: another answer.
     _wait_until(lambda: client.get_variables(["a", "b"])["a"] > 3)  # It is refreshed.
+    assert rpc_client.list_methods(client) == rpc_client.list_methods(origin)
     with pytest.raises(KeyError, match="from the source"):
         client.fail()
     manager.stop_and_wait()
