@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -187,7 +188,8 @@ def public_methods(instance: Any) -> dict[str, Callable[..., Any]]:
         if name == "set_courier_server" or (name.startswith("_") and name != "__call__"):
             continue
         # A property must not be computed just because the object is served.
-        if isinstance(getattr(type(instance), name, None), property):
+        static = inspect.getattr_static(type(instance), name, None)
+        if isinstance(static, (property, functools.cached_property)):
             continue
         function = getattr(instance, name)
         if callable(function):

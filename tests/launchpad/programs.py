@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -213,6 +214,10 @@ class Service:
 
     @property
     def costly(self) -> Any:
+        raise AssertionError("a property was computed to serve the object")
+
+    @functools.cached_property
+    def dear(self) -> Any:
         raise AssertionError("a property was computed to serve the object")
 
     def echo(self, *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ def test_arguments_and_results(service):
     assert service.same(lambda x: x + 1)(1) == 2  # Functions travel by value.
     assert service.futures.same([3]).result(timeout=60) == [3]
     methods = rpc_client.list_methods(service)
-    assert "echo" in methods and "value" not in methods and "costly" not in methods
+    assert "echo" in methods and not {"value", "costly", "dear"} & set(methods)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3,), (500, 700), (1 << 21,)])
