@@ -130,6 +130,15 @@ def test_functions_of_a_program_need_one():
         lp.make_program_stopper("vertex_ai")
 
 
+def test_a_node_without_a_launch_serves_at_a_given_port():
+    port = lp.get_port_from_address(lp.SimpleLocalAddressBuilder().build())
+    node = lp.CourierNode(programs.Source, courier_kwargs={"port": port})
+    node.bind_addresses()
+    threading.Thread(target=node.run, daemon=True).start()
+    client = lp.CourierClient(f"127.0.0.1:{port}", call_timeout=60)
+    assert client.calls() == 0
+
+
 def test_a_program_stopper_stops_the_program():
     program, _ = programs.recorder_program()
     manager = lp.launch(program, "test_mt")

@@ -120,11 +120,10 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         if lp_runtime.current() is not None:
             return self.execute()
         instance = self.construct_instance()
+        port = lp_address.get_port_from_address(self._address.resolve())
+        kwargs = {"port": port, **self._courier_kwargs}
         server = courier_utils.make_courier_server(
-            instance,
-            port=lp_address.get_port_from_address(self._address.resolve()),
-            identity=self._address.key.encode(),
-            **self._courier_kwargs,
+            instance, identity=self._address.key.encode(), **kwargs
         )
         takes_server = getattr(instance, "set_courier_server", None)
         if takes_server is not None:
