@@ -18,6 +18,17 @@ from environments import flat, randomness
 from environments.errors import EnvironmentSpecError, RenderingUnavailableError
 from environments.pixels import gl_context, rendering
 
+# The methods `step` of wrappers that pass rewards on as they are.
+_KEEPS_REWARDS = {
+    gymnasium.ActionWrapper.step,
+    gymnasium.ObservationWrapper.step,
+    gymnasium.Wrapper.step,
+    gymnasium.wrappers.OrderEnforcing.step,
+    gymnasium.wrappers.PassiveEnvChecker.step,
+    gymnasium.wrappers.RecordEpisodeStatistics.step,
+    gymnasium.wrappers.TimeLimit.step,
+}
+
 
 def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environment:
     """Adapts a Gymnasium environment to `flat.Environment`.
@@ -31,8 +42,15 @@ def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environ
       The environment, which renders if it was made with `render_mode="rgb_array"`.
 
     Raises:
-      EnvironmentSpecError: if its spaces are not made of `spaces.Box`.
+      EnvironmentSpecError: if its spaces are not made of `spaces.Box`, or it is a vector of
+        environments.
     """
+    if hasattr(environment.unwrapped, "num_envs"):
+        raise EnvironmentSpecError(
+            f"expected a single environment, got a vector of {environment.unwrapped.num_envs} "
+            f"({type(environment.unwrapped).__qualname__}); return one of them, and train in "
+            "several with --envs-per-actor"
+        )
     render: flat.Render | str = functools.partial(_render, environment)
     if environment.render_mode != "rgb_array":
         render = (
@@ -100,7 +118,7 @@ class GymnasiumEnvironment(dm_env.Environment):
         return self._action_spec
 
     def reward_spec(self) -> specs.Array:
-        low, high = getattr(self._environment.unwrapped, "reward_range", (-np.inf, np.inf))
+        low, high = _reward_range(self._environment)
         if np.isfinite(low) and np.isfinite(high):
             return specs.BoundedArray((), np.float64, low, high, name="reward")
         return specs.Array((), np.float64, name="reward")
@@ -117,6 +135,15 @@ class GymnasiumEnvironment(dm_env.Environment):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _reward_range(environment: Any) -> tuple[float, float]:
+    """Returns the outermost `reward_range`, or infinities if a wrapper may change the rewards."""
+    while not hasattr(environment, "reward_range"):
+        if getattr(type(environment), "step", None) not in _KEEPS_REWARDS:
+            return -np.inf, np.inf
+        environment = environment.env
+    return environment.reward_range
 
 
 def _spec(space: spaces.Space, name: str) -> Any:

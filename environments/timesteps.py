@@ -195,7 +195,10 @@ class TimeStepConverter:
                 bounds = (
                     f"{float(self.reward_spec.minimum):g} to {float(self.reward_spec.maximum):g}"
                 )
-                remedy = "widen the bounds in reward_spec(), or scale the reward"
+                remedy = (
+                    "widen the bounds in reward_spec() (Gymnasium: reward_range), or scale the "
+                    "reward"
+                )
                 return self._error(field, f"a number from {bounds}", f"{number:.7g}", remedy)
         remedy = "return 0 at a termination, otherwise 1"
         return self._error("discount", "a number from 0 to 1", _short(discount), remedy)

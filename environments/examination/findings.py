@@ -209,7 +209,8 @@ def _reward_bounds(spec: Any) -> EnvironmentFinding:
         NOTE,
         "reward bounds",
         "none",
-        "D4PG needs them: bound reward_spec(), or give --agent.value-min and --agent.value-max",
+        "D4PG needs them: bound reward_spec() (Gymnasium: reward_range), or give "
+        "--agent.value-min and --agent.value-max",
     )
 
 

@@ -93,6 +93,10 @@ def make_unbounded(seed: int) -> gymnasium.Env:
     return environment
 
 
+def make_vector(seed: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: Seven(terminates=True)] * 3)
+
+
 def make_nothing(seed: int) -> object:
     return object()
 

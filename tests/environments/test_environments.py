@@ -9,6 +9,7 @@ import sys
 import weakref
 
 import dm_env
+import gymnasium
 import numpy as np
 import pytest
 from dm_env import specs
@@ -276,6 +277,29 @@ def test_gymnasium_wrappers_work():
     assert steps[-1].last() and steps[-1].discount == 1
 
 
+def test_gymnasium_rewards_are_bounded_unless_a_wrapper_may_change_them():
+    def bounds(environment):
+        spec = environments.adapt(environment).reward_spec()
+        return (spec.minimum, spec.maximum) if isinstance(spec, specs.BoundedArray) else None
+
+    class Ranged(gymnasium_fake.Seven):
+        reward_range = (-2.0, 2.0)
+
+    class Halved(gymnasium.Wrapper):
+        def step(self, action):
+            observation, reward, *rest = super().step(action)
+            return observation, reward / 2, *rest
+
+    limited = gymnasium.wrappers.TimeLimit(Ranged(terminates=True), 3)
+    assert bounds(gymnasium.wrappers.OrderEnforcing(limited)) == (-2, 2)
+    assert bounds(gymnasium_fake.Seven(terminates=True)) is None
+    assert bounds(gymnasium.wrappers.TransformReward(limited, lambda reward: 10 * reward)) is None
+    halved = Halved(limited)
+    assert bounds(halved) is None
+    halved.reward_range = (-1.0, 1.0)
+    assert bounds(gymnasium.wrappers.TimeLimit(halved, 2)) == (-1, 1)
+
+
 def test_gymnasium_pictures_have_the_wanted_size():
     environment = environments.make(f"{FAKE}:make", 0)
     frame = environment.render(4, 8, 0)
@@ -332,6 +356,10 @@ def test_unknown_names(name, message):
         (
             "make_unbounded",
             r"expected continuous actions with finite bounds, got the range \[-inf, -inf\]",
+        ),
+        (
+            "make_vector",
+            r"expected a single environment, got a vector of 3 .*; .*--envs-per-actor",
         ),
         ("make_nothing", "expected a dm_env.Environment or a gymnasium.Env, got builtins.object"),
     ],

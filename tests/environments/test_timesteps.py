@@ -74,7 +74,7 @@ FAULTS = {
     "reward outside of its bounds": (
         {"reward": 1.5},
         "reward",
-        r"a number from 0 to 1, got 1.5; widen the bounds in reward_spec\(\), or scale the reward",
+        r"a number from 0 to 1, got 1.5; widen the bounds in reward_spec\(\) \(Gymnasium: rewa",
     ),
     "discount": ({"discount": 1.5}, "discount", "a number from 0 to 1, got 1.5; return 0 at a ter"),
     "no discount": ({"discount": None}, "discount", "a number, got None; return one number"),
