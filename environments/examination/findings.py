@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -95,7 +96,11 @@ def examine(
             "keep one NumPy generator as an attribute 'random_state' or '_random'",
         )
     yield _rendering(environment)
-    environment.close()
+    try:
+        environment.close()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        yield EnvironmentFinding(WRONG, "close", text, "raise nothing in close()")
 
 
 def _construction(text: str) -> EnvironmentFinding:
@@ -250,7 +255,8 @@ def _observations(environment: Any, steps: int) -> np.ndarray:
     for _ in range(steps):
         action = random.uniform(-1, 1, shape).astype(np.float32)
         found.append(environment.step(action).observation)
-    environment.close()
+    with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
+        environment.close()
     return np.stack(found)
 
 

@@ -62,6 +62,16 @@ def crash(seed):
     return _Changed(seed, step=lambda t: t.no_such_attribute)
 
 
+def bad_close(seed):
+    environment = good(seed)
+
+    def close():
+        raise RuntimeError("was never open")
+
+    environment.close = close
+    return environment
+
+
 def hang(seed):
     """Waits without end in the third step of its second episode."""
     steps = itertools.count(1)

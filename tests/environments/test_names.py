@@ -194,6 +194,8 @@ def test_wrappers_that_are_none(path, message):
         ("endless", 1, "WRONG end: no episode ended within 300 steps; end it, or give --time-l"),
         ("endless", 1, "note  reward: 1 at every step"),
         ("crash", 1, "WRONG step: AttributeError at step 1"),
+        ("bad_close", 1, "ok    seeding: the seed decides"),
+        ("bad_close", 1, "WRONG close: RuntimeError: was never open; raise nothing in close"),
         ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
