@@ -12,6 +12,9 @@ from rl_replicator import collectives
 _MAX = 10.0
 # Added to the variance: a dimension that hardly ever changes is scaled up by at most 100.
 _EPSILON = 1e-4
+# Largest size of a value in the moments. The squares of larger ones may overflow float32, and then
+# no later observation could make the variance finite again.
+_MAX_IN_MOMENTS = 1e15
 
 
 def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_count):
@@ -80,6 +83,7 @@ class RunningNormalization(snt.Module):
         Args:
           observation: [B, N] float32 of a replica's batch.
         """
+        observation = tf.clip_by_value(observation, -_MAX_IN_MOMENTS, _MAX_IN_MOMENTS)
         mean = collectives.all_mean(tf.reduce_mean(observation, axis=0))  # [N]
         variance = collectives.all_mean(
             tf.reduce_mean(tf.square(observation - mean), axis=0)

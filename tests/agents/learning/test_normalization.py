@@ -50,3 +50,15 @@ def test_an_encoder_that_has_seen_nothing_only_clips():
     values = encoder(tf.constant([[-30.0, 2.0, 30.0]])).numpy()
     np.testing.assert_allclose(values, [[-10.0, 2.0, 10.0]], rtol=1e-4)
     assert encoder.trainable_variables == ()
+
+
+@pytest.mark.parametrize("large", [1e20, 3e38])
+def test_a_huge_observation_does_not_end_the_normalisation(large):
+    encoder = RunningNormalization()
+    encoder(tf.zeros([1, 2]))
+    encoder.update(tf.constant([[large, 1.0], [-large, -1.0]]))
+    encoder.update(tf.constant([[large, 1.0], [large, -1.0]]))
+    values = encoder(tf.constant([[large, 1.0], [0.0, -1.0], [-3e38, 0.0]])).numpy()
+    np.testing.assert_allclose(values[:, 1], [1, -1, 0], rtol=1e-3)
+    assert values[0, 0] > 0.5 and -1 < values[1, 0] < 0 and values[2, 0] == -10
+    assert np.isfinite(encoder.mean.numpy()).all() and np.isfinite(encoder.variance.numpy()).all()
