@@ -103,15 +103,17 @@ class SweepTrial:
         """Reads the evaluations that all of its runs have reached.
 
         A run may lack one that others have: the first one, if its learner had not begun, or one
-        that was due during another. So rows are matched by their steps. Later rows change nothing
-        about the evaluations that were returned before. The last one of a trial that is done is the
-        last one of each run.
+        that was due during another. So rows are matched by the steps at which they were due, and
+        the one at the end of a run only with those at the ends of the others. Later rows change
+        nothing about the evaluations that were returned before. The last one of a trial that is
+        done is the last one of each run.
         """
         score = self.score()
         if score is None:
             return _joined([], [()] * len(self.seeds))
         tables = [score.read(self.run_dir(seed)) for seed in self.seeds]
-        marks = set.intersection(*(_marks(steps, score.every) for steps, _ in tables))
+        end = RunDirectory(self.run_dir(self.seeds[0])).config()["options"].get("steps")
+        marks = set.intersection(*(_marks(steps, score.every, end) for steps, _ in tables))
         rows = [tuple(np.searchsorted(steps, sorted(marks))) for steps, _ in tables]
         if self.state is TrialState.DONE and all(len(steps) > 0 for steps, _ in tables):
             rows = [(*own, len(steps) - 1) for own, (steps, _) in zip(rows, tables, strict=True)]
@@ -125,12 +127,11 @@ class SweepTrial:
         )
 
 
-def _marks(steps: np.ndarray, every: int | None) -> set[int]:
-    """Returns the steps at which the evaluations of a run were, and those at which they were due.
-
-    The last one is due at the end, wherever that is.
-    """
-    return {*steps.tolist(), *(steps // every * every if every else steps).tolist()}
+def _marks(steps: np.ndarray, every: int | None, end: int | None) -> set[int]:
+    """Returns the steps at which the evaluations of a run were due; `end` is its last step."""
+    if every is None:
+        return set(steps.tolist())
+    return set(np.where(steps == end, steps, steps // every * every).tolist())
 
 
 def _joined(
