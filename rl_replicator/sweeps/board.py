@@ -60,12 +60,21 @@ def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
 
 def _row(trial: SweepTrial) -> list[str]:
     evaluated = trial.evaluated()
-    cells = [str(trial.number), *trial.values.values(), trial.state.value, str(evaluated.count)]
+    values = map(_rounded, trial.values.values())
+    cells = [str(trial.number), *values, trial.state.value, str(evaluated.count)]
     if not evaluated.count:
         return [*cells, "", "", ""]
     last = evaluated.scores[:, -1]
     spread = f"{last.min():.4g} to {last.max():.4g}" if len(last) > 1 else ""
     return [*cells, f"{evaluated.steps[-1]:,}", f"{np.mean(last):.4g}", spread]
+
+
+def _rounded(value: str) -> str:
+    """Returns a value of an option; a fraction with as many digits as a person compares."""
+    try:
+        return f"{float(value):.6g}" if "." in value else value
+    except ValueError:
+        return value
 
 
 class SweepBoard:
@@ -88,7 +97,7 @@ class SweepBoard:
             self._table.expedite()
             self.refresh()
             return
-        values = ", ".join(f"{option} {value}" for option, value in trial.values.items())
+        values = ", ".join(f"{option} {_rounded(value)}" for option, value in trial.values.items())
         about = f": {trial.reason}" if trial.reason else ""
         if trial.state is TrialState.RUNNING and len(trial.lineage) > 1:
             about = f", from {trial.lineage[-1].origin}"

@@ -87,10 +87,17 @@ def _is_multiple(number: float, step: float) -> bool:
 
 
 def written(space: Choice | Range, value: object) -> str:
-    """Returns a value as it is written on the command line."""
-    if isinstance(space, Range):
-        return str(int(float(str(value)))) if space.is_whole else f"{float(str(value)):.6g}"
-    return str(value)
+    """Returns a value as it is written on the command line, no lower or higher than the search."""
+    if isinstance(space, Choice):
+        return str(value)
+    number = min(max(_decimal(float(str(value))), space.low), space.high)
+    is_whole = space.is_whole or number.is_integer()
+    return str(int(number)) if is_whole else repr(number)
+
+
+def _decimal(number: float) -> float:
+    """Returns 0.3 for 0.1 + 0.2: the digits of a multiple of a step, without the binary ones."""
+    return float(f"{number:.15g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +169,7 @@ def _space(option: str, name: str, arguments: Sequence[str]) -> Choice | Range:
     if step is not None and not 0 < step <= high - low:
         raise _wrong(option, name, arguments[2], ", STEP above 0 and at most HIGH - LOW")
     if step is not None:  # The highest multiple; Optuna would move it there with a warning.
-        high = low + math.floor((high - low) / step + 1e-9) * step
+        high = _decimal(low + math.floor((high - low) / step + 1e-9) * step)
     return Range(low, high, is_log, is_whole, step)
 
 

@@ -70,6 +70,22 @@ def test_words_of_a_command():
     assert (flag.words("true"), flag.words("false")) == (["--a.is-steep"], ["--a.no-is-steep"])
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "words"),
+    [
+        ("x=quniform(100000,2000000,100000)", 2e6, "2000000"),
+        ("x=quniform(0,1,0.1)", 0.1 + 0.2, "0.3"),
+        ("x=uniform(0.99,0.9999999)", 0.99999985, "0.99999985"),
+        ("x=uniform(0.99,0.9999999)", 1.0, "0.9999999"),
+        ("x=loguniform(0.0001234567,1)", 0.0001234566, "0.0001234567"),
+        ("x=lograndint(16,1024)", 15.999999999999998, "16"),
+    ],
+)
+def test_values_are_written_exactly(text, value, words):
+    """A number that was rounded may be none of the search, or not one of the option's type."""
+    assert search.written(search.parse(text).space, value) == words
+
+
 def test_matches():
     assert Choice(("1e-3", "relu")).match("0.001") == "1e-3"
     assert Choice(("1e-3", "relu")).match("2") is None
