@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent import futures
 
 import cloudpickle
 import numpy as np
@@ -246,6 +247,38 @@ def test_concurrent_calls_are_batched(pad_batch):
     with pytest.raises(ValueError, match="no scale"):
         client.compute({"x": np.zeros(3)}, scale=None)
     manager.stop_and_wait()
+
+
+def _call_together(handler, *calls):
+    """Returns the results of calls given as (args, kwargs), made in this order in one batch."""
+    with futures.ThreadPoolExecutor(len(calls)) as pool:
+        running = []
+        for args, kwargs in calls:
+            running.append(pool.submit(handler, *args, **kwargs))
+            time.sleep(0.1)
+        return [each.exception(60) or each.result() for each in running]
+
+
+def test_a_batch_takes_calls_of_any_style():
+    """Arguments were dropped, or the batch failed, where callers wrote their calls differently."""
+    seen = []
+
+    def add(x, y=0, *more, factor=1, **named):
+        seen.append((x, y, more, factor, named))
+        return [sum(row) for row in zip(x, y, strict=True)]
+
+    handler = lp.batched_handler(batch_size=3, timeout=60)(add)
+    calls = [((), {"x": 1}), ((2, 5), {}), ((), {"y": 7, "x": 3, "factor": 2})]
+    for order in (calls, calls[::-1]):
+        assert _call_together(handler, *order) in ([1, 7, 10], [10, 7, 1])
+    assert seen[0] == ([1, 2, 3], [0, 5, 7], (), [1, 1, 2], {})
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        handler(y=1)  # Alone: it waits for no batch.
+    for error in _call_together(handler, ((1,), {"a": 1}), ((1,), {"b": 1}), ((1,), {})):
+        assert isinstance(error, ValueError) and "same keys" in str(error)
+    same = lp.batched_handler(batch_size=2, timeout=60)(lambda x=None: [repr(x)] * 2)
+    for calls in ([((), {}), (({},), {})], [(({},), {}), ((), {})]):
+        assert _call_together(same, *calls)[0] in ("[None, {}]", "[{}, None]")
 
 
 def test_batched_handlers_are_checked():

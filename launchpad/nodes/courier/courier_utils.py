@@ -25,7 +25,8 @@ def batched_handler(
     """Makes one call of a function out of up to `batch_size` concurrent calls.
 
     Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
-    becomes a list. The function returns a batch of results, of which each caller gets one row.
+    becomes a list. An argument that a caller left out has its default in the batch, so the function
+    gets batches whatever was given. It returns a batch of results; each caller gets one row.
     Methods are wrapped in the constructor, where `self` is bound:
 
         self.compute = lp.batched_handler(batch_size=8)(self.compute)
@@ -44,8 +45,8 @@ def batched_handler(
     secs = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        names = inspect.getfullargspec(function).args
-        if names[:1] == ["self"] and not hasattr(function, "__self__"):
+        signature = inspect.signature(function)
+        if next(iter(signature.parameters), "") == "self":
             raise TypeError(
                 f"{function.__qualname__} is not bound: wrap it in the object's constructor"
             )
@@ -53,7 +54,10 @@ def batched_handler(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return batcher.call(args, kwargs)
+            # Callers may write the same call in many ways; all of a batch must have one structure.
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return batcher.call(bound.args, bound.kwargs)
 
         return call
 
@@ -132,9 +136,15 @@ class _Batcher:
 def _batch(values: Sequence[Any]) -> Any:
     """Turns equal structures into one structure of batches."""
     first = values[0]
-    if isinstance(first, dict):
+    if all(isinstance(value, dict) for value in values):
+        for value in values:
+            if value.keys() != first.keys():
+                raise ValueError(
+                    "expected the same keys in all calls of a batch, got "
+                    f"{list(first)} and {list(value)}"
+                )
         return {key: _batch([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple):
+    if all(isinstance(value, tuple) for value in values):
         columns = [_batch(column) for column in zip(*values, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if hasattr(first, "__array__"):
