@@ -15,6 +15,7 @@ from agents.config import restored
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints.checkpointer import Checkpointer
 from rl_replicator.checkpoints.parts import VariableValues
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -59,6 +60,12 @@ def migrate(source: SettingsSource, run_dir: Path) -> list[str]:
       CheckpointError: if there is no space for the checkpoint.
     """
     run = RunDirectory(run_dir)
+    found = run.config()
+    if not all(isinstance(x, dict) for x in (found["identity"].get("agent"), found.get("options"))):
+        raise UsageError(
+            f"expected the settings of an agent and 'options' in {run_dir}/config.json, as "
+            "'rl-replicator train' writes them, got something else"
+        )
     with run.locked():
         old = run.config()
         new = _config(source, old)

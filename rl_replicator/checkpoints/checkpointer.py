@@ -13,6 +13,7 @@ the size and the checksum of every file, which are verified before anything is r
 writing to a background thread, so that training continues.
 """
 
+import errno
 import functools
 import itertools
 import logging
@@ -351,8 +352,16 @@ def check_local(path: str | os.PathLike) -> None:
     Python's file functions would make a local folder called "gs:" of it.
 
     Raises:
-      ConfigError: if it is a URL.
+      ConfigError: if it is a URL, or longer than the file system allows.
     """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise errors.ConfigError(
+                f"expected a path that the file system allows, got {str(path)[:20]}... of "
+                f"{len(str(path))} characters; choose a shorter one"
+            ) from None
     # pathlib turns "gs://bucket" into "gs:/bucket".
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise errors.ConfigError(

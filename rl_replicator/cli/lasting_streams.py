@@ -13,6 +13,19 @@ from typing import Any, TextIO
 _NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
 
 
+def open_closed() -> None:
+    """Opens standard streams that are closed (`>&-`) to nowhere.
+
+    Otherwise Python has None in their place, and the next file that is opened gets their number.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Gets the lowest number that is free.
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Makes `sys.stdout` and `sys.stderr` such streams, and flushes standard output at the end.

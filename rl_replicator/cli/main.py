@@ -67,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       changes no status.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    search_working_directory_last()
+    lasting_streams.open_closed()
     configure_libraries()
     with lasting_streams.installed():
         try:
+            search_working_directory_last()
             if argv is None and args[:1] == ["train"]:
                 _choose_allocator()
             return _run(args)
@@ -123,8 +124,18 @@ def search_working_directory_last() -> None:
 
     A user's own factory, `--env my_module:make`, may be there. So may a folder that happens to be
     called like one of our packages; it must not be imported in its place.
+
+    Raises:
+      UsageError: if the working directory was deleted.
     """
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        from rl_replicator.errors import UsageError
+
+        raise UsageError(
+            "expected a working directory, but it was deleted; change to another one"
+        ) from None
     if sys.path and sys.path[0] in ("", here):
         del sys.path[0]  # `python -m` and `python -c` put it first.
     # An editable install finds our packages only after everything on the path has been searched.

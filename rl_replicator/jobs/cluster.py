@@ -92,7 +92,7 @@ class Cluster:
             )
         except errors.ConfigError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise errors.ConfigError(
                 f"expected TF_CONFIG such as {_EXAMPLE}, got {text[:200]!r} "
                 f"({type(error).__name__}: {error}); correct it"

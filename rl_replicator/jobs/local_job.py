@@ -181,8 +181,17 @@ class Ports:
 
         Args:
           count: number of ports.
+
+        Raises:
+          ConfigError: if there are not so many.
         """
-        self._sockets = [ports.reserve("") for _ in range(count)]
+        try:
+            self._sockets = [ports.reserve("") for _ in range(count)]
+        except OSError as error:
+            raise errors.ConfigError(
+                f"expected {count} ports for the processes of the job, got: {error}; start fewer "
+                "processes, or allow more open files with ulimit -n"
+            ) from None
 
     @property
     def addresses(self) -> list[str]:

@@ -304,6 +304,8 @@ def of_module(name: str) -> Any:
         dataclass.
     """
     module_name, _, attribute = name.partition(":")
+    if not module_name:
+        raise UsageError(f"expected module:function, got {name!r}; name a module")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -26,6 +26,8 @@ def prefixed(prefix: str) -> Writer:
     def write(target: str, text: str) -> None:
         # Looked up for every line: a notebook or a test may replace it.
         out = getattr(sys, target)
+        if out is None:  # The stream was closed before this process began.
+            return
         encoding = getattr(out, "encoding", None) or "utf-8"
         out.write(f"{prefix}{text}".encode(encoding, "replace").decode(encoding))
         out.flush()

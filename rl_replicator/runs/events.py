@@ -67,10 +67,11 @@ def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
 def read(run_dir: Path) -> list[Event]:
     """Returns the events of a run, the oldest first; rows that were cut off are left out."""
     try:
-        text = (run_dir / _FILE).read_text("utf-8", "replace")
+        text = (run_dir / _FILE).read_bytes().decode("utf-8", "replace")
     except OSError:
         return []
-    rows = list(csv.reader(text[: text.rfind("\n") + 1].replace("\0", "").splitlines()))
+    complete = text[: text.rfind("\n") + 1].replace("\0", "")
+    rows = list(csv.reader(io.StringIO(complete, newline="")))
     return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
 
 

@@ -5,6 +5,7 @@ Imports no TensorFlow.
 
 import contextlib
 import csv
+import io
 import os
 import pathlib
 import re
@@ -257,10 +258,10 @@ def _checked(group: str) -> str:
 def _read_rows(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     """The columns and the complete rows; drops a last row that has no end of line."""
     try:
-        text = path.read_text()
+        text = path.read_bytes().decode()
     except FileNotFoundError:
         return [], []
-    lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
     if not lines:
         return [], []
     return lines[0], [row for row in lines[1:] if len(row) == len(lines[0])]

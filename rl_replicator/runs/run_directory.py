@@ -107,7 +107,10 @@ class RunDirectory:
             ) from None
         except (OSError, ValueError) as error:
             raise UsageError(f"expected a run's settings in {path}, got {error}") from None
-        if not isinstance(config, dict) or not isinstance(config.get("identity"), dict):
+        is_one = isinstance(config, dict) and all(
+            isinstance(group, dict) for group in (config.get("identity"), config.get("options", {}))
+        )
+        if not is_one:
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
 
@@ -376,6 +379,7 @@ def choose(
 
 def runs(root: Path) -> list[RunDirectory]:
     """Returns the runs directly under `root`, the newest first."""
+    check_local(root)
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if (path / _CONFIG).is_file()]

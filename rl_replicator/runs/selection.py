@@ -39,7 +39,7 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inner = sorted(run.path for run in run_directory.runs(path))
         found += inner or [path]
-    return list(dict.fromkeys(found))
+    return list({path.resolve(): path for path in reversed(found)}.values())[::-1]
 
 
 def readable(

@@ -153,6 +153,10 @@ def test_every_option_refuses_what_makes_no_sense(capsys, tmp_path, name):
         (("eval", "a-file", "b-file"), "expected"),
         (("plot",), "expected"),
         (("plot", "nowhere"), "expected"),
+        (("plot", "a" * 300), "of 300 characters; choose a shorter one"),
+        (("train", "d4pg", *FAKE_ENVIRONMENT, "--run-dir", "a" * 300), "of 300 characters"),
+        (("train", ":"), "expected module:function, got ':'"),
+        (("train", ":make"), "expected module:function, got ':make'"),
         (("video", "nowhere"), "expected"),
         (("compare", "nowhere"), "expected"),
         (("envs", "more"), "expected"),
@@ -180,6 +184,7 @@ def test_commands(capsys, tmp_path, words, expected):
         '{"identity": {}, "trainable": 7}',
         '{"identity": {"config": []}, "trainable": "resnet"}',
         '{"identity": {}, "trainable": "nothing"}',
+        '{"identity": {}, "trainable": "resnet", "options": 5}',
         '{"identity": {}, "trainable": "d4pg"}',
         '{"identity": {"env": 1, "agent": {}}, "trainable": "d4pg"}',
         '{"identity": {"env": "cartpole:swingup", "agent": {"from": "the future"}}, '
@@ -187,6 +192,23 @@ def test_commands(capsys, tmp_path, words, expected):
     ],
 )
 def test_damaged_settings_of_a_run(capsys, tmp_path, command, text):
+    _check_damaged(capsys, tmp_path, command, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"identity": {}, "trainable": "d4pg"}',
+        '{"identity": {"env": "cartpole:swingup", "agent": {}}, "trainable": "d4pg"}',
+        '{"identity": {"agent": []}, "trainable": "d4pg", "options": {}}',
+    ],
+)
+def test_damaged_settings_of_a_run_to_migrate(capsys, tmp_path, text):
+    _check_damaged(capsys, tmp_path, "migrate", text)
+
+
+def _check_damaged(capsys, tmp_path, command, text):
     (tmp_path / "run" / "metrics").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text(text)
     before = files(tmp_path)

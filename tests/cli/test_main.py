@@ -1,6 +1,7 @@
 """Dispatch, options, and how errors look."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,26 @@ def test_a_reader_that_leaves_changes_no_status(tmp_path, site, words, status, p
     assert "Error" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_status(tmp_path, site, closed):
+    """Nor does a file of the command get the number of a closed stream, and what is printed."""
+    program = (
+        "import os, sys\nfrom rl_replicator.cli import main\nstatus = main.main(['envs'])\n"
+        "with open('file', 'w') as file:\n    print(file.fileno() > 2, status, file=file)\n"
+        "print(sys.stdin.closed, file=sys.stderr)"
+    )
+    line = f"{sys.executable} -c {shlex.quote(program)} {closed}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "Error" not in done.stderr
+    assert (tmp_path / "file").read_text() == "True 0\n"
+
+
 def test_a_full_disk_of_the_output_is_a_failure():
     line = f"{sys.executable} -m rl_replicator.cli.main --help > /dev/full"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
@@ -241,6 +262,14 @@ def test_a_folder_with_the_name_of_a_package_of_ours_does_no_harm(command, tmp_p
     done = command(*FAKE, "--env", "mine:target")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained mine:target ")
+
+
+def test_a_working_directory_that_was_deleted(monkeypatch, tmp_path, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.main(["--version"]) == 2
+    assert "expected a working directory, but it was deleted" in capsys.readouterr().err
 
 
 def test_the_working_directory_comes_last(monkeypatch, tmp_path):

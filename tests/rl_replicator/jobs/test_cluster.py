@@ -42,6 +42,7 @@ def test_writes_what_it_reads():
         ("[]", r"expected TF_CONFIG such as .*; correct it"),
         ('{"cluster": {"worker": ["a:1"]}}', "KeyError: 'task'"),
         ('{"cluster": {"worker": 3}, "task": {"type": "worker", "index": 0}}', "TypeError"),
+        ('{"cluster": {}, "task": {"type": "worker", "index": Infinity}}', "OverflowError"),
     ],
 )
 def test_text_that_is_no_configuration(text, message):

@@ -1,5 +1,6 @@
 """The supervisor with small programs instead of training."""
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rl_replicator import errors
 from rl_replicator.jobs import local_job, restarts, supervisor
 from rl_replicator.processes.restarts import Restarts
 
@@ -172,6 +174,15 @@ def test_wrong_arguments_are_not_tried_again(run, tmp_path):
 def ready(folder, *names):
     """Waits until the named tasks are `ready`; returns their process ids."""
     return pids(folder, *(f"{name} is ready" for name in names))
+
+
+def test_more_processes_than_there_may_be_ports(monkeypatch):
+    def refuse(host):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(local_job.ports, "reserve", refuse)
+    with pytest.raises(errors.ConfigError, match="expected 300 ports .* with ulimit -n"):
+        local_job.Ports(300)
 
 
 @pytest.mark.processes

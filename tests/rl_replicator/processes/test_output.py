@@ -24,6 +24,11 @@ def test_every_line_has_a_prefix_and_an_end(capsys):
     assert capsys.readouterr().out == "[a] one\n[a] \n[a] three \ufffd\n[a] four\n"
 
 
+def test_a_closed_stream_takes_all(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    copy(b"0123456789abcde\n" * 2**14)  # More than a pipe holds.
+
+
 def test_no_line_is_lost_to_an_encoding(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))

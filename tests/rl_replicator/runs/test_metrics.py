@@ -1,5 +1,6 @@
 """Curves that survive new columns, resumes and kills."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -48,6 +49,14 @@ def test_resume_drops_what_will_be_made_again(tmp_path):
     assert metrics.read_metrics(tmp_path, "other")["steps"].tolist() == [30]  # Not its group.
     with pytest.raises(rr.ConfigError, match="expected x-axis 'frames'"):
         metrics.MetricWriter(tmp_path, "frames").write("eval", 1, {"x": 1})
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\r\nb", "a\u2028b", "a\x0cb", 'a,"b"'])
+def test_a_metric_of_any_name_survives_a_resume(tmp_path, name):
+    for step in (1, 2):
+        with contextlib.closing(metrics.MetricWriter(tmp_path, "steps")) as writer:
+            writer.write("train", step, {name: step})
+    assert metrics.read_metrics(tmp_path, "train")[name].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["steps", "wall_time", "learner_steps"])
