@@ -102,7 +102,7 @@ def make(
         render frames.
       RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
     """
-    environment = _make(name, seed)
+    environment = _make(name, seed, drops_images=pixels is not None)
     if wrap or time_limit is not None:
         from environments.wrappers import wrapping
 
@@ -114,7 +114,7 @@ def make(
     return PixelEnvironment(environment, pixels, name)
 
 
-def _make(name: str, seed: int) -> Environment:
+def _make(name: str, seed: int, drops_images: bool) -> Environment:
     if not 0 <= seed < 2**32:
         raise EnvironmentSpecError(f"expected an environment seed from 0 to 2**32 - 1, got {seed}")
     left, colon, right = name.partition(":")
@@ -123,7 +123,7 @@ def _make(name: str, seed: int) -> Environment:
 
         is_gymnasium = left == "gym"
         made = gymnasium_ids.make(right) if is_gymnasium else dm_control_tasks.make(right, seed)
-        return adapt(made, seed=seed, name=name)
+        return adapt(made, seed, name, drops_images)
     if not (colon and left and right) or ":" in right:
         raise EnvironmentNameError(f"{_EXPECTED}, got {name!r}; {_nearest(name)}{_SEE_LIST}")
     from environments import suite
@@ -137,10 +137,12 @@ def _make(name: str, seed: int) -> Environment:
             f"{_EXPECTED}, got {name!r}; {_nearest(name)}no domain and no module {left!r} was "
             f"found in the working directory or on PYTHONPATH; {_SEE_LIST}"
         )
-    return adapt(_call_factory(name, seed), seed=seed, name=name)
+    return adapt(_call_factory(name, seed), seed, name, drops_images)
 
 
-def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
+def adapt(
+    environment: Any, seed: int = 0, name: str = "", drops_images: bool = False
+) -> Environment:
     """Adapts a continuous-control environment to the interface of those that `make` returns.
 
     Args:
@@ -148,6 +150,8 @@ def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
       seed: seed for the first reset of a `gymnasium.Env`. A `dm_env.Environment` must be seeded
         when it is built.
       name: name of the environment, for error messages. Default: the name of its class.
+      drops_images: whether to leave out images among the observations instead of refusing them;
+        for a `PixelEnvironment`.
 
     Returns:
       The environment.
@@ -163,12 +167,14 @@ def adapt(environment: Any, seed: int = 0, name: str = "") -> Environment:
     if isinstance(environment, flat.Environment):
         return environment
     if isinstance(environment, dm_env.Environment):
-        return flat.Environment(environment, render=_render_of(environment), name=name)
+        return flat.Environment(
+            environment, render=_render_of(environment), name=name, drops_images=drops_images
+        )
     # Compares names of modules and not classes, so as not to import gymnasium without need.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
 
-        return gymnasium_adapter.adapt(environment, seed, name)
+        return gymnasium_adapter.adapt(environment, seed, name, drops_images)
     raise EnvironmentSpecError(
         f"expected a dm_env.Environment or a gymnasium.Env, got {type(environment).__module__}."
         f"{type(environment).__qualname__}; subclass one of them"

@@ -58,6 +58,9 @@ class Environment(dm_env.Environment):
     last step is 0 after a termination, and the wrapped environment's own, 1, after a time limit.
 
     Every step returns a new observation array, which callers may keep.
+
+    Attributes:
+      drops_images: whether images among the observations are left out; otherwise they are refused.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Environment(dm_env.Environment):
         random: Randomness | None = None,
         render: Render | str = "",
         name: str = "",
+        drops_images: bool = False,
     ):
         """Wraps an environment.
 
@@ -81,12 +85,14 @@ class Environment(dm_env.Environment):
           render: maps (height, width, camera_id) to pixels, [height, width, 3] uint8. A string is
             the error message of an environment that cannot render.
           name: name of the environment, for error messages. Default: the name of its class.
+          drops_images: whether to leave out images among the observations instead of refusing them.
 
         Raises:
           EnvironmentConstructionError: if the environment raises instead of returning a spec.
           EnvironmentSpecError: if actions, observations or rewards do not fit.
         """
         self._environment = environment
+        self.drops_images = drops_images
         self._render = render or (
             f"expected an environment that renders, got {type(environment).__qualname__}, which "
             "cannot; give it a method render(height, width, camera_id)"
@@ -99,7 +105,7 @@ class Environment(dm_env.Environment):
                 reward_spec or environment.reward_spec(),
                 action_spec or environment.action_spec(),
             )
-        self._timesteps = timesteps.TimeStepConverter(name, *own_specs[:2])
+        self._timesteps = timesteps.TimeStepConverter(name, *own_specs[:2], drops_images)
         self._begin, self._convert = self._timesteps.begin, self._timesteps.convert
         self._set_action_range(own_specs[2])
 

@@ -30,13 +30,16 @@ _KEEPS_REWARDS = {
 }
 
 
-def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environment:
+def adapt(
+    environment: gymnasium.Env, seed: int, name: str = "", drops_images: bool = False
+) -> flat.Environment:
     """Adapts a Gymnasium environment to `flat.Environment`.
 
     Args:
       environment: environment whose spaces consist of `spaces.Box`.
       seed: seed for the first reset.
       name: name of the environment, for error messages. Default: the name of its class.
+      drops_images: see `flat.Environment`.
 
     Returns:
       The environment, which renders if it was made with `render_mode="rgb_array"`.
@@ -59,7 +62,9 @@ def adapt(environment: gymnasium.Env, seed: int, name: str = "") -> flat.Environ
         )
     bridge = GymnasiumEnvironment(environment, seed)
     name = name or type(environment.unwrapped).__qualname__
-    return flat.Environment(bridge, random=bridge, render=render, name=name)
+    return flat.Environment(
+        bridge, random=bridge, render=render, name=name, drops_images=drops_images
+    )
 
 
 class GymnasiumEnvironment(dm_env.Environment):

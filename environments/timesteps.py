@@ -49,13 +49,17 @@ class TimeStepConverter:
       reward_spec: spec of the converted rewards, a float32 scalar.
     """
 
-    def __init__(self, name: str, observation_spec: Any, reward_spec: Any):
+    def __init__(
+        self, name: str, observation_spec: Any, reward_spec: Any, drops_images: bool = False
+    ):
         """Prepares the conversion.
 
         Args:
           name: name of the environment, for error messages.
           observation_spec: nest of `dm_env.specs.Array` of numbers.
           reward_spec: a scalar `dm_env.specs.Array`, with or without bounds.
+          drops_images: whether to leave out images, where rendered frames are observed instead of
+            the state, of which then nothing need remain.
 
         Raises:
           EnvironmentSpecError: if the specs do not fit.
@@ -63,7 +67,7 @@ class TimeStepConverter:
         self._name = name
         self._step = 0
         self._is_under_way = False
-        self.fields, self.size = _plan(observation_spec)
+        self.fields, self.size = _plan(observation_spec, drops_images)
         self.reward_spec = _float32_reward(reward_spec)
         low, high = -math.inf, math.inf
         if isinstance(self.reward_spec, specs.BoundedArray):
@@ -215,16 +219,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _plan(spec: Any) -> tuple[list[Field], int]:
+def _plan(spec: Any, drops_images: bool) -> tuple[list[Field], int]:
     fields: list[Field] = []
     start = 0
     for path, array in _leaves(spec, ()):
+        if drops_images and _is_image(array):
+            continue
         _check_leaf(path, array)
         size = math.prod(array.shape)
         where = slice(start, start + size) if array.shape else start
         fields.append(Field(path, where, array.shape, len(array.shape) > 1))
         start += size
-    if start == 0:
+    if start == 0 and not drops_images:
         raise EnvironmentSpecError(
             "expected at least one number in an observation, got an empty observation spec; "
             "declare an array in observation_spec()"
@@ -243,11 +249,15 @@ def _check_leaf(path: tuple[Any, ...], array: Any) -> None:
             f"expected observations of real numbers, got a discrete value in "
             f"0..{array.num_values - 1} at {path}; encode it one-hot in a factory"
         )
-    if array.dtype == np.uint8 and len(array.shape) > 1:
+    if _is_image(array):
         raise EnvironmentSpecError(
             f"expected observations of state, got a uint8 image of shape {array.shape} at {path}; "
-            "remove it in a factory and train from frames with --pixels, or cast it to float32"
+            "train from frames with --pixels, remove it in a factory, or cast it to float32"
         )
+
+
+def _is_image(array: Any) -> bool:
+    return isinstance(array, specs.Array) and array.dtype == np.uint8 and len(array.shape) > 1
 
 
 def _leaves(spec: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:

@@ -42,7 +42,13 @@ class WrappedEnvironment(flat.Environment):
           EnvironmentSpecError: if the specs of `outer` do not fit.
         """
         random = _RandomnessOf(inner, flat.find_randomness(outer))
-        super().__init__(outer, random=random, render=_render_of(inner), name=name)
+        super().__init__(
+            outer,
+            random=random,
+            render=_render_of(inner),
+            name=name,
+            drops_images=inner.drops_images,
+        )
         self._inner = inner
 
     @property

@@ -186,6 +186,48 @@ def test_an_image_is_not_flattened():
         environments.adapt(Drawn())
 
 
+class Filmed(Faulty):
+    """Observes its speed and a picture."""
+
+    def observation_spec(self):
+        return {"speed": specs.Array((), float), "camera": specs.Array((8, 8, 3), np.uint8)}
+
+    def render(self, height, width, camera_id):
+        return np.full((height, width, 3), self._time, np.uint8)
+
+
+class Filming(Filmed):
+    """Observes a picture alone."""
+
+    def observation_spec(self):
+        return specs.Array((8, 8, 3), np.uint8)
+
+
+def filmed(seed: int) -> Filmed:
+    return Filmed()
+
+
+def filming(seed: int) -> Filming:
+    return Filming()
+
+
+@pytest.mark.parametrize(("name", "size"), [("filmed", 1), ("filming", 0)])
+@pytest.mark.parametrize(
+    "around", [{}, {"time_limit": 5, "wrap": ["tests.environments.faulty:halved"]}]
+)
+def test_an_image_is_left_out_where_frames_are_observed(name, size, around):
+    """Also with wrappers around, which get what remains."""
+    pixels = environments.PixelConfig(8, 8, action_repeat=2)
+    environment = environments.make(f"{__name__}:{name}", 0, pixels, **around)
+    environment.reset()
+    timestep = environment.step(np.zeros(1, np.float32))
+    np.testing.assert_array_equal(timestep.observation, np.full((8, 8, 3), 2, np.uint8))
+    assert timestep.reward == (1.0 if around else 2.0)
+    assert environment.wrapped.observation_spec().shape == (size,)
+    with pytest.raises(environments.EnvironmentSpecError, match="train from frames with --pixels"):
+        environments.make(f"{__name__}:{name}", 0, **around)
+
+
 def test_a_frame_is_not_cast():
     class Drawn(Faulty):
         def render(self, height, width, camera_id):
