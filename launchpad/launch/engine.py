@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from launchpad import address_book as lp_address_book
@@ -15,9 +15,35 @@ from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 
 
+def search_path() -> list[str]:
+    """Returns the directories from which this process imports, for a new one."""
+    here = working_directory()
+    # Python ignores what is no string, such as a path object.
+    return [entry or here for entry in sys.path if isinstance(entry, str)]
+
+
+def python_path(directories: Sequence[str]) -> str:
+    """Returns the PYTHONPATH by which a new process finds this package.
+
+    It has no room for directories with a colon in their names: see `child.import_from`.
+    """
+    return os.pathsep.join(name for name in directories if os.pathsep not in name)
+
+
+def working_directory() -> str:
+    """Returns the directory of this process; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One launch, as an engine sees it.
+
+    A node that is added or started again later finds the surroundings of the launch, whatever the
+    launcher has done since.
 
     Attributes:
       members: The nodes.
@@ -25,6 +51,9 @@ class Launch:
       book: The addresses.
       cluster_address: The `address` argument of `launch`; only for engines of clusters.
       terminal: Where output goes, the `terminal` argument of `launch`; only for processes.
+      directory: Working directory of the launcher; empty if it was removed.
+      search_path: Where the launcher imports from.
+      environment: Its environment variables.
     """
 
     members: Sequence[lp_member.Member]
@@ -32,6 +61,9 @@ class Launch:
     book: lp_address_book.AddressBook
     cluster_address: str | None
     terminal: str | None = None
+    directory: str = dataclasses.field(default_factory=working_directory)
+    search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))
 
 
 class Engine(Protocol):
@@ -75,8 +107,3 @@ def make_spec(launch: Launch, member: lp_member.Member, node: bytes) -> child.No
         argv=list(sys.argv),
         flags=serialization.dump_flags(member.launch_config.args),
     )
-
-
-def search_path() -> list[str]:
-    """Returns the directories from which this process imports, for a new one."""
-    return [entry or os.getcwd() for entry in sys.path]

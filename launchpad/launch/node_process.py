@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
@@ -21,12 +21,14 @@ class Start:
       launcher: Process id of the launcher.
       environment: Environment variables of the node.
       directory: Working directory; empty if the launcher's own was removed.
+      search_path: Where Python imports from first.
       spec: The node.
     """
 
     launcher: int
     environment: Mapping[str, str]
     directory: str
+    search_path: Sequence[str]
     spec: lp_child.NodeSpec
 
     def write(self) -> int:
@@ -56,6 +58,7 @@ def run(connection: int, memory: int) -> int:
     _set_environment(start.environment)
     if start.directory:
         os.chdir(start.directory)
+    lp_child.import_from(start.search_path)
     channel = lp_channel.Channel(socket.socket(fileno=connection))
     return lp_child.Child(channel, start.spec).run()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import importlib
 import os
 import random
 import signal
@@ -138,6 +139,45 @@ def test_a_changed_environment_gets_another_fork_server(monkeypatch):
     other = fork_client.current()
     assert other is not before and other.serves({**os.environ, "TF_CONFIG": "{}"})
     assert not other.serves({**os.environ, "DEMO": "5"})
+
+
+def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path, monkeypatch):
+    directory = os.getcwd()
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
+    program = _program(tmp_path / "rows", "node")
+    manager = lp.launch(program, "test_mp", restart_policies={"node": policy})
+    _described(tmp_path / "rows", 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEMO", "4")
+    os.kill(manager.processes()["node/0"], signal.SIGKILL)
+    row = _described(tmp_path / "rows", 2)[-1]
+    manager.stop_and_wait()
+    assert (row["directory"], row["demo"]) == (directory, None)
+
+
+def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):
+    """From a directory that has no place in PYTHONPATH, beside an entry that Python ignores."""
+    directory = tmp_path / "with:colon"
+    directory.mkdir()
+    (directory / "far_away.py").write_text("def is_here():\n    pass\n")
+    monkeypatch.syspath_prepend(directory)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    program = lp.Program("far")
+    for label in ("forked", "fresh"):
+        function = importlib.import_module("far_away").is_here
+        program.add_node(lp.PyNode(function), label=label)
+    resources = {"fresh": lp.PythonProcess(fresh_interpreter=True)}
+    assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
+
+
+def test_a_server_that_can_not_be_started_is_given_up_at_once(monkeypatch, caplog):
+    def fail(*_):
+        raise TypeError("an odd environment")
+
+    monkeypatch.setattr(fork_client.ForkServer, "_start", fail)
+    with pytest.raises(fork_client.ForkError, match="TypeError: an odd environment"):
+        fork_client.ForkServer().fork("node/0", [])
+    assert "nodes are not forked, they start more slowly: TypeError" in caplog.text
 
 
 def _end(how: int) -> None:

@@ -127,31 +127,34 @@ class ForkServer:
                 process.wait(_END_SECS)
 
     def _run(self) -> None:
-        while not self._trouble:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.settimeout(_ANSWER_SECS)
-            try:
-                process = self._start(theirs)
-            except OSError as error:
-                self._give_up(str(error))
-                break
-            finally:
-                theirs.close()
-            with self._changed:
-                self._process, self._control = process, ours
-                if self._imports:
-                    self._send_imports(ours, self._imports)
-                self._changed.notify_all()
-            if self._trouble:
-                self._kill()
-            status = process.wait()
-            with self._changed:
-                self._process = None
-                # Not closed here: a request that waits for its answer sees the connection end, but
-                # would wait on another file if the number of the descriptor were free.
-                self._disconnect(ours)
-            if not self._trouble:
-                self._count_end(f"the process {output.describe_end(status)}")
+        try:
+            while not self._trouble:
+                self._run_once()
+        except Exception as error:  # Nodes would wait for a server that nobody starts.
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _run_once(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_ANSWER_SECS)
+        try:
+            process = self._start(theirs)
+        finally:
+            theirs.close()
+        with self._changed:
+            self._process, self._control = process, ours
+            if self._imports:
+                self._send_imports(ours, self._imports)
+            self._changed.notify_all()
+        if self._trouble:
+            self._kill()
+        status = process.wait()
+        with self._changed:
+            self._process = None
+            # Not closed here: a request that waits for its answer sees the connection end, but
+            # would wait on another file if the number of the descriptor were free.
+            self._disconnect(ours)
+        if not self._trouble:
+            self._count_end(f"the process {output.describe_end(status)}")
 
     def _count_end(self, end: str) -> None:
         self._num_unproven += 1
@@ -175,7 +178,7 @@ class ForkServer:
                 **{k: v for k, v in os.environ.items() if k in RUN_TIME_VARIABLES},
                 **self._environment,
                 "PYTHONUNBUFFERED": "1",
-                "PYTHONPATH": os.pathsep.join(self._path),
+                "PYTHONPATH": engine.python_path(self._path),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -189,10 +192,11 @@ class ForkServer:
         return process
 
     def _send_imports(self, control: socket.socket, names: Sequence[str]) -> None:
+        imports = fork_requests.Imports(list(names), list(sys.argv), self._path)
         memory = os.memfd_create("launchpad")
         try:
             with os.fdopen(memory, "wb", closefd=False) as file:
-                file.write(pickle.dumps(fork_requests.Imports(list(names), list(sys.argv))))
+                file.write(pickle.dumps(imports))
             os.lseek(memory, 0, os.SEEK_SET)
             with contextlib.suppress(OSError):  # It has died, and its successor gets all names.
                 socket.send_fds(control, [fork_requests.IMPORT], [memory])

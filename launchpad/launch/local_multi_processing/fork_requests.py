@@ -20,7 +20,9 @@ class Imports:
     Attributes:
       names: The names of modules. Those that can't be imported are left to the nodes.
       argv: The launcher's command line: some modules read it when they are imported.
+      search_path: Where to import from first.
     """
 
     names: Sequence[str]
     argv: Sequence[str]
+    search_path: Sequence[str]

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launchpad.launch import node_process
+from launchpad.launch import child, node_process
 from launchpad.launch.local_multi_processing import fork_requests
 from rl_replicator.processes import command_entry, process_group
 
@@ -83,6 +83,7 @@ def serve(control: socket.socket, launcher: int) -> Forked | None:
 
 def _import(imports: fork_requests.Imports) -> None:
     sys.argv[1:] = imports.argv[1:]
+    child.import_from(imports.search_path)
     for name in imports.names:
         try:
             importlib.import_module(name)

@@ -44,7 +44,9 @@ class ProcessEngine:
     ) -> ProcessWorker:
         """Returns a new incarnation of a node, not started yet."""
         spec = engine.make_spec(self._launch, member, self._nodes[member.name])
-        start = process_start.ProcessStart(spec, self._environments[member.name], self._fork_server)
+        start = process_start.ProcessStart(
+            spec, self._launch, self._environments[member.name], self._fork_server
+        )
         write = self._terminal.writer(member.name)
         return ProcessWorker(member, supervisor, start, self._guard, write)
 

@@ -38,11 +38,13 @@ class ProcessStart:
 
     Attributes:
       spec: The node.
-      changes: Environment variables in which it differs from the launcher.
+      launch: The launch, whose surroundings it gets.
+      changes: Environment variables in which it differs from them.
       server: Forks the process, if it can.
     """
 
     spec: child.NodeSpec
+    launch: engine.Launch
     changes: Mapping[str, str]
     server: fork_client.ForkServer
 
@@ -57,7 +59,7 @@ class ProcessStart:
         Raises:
           OSError: it could not be started.
         """
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.changes}
+        environment = {**self.launch.environment, "PYTHONUNBUFFERED": "1", **self.changes}
         config = self.spec.launch_config
         is_fresh = config.fresh_interpreter or bool(config.interpreter)
         if not is_fresh and self.server.serves(environment):
@@ -75,7 +77,7 @@ class ProcessStart:
         """Calls `begin` with the descriptors of channel, memory file, stdout and stderr."""
         channel, theirs = socket.socketpair()
         memory = node_process.Start(
-            os.getpid(), environment, _working_directory(), self.spec
+            os.getpid(), environment, self.launch.directory, self.launch.search_path, self.spec
         ).write()
         stdout, its_stdout = os.pipe()
         stderr, its_stderr = os.pipe()
@@ -110,7 +112,7 @@ class ProcessStart:
                 str(memory),
             ],
             # The node sees the launcher's own PYTHONPATH again.
-            env={**environment, "PYTHONPATH": os.pathsep.join(engine.search_path())},
+            env={**environment, "PYTHONPATH": engine.python_path(self.launch.search_path)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -119,10 +121,3 @@ class ProcessStart:
         )
         process.returncode = 0  # Its end is awaited by its id, as that of a fork.
         return process.pid
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""

@@ -7,8 +7,6 @@ of Ray actors are slower, and do not run in the main thread beside a running met
 
 from __future__ import annotations
 
-import os
-
 from launchpad.launch import engine, serialization
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
@@ -64,12 +62,12 @@ class RayEngine:
         told = config.environment()
         # Ray leaves all GPUs visible to who asked for none, and sets the threads to the CPUs that
         # it keeps for the node, at least 1.
-        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+        variables = {"OMP_NUM_THREADS": self._launch.environment.get("OMP_NUM_THREADS")}
         if not config.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ""
         return node_actor.Surroundings(
             is_local=self._is_own,
-            directory=os.getcwd(),
-            search_path=engine.search_path() if self._is_own else [],
+            directory=self._launch.directory,
+            search_path=self._launch.search_path if self._is_own else [],
             environment={name: value for name, value in variables.items() if name not in told},
         )

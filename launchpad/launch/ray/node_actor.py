@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from launchpad.launch import child
@@ -34,7 +33,7 @@ class Surroundings:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        sys.path[:] = [*self.search_path, *(p for p in sys.path if p not in self.search_path)]
+        child.import_from(self.search_path)
         with contextlib.suppress(OSError):
             os.chdir(self.directory)
 
