@@ -233,3 +233,10 @@ class PixelAgentOptions(AgentOptions):
         """See `AgentOptions`."""
         pixels = to_plain(self.frame) | {"action_repeat": self.task.action_repeat}
         return super().identity | {"pixels": pixels}
+
+    def plain(self) -> dict[str, Any]:
+        """See `AgentOptions`; the task's own action repeat is none that was asked for."""
+        plain = super().plain()
+        if self.task.action_repeat == PixelConfig().repeats(self.env):
+            plain["frame"]["action_repeat"] = None
+        return plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _CLOCKS = ("wall_time", "run_seconds")
 # ones.
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
+# The discount of an environment step that runs from pixels have if none is asked for.
+_DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
@@ -227,12 +230,21 @@ def _draw(axes: Any, curve: Curve, label: str) -> None:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that distinguish a run from others, except its seed, by dotted name.
 
+    They are those that were asked for: what a run has taken from its task, in their place, would
+    make another config of every task.
+
     Args:
       config: the config from `RunDirectory.config`.
     """
     settings = _flat(config["identity"])
     options = config.get("options", {})
     settings.update({name: options[name] for name in _OPTIONS if name in options})
+    repeat, discount = settings.get("pixels.action_repeat"), settings.get("agent.discount")
+    if repeat is not None:
+        if isinstance(discount, float) and math.isclose(discount, _DISCOUNT_OF_STEP**repeat):
+            settings["agent.discount"] = "auto"
+        if options.get("frame", {}).get("action_repeat", repeat) is None:
+            del settings["pixels.action_repeat"]
     return {name: value for name, value in settings.items() if name not in _SEEDS}
 
 

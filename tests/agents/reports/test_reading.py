@@ -1,9 +1,15 @@
 """Runs are grouped by config and figure; what can't be read is left out with its reason."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from agents.config import at_repeat
 from agents.reports import reading
+from rl_replicator.cli import trainables
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 def test_runs_are_grouped_by_config_and_figure(make_run, make_learner_run):
@@ -75,3 +81,42 @@ def test_what_cannot_be_read_is_left_out_in_one_line(make_run, tmp_path, file, c
     (left_out,) = found.left_out
     assert str(bad) in str(left_out) and reason in str(left_out) and "\n" not in str(left_out)
     assert [run.path for run in found.runs] == [good]
+
+
+@pytest.fixture
+def make_pixel_run(tmp_path):
+    """Makes a run from pixels with the config that the agent's command writes."""
+
+    def make(name, env, repeat=None, **agent):
+        plain = {"env": env, "pixels": True, "frame": {"action_repeat": repeat}, "agent": agent}
+        options = trainables.load("d4pg").options_from(plain)
+        repeated = at_repeat(options.agent, options.task.action_repeat)
+        options = dataclasses.replace(options, agent=repeated)
+        run = RunDirectory(tmp_path / name)
+        run.path.mkdir()
+        run.describe("d4pg", options.identity, options.plain(), options.score.plain())
+        writer = MetricWriter(run.path, "environment_steps")
+        writer.write("evaluator", 100, {"episode_return": 1.0})
+        writer.close()
+        return run.path
+
+    return make
+
+
+def test_the_action_repeats_of_tasks_make_no_configs(make_pixel_run):
+    """The discount of an action follows from its length, unless one is asked for."""
+    runs = [
+        make_pixel_run("cartpole", "cartpole:swingup"),
+        make_pixel_run("cheetah", "cheetah:run"),
+        make_pixel_run("same", "walker:walk", repeat=2),
+        make_pixel_run("longer", "walker:walk", repeat=4),
+        make_pixel_run("asked", "cartpole:swingup", discount=0.99),
+        make_pixel_run("asked-too", "cheetah:run", discount=0.99),
+    ]
+    found = reading.read(runs)
+    assert list(found.places) == [0, 0, 0, 1, 2, 2]
+    assert [config.settings for config in found.configs] == [
+        {"agent.discount": "auto", "pixels.action_repeat": None},
+        {"agent.discount": "auto", "pixels.action_repeat": 4},
+        {"agent.discount": 0.99, "pixels.action_repeat": None},
+    ]
