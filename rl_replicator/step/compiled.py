@@ -63,6 +63,7 @@ class ReplicatedStep(abc.ABC):
           StepCancelled: if `cancel` was called. The variables hold the last whole step before;
             with `steps_per_call`, the error has the outputs of the steps that this call had taken.
           EndOfData: if the data ends before the first step of the call.
+          ConfigError: if an output has different shapes in the steps of the call, which are taken.
         """
         with self._host.call_order.turn():
             return self._call()
@@ -144,7 +145,8 @@ class CompiledStep(ReplicatedStep):
             head, *flat = self._compiled(*self._inputs.arguments)
             status, num_steps = head.numpy().tolist()
         except tf.errors.OpError as error:
-            failure = self._host.failure(self._inputs.failure(error))
+            failure = self._inputs.failure(output_arrays.failure(error))
+            failure = self._host.failure(failure)
             if failure is error:
                 raise
             raise failure from None

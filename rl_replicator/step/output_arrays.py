@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from rl_replicator import errors
 from rl_replicator.step import tensor_groups
 
 # Larger tensors have an array of their own, which saves a copy of them.
 _MOST_ELEMENTS = 1024
+# Scope of the operations that stack, by which `failure` knows their errors.
+_SCOPE = "stacked_outputs"
 
 
 class OutputArrays:
@@ -86,7 +89,8 @@ class OutputArrays:
         indices = tf.range(count)
 
         def gather() -> list[tf.Tensor]:
-            return [array.gather(indices) for array in arrays]
+            with tf.name_scope(_SCOPE):
+                return [array.gather(indices) for array in arrays]
 
         if all(self._shape(group).is_fully_defined() for group in self._groups):
             return gather()
@@ -103,6 +107,16 @@ def blank(output: tf.Tensor, leading: Sequence[int] = ()) -> tf.Tensor:
     """
     shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
     return tf.zeros([*leading, *shape], output.dtype)
+
+
+def failure(error: Exception) -> Exception:
+    """Translates TensorFlow's error if outputs of different shapes were to be stacked."""
+    if isinstance(error, tf.errors.InvalidArgumentError) and f"{_SCOPE}/" in str(error):
+        return errors.ConfigError(
+            "expected outputs of the same shape in all steps of a call (steps_per_call), got "
+            "different ones; return a scalar, pad the output, or leave steps_per_call out"
+        )
+    return error
 
 
 def _pack(outputs: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:

@@ -68,3 +68,18 @@ def test_no_steps_and_no_outputs():
     assert [x.shape for x in stacked(tf.zeros([2]))] == [[0], [0], [0, 0]]
     nothing = output_arrays.OutputArrays([])
     assert nothing.stack(nothing.make(5), tf.constant(0)) == []
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_outputs_of_different_shapes_cannot_be_stacked(name):
+    replicator = rr.make(name)
+    sizes = np.repeat([2, 2, 2, 3], replicator.num_replicas)
+    inputs = replicator.make_inputs(
+        lambda context: context.shard(tf.data.Dataset.from_tensor_slices(sizes))
+    )
+    step = replicator.replicate(lambda size: tf.zeros([size]), inputs, 2)
+    assert replicator.local_results(step())[0].shape == (2, 2)
+    with pytest.raises(
+        rr.ConfigError, match=r"same shape in all steps .* leave steps_per_call out"
+    ):
+        step()
