@@ -127,7 +127,8 @@ class _FuturesClient:
 
     def __init__(self, owner: connection.Connection, unpack: Callable[[bytes], Any]):
         self._connection = owner
-        self._pending = pending.PendingCalls(owner.find_link, unpack, owner.as_client)
+        self._unpack = unpack
+        self._pending = pending.PendingCalls(owner.find_link, owner.as_client)
 
     def __getattr__(self, method: str) -> Callable[..., futures.Future[Any]]:
         if method.startswith("_"):
@@ -138,9 +139,11 @@ class _FuturesClient:
         return self._submit("__call__", args, kwargs)
 
     def _submit(self, method: str, args: Any, kwargs: Any) -> futures.Future[Any]:
-        request = wire.encode(b"", method.encode(), (args, kwargs))
+        return self._send(wire.encode(b"", method.encode(), (args, kwargs)), self._unpack)
+
+    def _send(self, request: bytes, unpack: Callable[[bytes], Any]) -> futures.Future[Any]:
         call = connection.Call(self._connection, request)
-        return self._pending.submit(call, self._connection.link)
+        return self._pending.submit(call, self._connection.link, unpack)
 
 
 def _unpack(answer: bytes) -> Any:
@@ -165,10 +168,9 @@ def list_methods(client: CourierClient) -> list[str]:
     return client._call(rpc_server.METHODS, (), {})
 
 
-def forward(client: CourierClient, request: bytes) -> bytes:
-    """Sends an encoded request and returns the encoded answer, without unpickling either.
+def forward(client: CourierClient, request: bytes) -> futures.Future[bytes]:
+    """Sends an encoded request; returns the future of the encoded answer. Unpickles neither.
 
-    Raises:
-      CourierError: the call failed; exceptions of the method are part of the answer.
+    Exceptions of the method are part of the answer; the future's own say that the call failed.
     """
-    return client._connection.send(request)
+    return client._futures._send(request, lambda answer: answer)

@@ -49,6 +49,7 @@ class ResendableCall(Protocol):
 @dataclasses.dataclass
 class _Entry:
     call: ResendableCall
+    unpack: Callable[[bytes], Any]
     result: futures.Future[Any]
     was_sent: bool = False
 
@@ -63,29 +64,36 @@ class PendingCalls:
     def __init__(
         self,
         find_link: Callable[[float | None], rpc_link.Link | None],
-        unpack: Callable[[bytes], Any],
         as_client: Callable[[], contextlib.AbstractContextManager[None]],
     ):
         """Starts no thread.
 
         Args:
           find_link: (seconds) -> the link to the server; None if its address is not known by then.
-          unpack: Turns an encoded answer into the result of the call, or raises its exception.
-          as_client: Context in which the other two run, in whatever thread.
+          as_client: Context in which it runs, and what unpacks answers, in whatever thread.
         """
         self._find_link = find_link
-        self._unpack = unpack
         self._as_client = as_client
         self._waiting: list[_Entry] = []
         self._lock = threading.Lock()
         self._has_thread = False
 
-    def submit(self, call: ResendableCall, link: rpc_link.Link | None) -> futures.Future[Any]:
+    def submit(
+        self,
+        call: ResendableCall,
+        link: rpc_link.Link | None,
+        unpack: Callable[[bytes], Any],
+    ) -> futures.Future[Any]:
         """Sends a call on `link`, or once there is one; returns the future of its result.
 
         A future that is cancelled cancels the call: a handler that has not begun never runs.
+
+        Args:
+          call: What to send.
+          link: To the server, or None.
+          unpack: Turns an encoded answer into the result of the call, or raises its exception.
         """
-        entry = _Entry(call, futures.Future())
+        entry = _Entry(call, unpack, futures.Future())
         entry.result.add_done_callback(_tell_of_cancel)
         if link is None:
             self._wait(entry)
@@ -132,7 +140,7 @@ class PendingCalls:
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                value = self._unpack(outcome)
+                value = entry.unpack(outcome)
             except BaseException as error:  # The future carries it to whoever waits.
                 entry.result.set_exception(error)
             else:

@@ -216,6 +216,40 @@ def test_a_cacher_asks_its_source_rarely(engine):
         lp.CacherNode(source, 0, 10)
 
 
+class _PartlyBroken(programs.Source):
+    """Has a method that waits, once it is cached and the other one was called."""
+
+    def __init__(self):
+        super().__init__()
+        self._released = threading.Event()
+
+    def block(self) -> int:
+        if self.calls():
+            self._released.wait()
+        return self.calls()
+
+    def release(self) -> None:
+        self._released.set()
+
+
+def test_a_cacher_refreshes_the_other_answers_while_one_does_not_come(caplog):
+    program = lp.Program("test")
+    node = lp.CourierNode(_PartlyBroken, courier_client_kwargs={"call_timeout": 5.0})
+    source = program.add_node(node, label="source")
+    cacher = program.add_node(lp.CacherNode(source, 100, 300_000), label="cacher")
+    manager = lp.launch(program, "test_mt")
+    client = manager.resolve(cacher)
+    client.block()  # The first to be refreshed.
+    client.get_variables(["a"])
+    _wait_until(lambda: "not refreshed: call of block() on source/0 took longer" in caplog.text)
+    now = client.get_variables(["a"])["a"]
+    assert now > 5  # It went on meanwhile, and goes on.
+    _wait_until(lambda: client.get_variables(["a"])["a"] > now + 5)
+    assert client.block() == 0  # The old answer is good still.
+    manager.resolve(source).release()
+    manager.stop_and_wait()
+
+
 def test_a_stale_answer_is_not_given():
     program = lp.Program("test")
     source = program.add_node(lp.CourierNode(programs.Source), label="source")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
+from concurrent import futures
 from typing import Any
 
 from launchpad import address as lp_address
-from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base, dereference
 from launchpad.nodes.courier import node as courier
@@ -25,13 +26,13 @@ class _CacheEntry:
     """One call and its last answer.
 
     Attributes:
-      lock: Held while the server is asked, so that it is asked once.
+      call: Of the server, while one is under way: all who need its answer wait for it.
       answer: The encoded answer; empty before the first.
       fetched_at: Monotonic time of the answer.
       asked_at: Monotonic time of the last request for it.
     """
 
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    call: futures.Future[bytes] | None = None
     answer: bytes = b""
     fetched_at: float = float("-inf")
     asked_at: float = 0.0
@@ -43,27 +44,26 @@ class Cacher:
     def __init__(
         self,
         client: rpc_client.CourierClient,
+        runtime: lp_runtime.NodeRuntime,
         refresh_interval_secs: float,
         stale_after_secs: float,
     ):
         self._client = client
+        self._runtime = runtime
         self._refresh_interval_secs = refresh_interval_secs
         self._stale_after_secs = stale_after_secs
         self._entries: dict[bytes, _CacheEntry] = {}
         self._lock = threading.Lock()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns an answer that is at most `stale_after_secs` old."""
+        """Returns an answer that is at most `stale_after_secs` old, or one that comes only now."""
         with self._lock:
             entry = self._entries.setdefault(request, _CacheEntry())
-        entry.asked_at = time.monotonic()
-        if self._is_fresh(entry, self._stale_after_secs):
-            return entry.answer
-        with entry.lock:
-            # Another caller may have fetched it while this one waited.
-            if self._is_fresh(entry, self._stale_after_secs):
+            entry.asked_at = time.monotonic()
+            if entry.answer and entry.asked_at - entry.fetched_at <= self._stale_after_secs:
                 return entry.answer
-            return self._fetch(request, entry)
+            call = self._ask(request, entry)
+        return call.result()
 
     def refresh(self) -> None:
         """Asks the server again for what was asked for lately."""
@@ -77,20 +77,29 @@ class Cacher:
                 for request, entry in self._entries.items()
                 if now - entry.asked_at < unused_secs
             }
-            entries = list(self._entries.items())
-        for request, entry in entries:
-            with entry.lock:
-                self._fetch(request, entry)
+            for request, entry in self._entries.items():
+                self._ask(request, entry)
 
-    def _is_fresh(self, entry: _CacheEntry, age_secs: float) -> bool:
-        return bool(entry.answer) and time.monotonic() - entry.fetched_at <= age_secs
-
-    def _fetch(self, request: bytes, entry: _CacheEntry) -> bytes:
+    def _ask(self, request: bytes, entry: _CacheEntry) -> futures.Future[bytes]:
+        """Returns the call of the server; the caller holds the lock, so that there is one."""
+        if entry.call is not None:
+            return entry.call
         started = time.monotonic()
-        answer = rpc_client.forward(self._client, request)
-        if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.
-            entry.answer, entry.fetched_at = answer, started
-        return answer
+        entry.call = call = rpc_client.forward(self._client, request)
+        call.add_done_callback(functools.partial(self._keep, entry, started))
+        return call
+
+    def _keep(self, entry: _CacheEntry, started: float, call: futures.Future[bytes]) -> None:
+        """Takes no lock: the thread may be any, also that which holds it."""
+        error = call.exception()
+        if error is None:
+            answer = call.result()
+            if answer[:1] == wire.OK:  # An exception is passed on, and not remembered.
+                entry.answer, entry.fetched_at = answer, started
+        elif not self._runtime.stop_event.is_set():
+            # Old answers are good until they are stale; then callers see the error themselves.
+            lp_runtime.logger.warning("%s: not refreshed: %s", self._runtime.name, error)
+        entry.call = None
 
 
 class CacherNode(python.PyNode[courier.CourierHandle, None]):
@@ -129,7 +138,7 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
         """Serves answers from memory until the program ends."""
         runtime = lp_runtime.require_current()
         client = dereference.maybe_dereference(self._handle)
-        cacher = Cacher(client, self._refresh_interval_secs, self._stale_after_secs)
+        cacher = Cacher(client, runtime, self._refresh_interval_secs, self._stale_after_secs)
         server = courier.make_server(runtime, self._address, {})
         server.bind_forward(cacher.answer)
         server.start()
@@ -137,15 +146,7 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
             runtime.publish(self._address.key, server.address)
             runtime.set_state(lp_runtime.SERVING)
             while not runtime.stop_event.wait(self._refresh_interval_secs):
-                self._refresh(cacher, runtime)
+                cacher.refresh()
             runtime.release_event.wait()
         finally:
             server.stop()
-
-    def _refresh(self, cacher: Cacher, runtime: lp_runtime.NodeRuntime) -> None:
-        try:
-            cacher.refresh()
-        except errors.CourierError as error:
-            # Old answers are good until they are stale; then callers see the error themselves.
-            if not runtime.stop_event.is_set():
-                lp_runtime.logger.warning("%s: not refreshed: %s", runtime.name, error)
