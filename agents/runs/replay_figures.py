@@ -25,7 +25,8 @@ def read(run_dir: Path) -> dict[str, Any]:
 
     Returns:
       Nested figures by name, as JSON has them. Ages are in environment steps: a transition is one
-      action younger than the one that was inserted before it.
+      action younger than the one that was inserted before it. Transitions that were repeated to
+      fill an item count too: Reverb does not tell them from others.
 
     Raises:
       UsageError: if there is no run, no checkpoint, or no replay that can be read.
@@ -54,6 +55,7 @@ def read(run_dir: Path) -> dict[str, Any]:
         "checkpoint": checkpoint.path.name,
         "environment_steps": policy.environment_steps,
         "transitions": len(ages),
+        "transitions_per_item": policy.agent.layout.transitions_per_item,
         "capacity": sum(s.max_size for s in stored),
         "inserted": sum(s.num_inserted for s in stored),
         "recorded": int(is_recorded.sum()),
@@ -120,7 +122,11 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{figures['environment_steps']:,} environment steps"
     )
     recorded = f", {figures['recorded']:,} of them from --prefill" if figures["recorded"] else ""
-    yield _row("transitions", f"{figures['transitions']:,} of {figures['capacity']:,}{recorded}")
+    length = figures["transitions_per_item"]
+    repeats = f", with those repeated to fill items of {length}" if length > 1 else ""
+    yield _row(
+        "transitions", f"{figures['transitions']:,} of {figures['capacity']:,}{recorded}{repeats}"
+    )
     yield _row("inserted", f"{figures['inserted']:,}")
     yield _row("samples per insert", f"{figures['samples_per_insert']:g}")
     yield _row("age, environment steps", _text(figures["age"]))

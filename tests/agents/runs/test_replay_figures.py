@@ -125,6 +125,10 @@ def test_every_sample_is_counted(run_dir):
 def test_transitions_of_an_item_count_alone(tmp_path):
     found = replay_figures.read(make_stored(tmp_path, length=4))
     assert (found["transitions"], found["capacity"], found["inserted"]) == (100, 4000, 100)
+    assert found["transitions_per_item"] == 4
+    assert list(replay_figures.lines(found))[1] == (
+        "transitions             100 of 4,000, with those repeated to fill items of 4"
+    )
     gamma = CONFIG.discount
     full = 1 + gamma + gamma**2
     assert found["reward"]["mean"] == pytest.approx((8 * full + 1 + gamma + 1) / 10)
