@@ -167,8 +167,10 @@ class ProgramManager:
           index: Its index in the group: a new one, or that of a node that has ended.
 
         Raises:
+          ProgramStoppedError: the program is stopping, or has ended.
           TypeError: the node does not pickle, and the engine needs it to.
-          ValueError: there is no such group, the index is in use, or others could call the node.
+          ValueError: there is no such group, the index is in use, others could call the node, or it
+            is a colocation in several processes.
         """
         self._supervisor.post_add(label, index, node)
 

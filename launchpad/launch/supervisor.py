@@ -1,7 +1,8 @@
 """Watches the nodes of a program, and ends it in the right order.
 
-One thread owns all state and reads events from a queue, so nothing here needs a lock, and a signal
-handler can post an event safely. The end of a program has these phases:
+One thread owns all state and reads events from a queue, so a signal handler can post an event
+safely, and nothing needs a lock but the nodes that others are about to add. The end of a
+program has these phases:
 
     stop      every node's stop event is set; nodes leave `run()`, servers go on serving
     release   when no node is in `run()` any more, or at 70 % of the notice: servers close
@@ -26,6 +27,7 @@ from launchpad.launch import failures as lp_failures
 from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
 from launchpad.nodes import base
+from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 
 logger = logging.getLogger("launchpad")
 
@@ -92,6 +94,10 @@ class Supervisor:
         )
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._published: dict[str, str] = {}
+        # Labels and indices of nodes to come; under the lock, until no node can come any more.
+        self._added: frozenset[tuple[str, int]] = frozenset()
+        self._is_over = False
+        self._lock = threading.Lock()
         self._failures: list[lp_failures.Failure] = []
         self._is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
@@ -146,17 +152,31 @@ class Supervisor:
         if partner is None:
             known = sorted({m.label for m in self._members})
             raise ValueError(f"expected a group out of {known}, got {label!r}")
+        if isinstance(node, multi_processing_colocation.MultiProcessingColocation):
+            raise ValueError(
+                "expected one node, got a MultiProcessingColocation; add its nodes one by one"
+            )
         if node.addresses:
             raise ValueError(
                 f"expected a node that serves no address, got a {type(node).__name__}; add nodes "
                 "that serve others before the launch"
             )
-        if index in self.live(label):
-            raise ValueError(f"expected an index that is free, but {label}/{index} is running")
         policy = node.restart_policy or partner.restart_policy
         config = partner.launch_config
         member = lp_member.Member(label, index, node, config, restart_policy=policy)
-        self._prepare(member)
+        with self._lock:
+            if self._is_over or self._stop_at is not None:
+                raise errors.ProgramStoppedError(
+                    f"{member.name} can't be added: the program is stopping, or has ended"
+                )
+            if index in self.live(label):
+                raise ValueError(f"expected an index that is free, but {member.name} is running")
+            self._added |= {(label, index)}
+        try:
+            self._prepare(member)
+        except BaseException:
+            self._settle(member)
+            raise
         self._events.put((self._on_add, member))
 
     def post_kill(self) -> None:
@@ -169,8 +189,9 @@ class Supervisor:
         return {name: pid for name, pid in pids.items() if pid is not None}
 
     def live(self, label: str) -> set[int]:
-        """Returns the indices of the nodes of a group that have not ended."""
-        return {m.index for m in self._members if m.label == label and not m.is_gone}
+        """Returns the indices of the nodes of a group that have not ended, or are being added."""
+        coming = {index for of, index in self._added if of == label}
+        return coming | {m.index for m in self._members if m.label == label and not m.is_gone}
 
     def states(self, labels: Sequence[str] | None) -> list[str]:
         """Returns what each node of these groups does; ENDED also once its own work is done.
@@ -195,7 +216,7 @@ class Supervisor:
         try:
             for member in self._members:
                 self._start(member)
-            while not all(member.is_gone for member in self._members):
+            while self._goes_on():
                 try:
                     handler, *details = self._events.get(timeout=0.1)
                 except queue.Empty:
@@ -216,6 +237,16 @@ class Supervisor:
         finally:
             self._finish()
 
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._is_over = not self._added and all(member.is_gone for member in self._members)
+            return not self._is_over
+
+    def _settle(self, member: lp_member.Member) -> None:
+        """Notes that a node that was to be added is one of the members, or will never be."""
+        with self._lock:
+            self._added -= {(member.label, member.index)}
+
     def _start(self, member: lp_member.Member) -> None:
         member.state = lp_runtime.STARTING
         member.restart_at = None
@@ -229,12 +260,14 @@ class Supervisor:
 
     def _on_add(self, member: lp_member.Member) -> None:
         if self._stop_at is not None:
+            self._settle(member)
             return  # A program that ends needs no more nodes.
         before = next((m for m in self._members if m.name == member.name), None)
         if before is not None and before.worker is not None:
             before.worker.close()
         # A new list: other threads may be reading the old one.
         self._members = [m for m in self._members if m is not before] + [member]
+        self._settle(member)
         logger.info("%s was added", member.name)
         self._start(member)
 

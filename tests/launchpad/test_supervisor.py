@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 
 import pytest
@@ -162,6 +163,58 @@ def test_a_terminal_that_is_closed_stops_a_program_and_kills_nothing():
     assert program.supervisor.done.wait(60)
     assert program.supervisor.signal_number == signal.SIGHUP
     assert not program.supervisor.was_killed
+
+
+def test_an_index_is_taken_before_its_node_starts():
+    program = _Program(notice=60)
+    program.supervisor.post_add("user", 1, lp.PyNode(print))
+    assert program.supervisor.live("user") == {0, 1}
+    with pytest.raises(ValueError, match="expected an index that is free, but user/1 is running"):
+        program.supervisor.post_add("user", 1, lp.PyNode(print))
+    program.wait_for("start user", count=2)
+    assert program.supervisor.live("user") == {0, 1}
+    with pytest.raises(ValueError, match="got a MultiProcessingColocation; add its nodes one by"):
+        program.supervisor.post_add("user", 2, lp.MultiProcessingColocation([]))
+    program.supervisor.post_kill()
+    assert program.supervisor.done.wait(60)
+
+
+def test_a_node_that_can_not_be_added_takes_no_index():
+    log: list[str] = []
+    member = lp_member.Member("group", 0, lp.PyNode(print))
+    may_prepare, is_preparing = threading.Event(), threading.Event()
+
+    def prepare(added: lp_member.Member) -> None:
+        if added.index == 2:
+            raise TypeError("it does not pickle")
+        is_preparing.set()
+        assert may_prepare.wait(60)
+
+    supervisor = lp_supervisor.Supervisor(
+        [member],
+        lambda member, _: _Worker(member.name, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=60,
+        prepare=prepare,
+    )
+    supervisor.start()
+    _wait_for(log, "start group/0")
+    with pytest.raises(TypeError, match="it does not pickle"):
+        supervisor.post_add("group", 2, lp.PyNode(print))
+    assert supervisor.live("group") == {0}
+    adding = threading.Thread(target=supervisor.post_add, args=("group", 1, lp.PyNode(print)))
+    adding.start()
+    assert is_preparing.wait(60)
+    supervisor.post_ended(member.worker, None)  # The last of them: the program would end here.
+    assert not supervisor.done.wait(0.3)
+    may_prepare.set()
+    adding.join()
+    _wait_for(log, "start group/1")
+    supervisor.post_kill()
+    assert supervisor.done.wait(60)
+    assert supervisor.live("group") == set()
+    with pytest.raises(lp.ProgramStoppedError, match="group/3 can't be added: the program is"):
+        supervisor.post_add("group", 3, lp.PyNode(print))
 
 
 def test_the_root_is_named_although_its_victim_tells_first():
