@@ -15,7 +15,7 @@ from agents.runs import bottleneck
 from agents.suites import results
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import comparison, events, plots, statistics
-from rl_replicator.runs.comparison import Pair
+from rl_replicator.runs.comparison import ComparedConfig, Pair
 from rl_replicator.runs.plots import Curve
 from rl_replicator.runs.progress_line import clock
 
@@ -122,7 +122,7 @@ def table_of_results(reading: Reading) -> Html:
         first += len(family.configs)
     about = (
         "Figures at the last step that all seeds of a config have reached. Intervals: stratified "
-        "bootstrap over seeds (Agarwal et al. 2021); best: highest point of the mean curve."
+        "bootstrap over seeds (Agarwal et al. 2021); best: best point of the mean curve."
     )
     return section("results", "Results", body, about=about)
 
@@ -143,7 +143,7 @@ def _tile(name: str, value: Child, about: Child) -> Html:
 
 
 def _result_tiles(reading: Reading) -> list[Html]:
-    """The mean result over tasks and seeds: of one config, of both, or of the highest one."""
+    """The mean result over tasks and seeds: of one config, of both, or of the best one."""
     tiles = []
     families = [family for family in reading.families for _ in family.configs]
     for index in _highlighted(reading):
@@ -157,7 +157,7 @@ def _result_tiles(reading: Reading) -> list[Html]:
             over.append(f"95 %: {figures.number(interval.low)} to {figures.number(interval.high)}")
         name = families[index].y_label
         if len(reading.configs) > _MOST_TILES:
-            name = f"highest {name}"
+            name = f"{'lowest' if _is_lowest_best(config) else 'highest'} {name}"
         head = joined(
             element("span", config.label, class_=f"letter {colour_class(index)}")
             if len(reading.configs) > 1
@@ -185,7 +185,17 @@ def _highlighted(reading: Reading) -> list[int]:
         statistics.mean([curve.values[:, -1] for curve in config.curves.values()])
         for config in configs
     ]
-    return [int(np.argmax(means))]
+    return [_best(means, _is_lowest_best(configs[0]))]
+
+
+def _is_lowest_best(config: ComparedConfig) -> bool:
+    """The figure of all curves is one, and so is its direction."""
+    return next(iter(config.curves.values())).is_lowest_best
+
+
+def _best(values: Sequence[float] | np.ndarray, is_lowest_best: bool) -> int:
+    """Returns the index of the best value."""
+    return int(np.argmin(values) if is_lowest_best else np.argmax(values))
 
 
 def _progress_tile(reading: Reading) -> Html:
@@ -278,7 +288,7 @@ def _result_rows(family: Family, first: int) -> list[list[Child]]:
 
 def _cells(curve: Curve) -> list[Child]:
     last, mean = curve.values[:, -1], curve.values.mean(axis=0)
-    best = int(np.argmax(mean))
+    best = _best(mean, curve.is_lowest_best)
     spread = f"{figures.number(last.min())} to {figures.number(last.max())}"
     return [
         figures.steps(curve.steps[-1]),

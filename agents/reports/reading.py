@@ -16,6 +16,7 @@ from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plots import EvaluatedRun, Series
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 from rl_replicator.runs.selection import LeftOut
 
 Table = Mapping[str, np.ndarray]
@@ -36,6 +37,7 @@ class ReportedRun:
       seed: the seed of the run; None if it has none.
       settings: the settings that distinguish it from others, except its seed.
       options: the options of the run, as in its config.json.
+      score: which figure tells how good it is; None if it does not say.
       tables: group of metrics -> columns.
       written: when its metrics were written last, in seconds since the epoch.
     """
@@ -46,6 +48,7 @@ class ReportedRun:
     seed: int | None
     settings: Mapping[str, Any]
     options: Mapping[str, Any]
+    score: Score | None
     tables: Mapping[str, Table]
     written: float
 
@@ -92,7 +95,8 @@ class ReportedRun:
             raise UsageError("it has no figures yet")
         if figure is not None and figure not in names and self.is_evaluated:
             raise UsageError(f"expected one of the figures {', '.join(names)}, got {figure!r}")
-        found = plots.series(table, figure if figure in names else names[0])
+        score = self.score if self.is_evaluated else None
+        found = plots.series(table, figure if figure in names else names[0], score)
         if not found.steps.size:
             raise UsageError(f"it has no finite value of {found.y_label} yet")
         if not self.is_evaluated:
@@ -195,6 +199,7 @@ def _read(path: Path) -> ReportedRun:
         seed=plots.seed_of(config),
         settings=settings,
         options=config.get("options", {}),
+        score=Score.of(config),
         tables=tables,
         written=max(file.stat().st_mtime for file in files),
     )

@@ -45,7 +45,8 @@ class Pair:
       second: label of the other.
       steps: task -> the last step that the runs of both have reached.
       difference: mean of the first one minus that of the second one, over tasks and seeds.
-      improvement: probability that a run of the first one has the higher figure.
+      improvement: probability that a run of the first one has the better figure.
+      is_lowest_best: whether the lower figure is the better one.
     """
 
     first: str
@@ -53,18 +54,18 @@ class Pair:
     steps: Mapping[str, float]
     difference: statistics.Interval
     improvement: statistics.Interval
+    is_lowest_best: bool
 
     @property
     def verdict(self) -> str:
-        """Which config has the higher figure, or why that is not known."""
+        """Which config has the better figure, or why that is not known."""
         low, high = self.difference.low, self.difference.high
         if not np.isfinite(low):
             return "one seed: no interval"
-        if low > 0:
-            return f"{self.first} is higher"
-        if high < 0:
-            return f"{self.second} is higher"
-        return "not told apart by these seeds"
+        if low <= 0 <= high:
+            return "not told apart by these seeds"
+        higher, lower = (self.first, self.second) if low > 0 else (self.second, self.first)
+        return f"{lower} is lower" if self.is_lowest_best else f"{higher} is higher"
 
 
 def configs(runs: Sequence[EvaluatedRun]) -> list[ComparedConfig]:
@@ -131,13 +132,16 @@ def pairs(compared: Sequence[ComparedConfig]) -> list[Pair]:
             continue
         steps = {task: min(c.curves[task].steps[-1] for c in (one, other)) for task in tasks}
         scores = [[_at(c.curves[task], steps[task]) for task in tasks] for c in (one, other)]
+        is_lowest_best = one.curves[tasks[0]].is_lowest_best
+        better = scores[::-1] if is_lowest_best else scores
         found.append(
             Pair(
                 one.label,
                 other.label,
                 steps,
                 statistics.bootstrap(statistics.difference_of_means, *scores),
-                statistics.bootstrap(statistics.probability_of_improvement, *scores),
+                statistics.bootstrap(statistics.probability_of_improvement, *better),
+                is_lowest_best,
             )
         )
     if not found:

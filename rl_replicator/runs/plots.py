@@ -14,6 +14,7 @@ import numpy as np
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
@@ -41,6 +42,7 @@ class Curve:
         the mean over the runs of a seed, which are not independent.
       x_label: what the steps are.
       y_label: what the figure is.
+      is_lowest_best: whether a run says that a lower figure is better.
     """
 
     settings: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Curve:
     values: np.ndarray
     x_label: str
     y_label: str
+    is_lowest_best: bool
 
     @property
     def counted(self) -> str:
@@ -67,12 +70,14 @@ class Series:
       values: [T] figure at these steps, finite.
       x_label: what the steps are.
       y_label: what the figure is.
+      is_lowest_best: whether the run says that a lower figure is better.
     """
 
     steps: np.ndarray
     values: np.ndarray
     x_label: str
     y_label: str
+    is_lowest_best: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +106,8 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
       UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
     config = RunDirectory(run_dir).config()
-    return EvaluatedRun(settings_of(config), seed_of(config), _evaluations(run_dir, figure))
+    found = _evaluations(run_dir, figure, Score.of(config))
+    return EvaluatedRun(settings_of(config), seed_of(config), found)
 
 
 def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
@@ -134,6 +140,7 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in evaluated:
         groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
+    is_lowest_best = any(one.series.is_lowest_best for one in evaluated)
     found = []
     for key, members in groups.items():
         runs = [one.series for one in members]
@@ -156,6 +163,7 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
                 np.stack([np.mean(own, axis=0) for own in seeds.values()]),
                 runs[0].x_label,
                 runs[0].y_label,
+                is_lowest_best,
             )
         )
     return found
@@ -266,7 +274,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _evaluations(run_dir: Path, figure: str | None) -> Series:
+def _evaluations(run_dir: Path, figure: str | None, score: Score | None) -> Series:
     tables = [read_metrics(run_dir, group) for group in EVALUATION_GROUPS]
     table = next((table for table in tables if table), {})
     names = figures(table)
@@ -278,7 +286,7 @@ def _evaluations(run_dir: Path, figure: str | None) -> Series:
     name = names[0] if figure is None else figure
     if name not in names:
         raise UsageError(f"--figure: expected one of {', '.join(names)}, got {name!r}")
-    found = series(table, name)
+    found = series(table, name, score)
     if not found.steps.size:
         raise UsageError(f"expected evaluations in {run_dir}, got none yet with {name}")
     return found
@@ -289,12 +297,13 @@ def figures(table: Mapping[str, np.ndarray]) -> list[str]:
     return [name for name in list(table)[1:] if name not in _CLOCKS]
 
 
-def series(table: Mapping[str, np.ndarray], figure: str) -> Series:
+def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = None) -> Series:
     """Returns one figure of a table of metrics.
 
     Args:
       table: the table from `read_metrics`, not empty.
       figure: one of `figures(table)`.
+      score: that of the run, if the table holds its evaluations.
 
     Returns:
       Its finite values; without any rows if there are none.
@@ -306,7 +315,9 @@ def series(table: Mapping[str, np.ndarray], figure: str) -> Series:
     # A run that was killed and resumed may have evaluated a step twice: the later one counts.
     last = {step: index for index, step in enumerate(steps)}
     order = [last[step] for step in sorted(last)]
-    return Series(steps[order], values[order], x_label.replace("_", " "), figure.replace("_", " "))
+    labels = x_label.replace("_", " "), figure.replace("_", " ")
+    is_lowest_best = score is not None and score.figure == figure and not score.is_highest_best
+    return Series(steps[order], values[order], *labels, is_lowest_best)
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 
 
 @pytest.fixture
@@ -32,10 +33,11 @@ def make_run(tmp_path):
 def make_learner_run(tmp_path):
     """Makes a run of a learner: `make_learner_run(name, {step: loss}, {step: accuracy})`."""
 
-    def make(name, losses, accuracies, seed=1):
+    def make(name, losses, accuracies, seed=1, width=8, is_highest_best=True):
         run = RunDirectory(tmp_path / name)
         run.path.mkdir(parents=True)
-        run.describe("spirals", {"config": {"seed": seed, "width": 8}}, {"steps": 20})
+        score = Score("evaluation", "accuracy", is_highest_best).plain()
+        run.describe("spirals", {"config": {"seed": seed, "width": width}}, {"steps": 20}, score)
         writer = MetricWriter(run.path, "steps")
         for step, loss in losses.items():
             writer.write("train", step, {"loss": loss})

@@ -124,6 +124,27 @@ def test_runs_of_learners(make_learner_run):
     assert not {"time", "advice", "films"} & set(document.texts)
 
 
+@pytest.mark.parametrize(
+    ("is_highest_best", "best", "tile"),
+    [
+        (True, "9 @ 10", "C Highest accuracy 8"),
+        (False, "3 @ 20", "A Lowest accuracy 3"),
+    ],
+)
+def test_the_direction_of_the_score_decides_which_is_best(
+    make_learner_run, is_highest_best, best, tile
+):
+    runs = [
+        make_learner_run(
+            f"w{width}", {}, {10: 9.0, 20: last}, width=width, is_highest_best=is_highest_best
+        )
+        for width, last in ((1, 3.0), (2, 5.0), (3, 8.0))
+    ]
+    document = _Document(_render(runs))
+    assert f"A 20 3 1 – {best}" in document.section("results")
+    assert tile in document.section("glance")
+
+
 def test_advice_and_what_is_left_out(make_run, tmp_path):
     still = make_run("still", dict.fromkeys(range(10, 100, 10), 5.0), learner={"q_mean": 1.0})
     document = _Document(_render([still, tmp_path / "none"]))

@@ -9,14 +9,16 @@ import pytest
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import comparison, plots
+from rl_replicator.runs.score import Score
 
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(name, rows, group="evaluator", options=None, **identity):
+    def make(name, rows, group="evaluator", options=None, score=None, **identity):
         run = tmp_path / name
         (run / "metrics").mkdir(parents=True)
         config = {"trainable": "d4pg", "identity": identity, "options": options or {}}
+        config["score"] = score and score.plain()
         (run / "config.json").write_text(json.dumps(config))
         with (run / "metrics" / f"{group}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
@@ -90,6 +92,24 @@ def test_runs_of_learners(make_run):
     compared, pairs = _read([one, other])
     assert pairs[0].verdict == "one seed: no interval"
     assert "A - B  -0.25" in comparison.report(compared, pairs)
+
+
+@pytest.mark.parametrize(
+    ("figure", "improvement", "verdict"),
+    [("episode_return", 1.0, "B is lower"), ("another", 0.0, "A is higher")],
+)
+def test_the_direction_of_the_score_decides_which_is_better(make_run, figure, improvement, verdict):
+    """One run of an earlier version does not tell."""
+    score = Score("evaluator", figure, is_highest_best=False)
+    dirs = [
+        make_run(f"{n}{s}", [(10, value + s)], env="a:b", seed=s, agent={"n": n}, score=told)
+        for n, value, told in ((1, 90.0, None), (2, 10.0, score))
+        for s in (1, 2)
+    ]
+    _, (pair,) = _read(dirs)
+    assert pair.difference.value == 80.0 and pair.verdict == verdict
+    assert pair.improvement.value == 1.0 - improvement
+    assert comparison.pairs(_configs(dirs[::-1]))[0].improvement.value == improvement
 
 
 @pytest.mark.parametrize("tasks", [("a:b",), ("a:b", "c:d")])
