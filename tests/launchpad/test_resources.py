@@ -65,6 +65,16 @@ def test_processes_share_the_gpus_of_the_machine(monkeypatch):
         processes.environments(_members(big=[lp.PythonProcess(cpus=4096)]))
 
 
+@pytest.mark.parametrize("parts", [(0.9, 0.1), (0.7, 0.2, 0.1), [1 / 7] * 7])
+def test_parts_of_a_gpu_may_add_up_to_all_of_it(monkeypatch, parts):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    nodes = [lp.PythonProcess(gpus=part) for part in parts]
+    found = processes.environments(_members(node=nodes))
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found.values()] == ["3"] * len(parts)
+    with pytest.raises(ValueError, match=r"asks for 0\.001 GPUs, and of the 1 .* 0 are left"):
+        processes.environments(_members(node=[*nodes, lp.PythonProcess(gpus=0.001)]))
+
+
 _CLUSTER = [ray.Machine("a", "10.0.0.1", 4, 0), ray.Machine("b", "10.0.0.2", 2, 1)]
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from launchpad.launch import member as lp_member
 from rl_replicator.processes import gpus
 
+# Parts of a GPU are sums and differences of decimal fractions, which are not exact.
+_ROUNDING = 1e-6
+
 
 def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str]]:
     """Returns what is set in the environment of each node, by name.
@@ -32,7 +35,7 @@ def environments(members: Sequence[lp_member.Member]) -> dict[str, dict[str, str
         if given is None:
             raise ValueError(
                 f"node {member.name} asks for {config.gpus:g} GPUs, and of the {len(visible)} of "
-                f"this machine {sum(free.values()):g} are left: lower "
+                f"this machine {round(sum(free.values()), 6):g} are left: lower "
                 f"local_resources[{member.label!r}]"
             )
         environment = config.environment()
@@ -48,10 +51,12 @@ def _take(free: dict[str, float], wanted: float | None) -> list[str] | None:
         return []
     share = min(wanted, 1.0)
     # Parts go where least is left, so that whole devices stay whole.
-    fitting = [name for name in sorted(free, key=free.__getitem__) if free[name] >= share]
+    fitting = [
+        name for name in sorted(free, key=free.__getitem__) if free[name] >= share - _ROUNDING
+    ]
     if len(fitting) < wanted:
         return None
     taken = fitting[: max(1, int(wanted))]
     for name in taken:
-        free[name] -= share
+        free[name] = max(0.0, free[name] - share)
     return taken
