@@ -47,6 +47,16 @@ def test_output_to_files(tmp_path, monkeypatch, capfd, caplog):
     assert "first line" not in capfd.readouterr().out
 
 
+def test_nodes_with_long_names_have_files_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path))
+    files = terminals.Files()
+    for index in (0, 1, 0):
+        files.writer(f"{'ä' * 300}/{index}")("stdout", f"{index}\n")
+    files.close()
+    texts = {path.name: path.read_text() for path in files.directory.iterdir()}
+    assert texts == {f"{'ä' * 100}_0.log": "0\n0\n", f"{'ä' * 100}_1.log": "1\n"}
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ FILES, TMUX = "output_to_files", "tmux_session"
 # Parent of the directories of files, as upstream names it.
 _DIRECTORY = "LAUNCHPAD_LOGGING_DIR"
 _TMUX_SECS = 10.0
+# Longer names of files are cut; file systems allow 255 bytes.
+_NAME_BYTES = 200
 
 
 class Terminal(Protocol):
@@ -61,7 +63,10 @@ class Files:
         """See `Terminal`. A node that is started again goes on with its file."""
         file = self._files.get(node)
         if file is None:
-            path = self.directory / f"{node.replace('/', '_')}.log"
+            name = node.replace("/", "_")
+            if len(name.encode()) > _NAME_BYTES:
+                name = f"{name.encode()[:_NAME_BYTES].decode(errors='ignore')}_{len(self._files)}"
+            path = self.directory / f"{name}.log"
             file = self._files[node] = path.open("a", encoding="utf-8", errors="replace")
             self._show(node, path)
 
