@@ -86,8 +86,8 @@ def launch(
         on this machine, and stopped with it.
 
     Raises:
-      ValueError: no nodes, an unknown terminal, an unknown or unsupported launch type, more
-        resources than there are, a LAUNCHPAD_SECRET that is none.
+      ValueError: no program, no nodes, an unknown terminal, an unknown or unsupported launch type,
+        more resources than there are, a LAUNCHPAD_SECRET that is none.
       TypeError: a node does not pickle, or resources are not a PythonProcess.
       ConnectionError: there is no such cluster.
     """
@@ -138,6 +138,8 @@ def _check_terminal(terminal: str | None, launch_type: context.LaunchType) -> No
 def _first(programs: lp_program.Program | Sequence[lp_program.Program]) -> lp_program.Program:
     if isinstance(programs, lp_program.Program):
         return programs
+    if not programs:
+        raise ValueError(f"expected a program, or several, got {programs!r}; give one")
     if len(programs) > 1:
         lp_runtime.logger.warning("%d programs given; only the first is launched", len(programs))
     return programs[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import numbers
 import os
 import signal
 import sys
@@ -87,7 +88,9 @@ class ProgramManager:
           ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
-        if not isinstance(timeout, (int, float, type(None))):
+        if isinstance(timeout, numbers.Real):
+            timeout = float(timeout)  # NumPy's small floats would round the clock.
+        elif timeout is not None:
             timeout, labels_to_wait_for = None, timeout
         try:
             if labels_to_wait_for is not None or return_on_first_completed:

@@ -236,6 +236,8 @@ def test_launch_refuses_what_it_can_not_do():
     program, _ = programs.recorder_program()
     with pytest.raises(ValueError, match=r"vertex_ai.*use one of"):
         lp.launch(program, "vertex_ai")
+    with pytest.raises(ValueError, match=r"expected a program, or several, got \[\]"):
+        lp.launch([], "test_mt")
     with pytest.raises(ValueError, match="no nodes"):
         lp.launch(lp.Program("empty"), "test_mt")
     import threading

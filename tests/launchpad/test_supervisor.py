@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import launchpad as lp
@@ -134,6 +135,14 @@ def test_a_server_without_work_of_its_own_ends_with_the_program():
         program.wait_for(f"release {name}")
         program.end(name)
     assert manager.wait(labels_to_wait_for=["store"], timeout=60)
+
+
+@pytest.mark.parametrize("secs", [0.1, np.float32(0.1), np.int64(0)])
+def test_a_wait_takes_every_kind_of_number(secs):
+    manager = lp_manager.ProgramManager(_Program().supervisor, is_test=True)
+    assert manager.wait(secs) is False
+    manager.kill()
+    assert manager.wait(60)
 
 
 def test_what_does_not_end_is_released_killed_and_left_in_time(caplog):
