@@ -11,6 +11,9 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+# Leaves of these types stand for themselves: passing over them, a list of a million is quick.
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+
 
 class Dereferenceable(abc.ABC, Generic[T]):
     """Something that stands for an object until it is dereferenced."""
@@ -41,6 +44,8 @@ class Deferred(Dereferenceable[T]):
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `function` to the leaves of mappings, lists, tuples, dataclasses, attrs and partials.
+
+    Numbers, strings and None in such containers are left as they are.
 
     A container in which nothing changes is returned as it is, not as a copy, so that objects keep
     their identity where nodes are threads of one process.
@@ -96,7 +101,8 @@ def _fields(tree: Any) -> list[str] | None:
 
 
 def _changes(recurse: Callable[[Any], Any], items: Any) -> dict[Any, Any]:
-    mapped = ((key, value, recurse(value)) for key, value in items)
+    others = ((key, value) for key, value in items if type(value) not in _PLAIN_TYPES)
+    mapped = ((key, value, recurse(value)) for key, value in others)
     return {key: new for key, old, new in mapped if new is not old}
 
 

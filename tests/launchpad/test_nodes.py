@@ -98,6 +98,15 @@ def test_handles_are_found_in_any_tree():
     assert base.extract_handles(tree) == [handle] * 4
 
 
+def test_plain_leaves_are_passed_over():
+    """A list of two million numbers took ten seconds."""
+    visited = []
+    handle = _Handle()
+    tree = [1, 2.0, "text", b"bytes", None, True, handle, {"a": 1, "b": [handle]}, ()]
+    assert dereference.map_tree(lambda leaf: visited.append(leaf) or leaf, tree) is tree
+    assert visited == [handle, handle]
+
+
 def test_nodes_pickle():
     _, recorder = programs.recorder_program()
     for node in (
