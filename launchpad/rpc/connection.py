@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
@@ -15,6 +16,7 @@ from typing import Any
 import grpc
 
 from launchpad import address as lp_address
+from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import credentials, wire
@@ -26,6 +28,14 @@ logger = logging.getLogger("launchpad")
 _PAUSE_SECS = 0.1
 # One wait for an address that is not published yet, in seconds.
 _ADDRESS_SECS = 0.2
+
+# The connections to each server, by the address book and the key of their target. One watcher of
+# the book tells all of a server: clients that come and go leave nothing in the book, and the
+# garbage collector, which may run while this thread holds the book's lock, takes none.
+_followers: weakref.WeakKeyDictionary[
+    lp_address_book.AddressBook, dict[str, weakref.WeakSet[Connection]]
+] = weakref.WeakKeyDictionary()
+_followers_lock = threading.Lock()
 
 
 class Connection:
@@ -203,18 +213,24 @@ class Connection:
         """
         if isinstance(self._target, str) or self.runtime is None:
             return
-        this = weakref.ref(self)
+        book, key = self.runtime.book, self._target.key
+        with _followers_lock:
+            by_key = _followers.setdefault(book, {})
+            if key not in by_key:
+                by_key[key] = weakref.WeakSet()
+                book.watch(key, functools.partial(_drop_moved, by_key[key]))
+            by_key[key].add(self)
 
-        def moved(address: str) -> bool:
-            connection = this()
-            if connection is None:
-                return False
-            link = connection.link
-            if link is not None and link.address != address:
-                connection.drop(link)
-            return True
 
-        self.runtime.book.watch(self._target.key, moved)
+def _drop_moved(followers: weakref.WeakSet[Connection], address: str) -> bool:
+    """Ends the links to other addresses; returns True: the book goes on watching."""
+    with _followers_lock:
+        connections = list(followers)
+    for connection in connections:
+        link = connection.link
+        if link is not None and link.address != address:
+            connection.drop(link)
+    return True
 
 
 class Call:

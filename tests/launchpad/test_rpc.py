@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import gc
 import pickle
 import queue
 import socket
@@ -547,6 +548,17 @@ def test_a_new_address_ends_the_wait_for_a_silent_host(runtime, proxied, monkeyp
     threading.Timer(0.3, runtime.publish, (address.key, server.address)).start()
     assert client.count(0) == 2
     assert time.monotonic() - started < 60  # Keepalive alone would take 304 seconds.
+
+
+def test_clients_that_are_dropped_leave_nothing_in_the_address_book(runtime):
+    server, address = _serve(), lp.Address()
+    runtime.publish(address.key, server.address)
+    for number in range(3):
+        assert lp.CourierClient(address).same(number) == number
+    gc.collect()
+    assert len(runtime.book._watchers[address.key]) == 1  # That of all clients there will be.
+    assert not connection._followers[runtime.book][address.key]
+    server.stop()
 
 
 def test_deadlines_hold_before_the_address_is_known(runtime):
