@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import sys
@@ -82,17 +83,12 @@ class ExceptionRecord:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else ""
         try:
-            message = str(error)
-        except Exception:  # A broken __str__ must not hide the failure itself.
-            message = "<the exception's __str__ failed>"
-        try:
-            pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
-            pickle.loads(pickled)  # Exceptions with own __init__ often dump and do not load.
+            pickled = _dumps(error)
         except Exception:
             pickled = None
         return cls(
             type_name=name or f"{kind.__module__}.{kind.__qualname__}",
-            message=message,
+            message=_message(error),
             traceback_text="".join(traceback.format_exception(error)),
             module=kind.__module__,
             pickled=pickled,
@@ -126,6 +122,56 @@ class ExceptionRecord:
         except Exception:
             return None
         return error if isinstance(error, BaseException) else None
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # A broken __str__ must not hide the failure itself.
+        return "<the exception's __str__ failed>"
+
+
+def _dumps(error: BaseException) -> bytes:
+    """Pickles an exception so that it loads, with its message if that is possible.
+
+    Raises:
+      Exception: it does not load.
+    """
+    pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
+    loaded = pickle.loads(pickled)  # Exceptions with own __init__ often dump and do not load.
+    if _message(loaded) == _message(error):
+        return pickled
+    # Its __init__ makes the message out of an argument, and was given the message instead.
+    with contextlib.suppress(Exception):
+        restorable = cloudpickle.dumps(_Restorable(error))
+        if _message(pickle.loads(restorable)) == _message(error):
+            return restorable
+    return pickled
+
+
+class _Restorable:
+    """Loads as the exception, made by the `__init__` of its built-in base and not by its own."""
+
+    def __init__(self, error: BaseException):
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        base: Any = type(self._error)
+        while base.__module__ != "builtins":
+            base = base.__base__
+        return _restore, (base, *base.__reduce__(self._error))
+
+
+def _restore(
+    base: type[BaseException],
+    kind: type[BaseException],
+    args: tuple[Any, ...],
+    state: dict[str, Any] | None = None,
+) -> BaseException:
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    error.__setstate__(state)
+    return error
 
 
 # `ExceptionRecord.type_name` of a process that ended without telling why.

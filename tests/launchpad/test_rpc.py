@@ -20,6 +20,7 @@ import pytest
 
 import launchpad as lp
 from launchpad import address_book as lp_address_book
+from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
@@ -83,6 +84,39 @@ def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
     with pytest.raises(KeyError, match="later"):
         service.futures.fail("later").result(timeout=60)
     assert service.same(1) == 1
+
+
+class _Quota(Exception):
+    def __init__(self, user):
+        super().__init__(f"user {user} is over quota")
+        self.user = user
+
+
+class _Disk(errors.LaunchpadError, OSError):
+    def __init__(self, code, name="?"):
+        super(RuntimeError, self).__init__(code, f"disk {name}")
+
+
+class _Changing(Exception):
+    def __str__(self):
+        return str(time.monotonic())
+
+
+class _Mute(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
+
+def test_an_exception_keeps_its_message_whatever_its_init_makes_of_it():
+    """The message was given to `__init__`, which made another one of it."""
+    for error in (_Quota("bob"), _Disk(5, "sda")):
+        record = errors.ExceptionRecord.of(error)
+        rebuilt = record.rebuild()
+        assert type(rebuilt) is type(error) and str(rebuilt) == str(error) == record.message
+        assert rebuilt.args == error.args and vars(rebuilt) == vars(error)
+    assert str(rebuilt) == "[Errno 5] disk sda" and rebuilt.errno == 5
+    for kind in (_Changing, _Mute):
+        assert isinstance(errors.ExceptionRecord.of(kind(1)).rebuild(), kind)
 
 
 def test_private_names_are_not_calls(service):
