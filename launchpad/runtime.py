@@ -2,7 +2,8 @@
 
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
-process, then the program launched last from this process.
+process, then the program launched last from this process. A thread that a node in a thread has
+started has no runtime of its own: where several programs run, `require_current()` refuses it.
 """
 
 from __future__ import annotations
@@ -312,12 +313,17 @@ def require_current() -> NodeRuntime:
     """Returns the runtime of the calling code.
 
     Raises:
-      RuntimeError: outside a running program.
+      RuntimeError: outside a running program, or in a thread that may belong to several.
     """
     found = current()
     if found is None:
         raise RuntimeError(
             "no Launchpad program runs here: call this from a node, or after lp.launch()"
+        )
+    if found in _launcher_runtimes and len(_launcher_runtimes) > 1:
+        raise RuntimeError(
+            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread is no node of "
+            "theirs: call this in the node's own thread, or use what lp.launch() returned"
         )
     return found
 

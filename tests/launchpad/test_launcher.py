@@ -232,6 +232,39 @@ def test_environment_and_output_of_processes(tmp_path, capfd):
     assert err == "[printer/0] unfinished\n"
 
 
+def test_a_thread_that_may_belong_to_two_programs_stops_neither():
+    told = []
+
+    def stop() -> None:
+        try:
+            lp.stop()
+        except RuntimeError as error:
+            told.append(str(error))
+
+    def start_a_thread() -> None:
+        helper = threading.Thread(target=stop)
+        helper.start()
+        helper.join()
+        lp.wait_for_stop()
+
+    managers = []
+    for function in (lp.wait_for_stop, start_a_thread):
+        program = lp.Program("test")
+        program.add_node(lp.PyNode(function), label="node")
+        managers.append(lp.launch(program, "test_mt"))
+    one, two = managers
+    deadline = time.monotonic() + 60
+    while not told:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "2 Launchpad programs run here, and this thread is no node of theirs" in told[0]
+    assert not one.wait(timeout=0.3) and not two.wait(timeout=0.3)
+    two.stop_and_wait()
+    stop()  # One program is left.
+    assert one.wait(timeout=60)
+    assert len(told) == 1
+
+
 def test_launch_refuses_what_it_can_not_do():
     program, _ = programs.recorder_program()
     with pytest.raises(ValueError, match=r"vertex_ai.*use one of"):
