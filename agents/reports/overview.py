@@ -318,7 +318,7 @@ def _pair(pair: Pair) -> list[Child]:
     return [
         f"{pair.first} − {pair.second}",
         str(len(pair.steps)),
-        figures.interval(pair.difference),
+        figures.interval(pair.difference) if pair.steps else "–",
         figures.interval(pair.improvement) if has_interval else "–",
         pair.verdict,
     ]

@@ -136,7 +136,7 @@ class Reading:
 
     Attributes:
       runs: the runs.
-      left_out: directories without a readable run.
+      left_out: directories without a readable run, and of runs without a curve.
       families: the configs of the runs; labels are unique over all families.
       places: for each run, the index of its config in `configs`.
       read_at: seconds since the epoch.
@@ -180,7 +180,8 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
         return run, run.series(figure)
 
     found, left_out = selection.readable(paths, drawable)
-    families, places = _families(found)
+    families, places, apart = _families(found)
+    left_out = [*left_out, *apart]
     return Reading([run for run, _ in found], left_out, families, places, time.time())
 
 
@@ -207,22 +208,25 @@ def _read(path: Path) -> ReportedRun:
 
 def _families(
     runs: Sequence[tuple[ReportedRun, Series]],
-) -> tuple[list[Family], list[int]]:
-    """Returns the families, and for each run the index of its config over all of them."""
+) -> tuple[list[Family], list[int], list[LeftOut]]:
+    """Returns the families, for each run the index of its config, and runs left out of curves."""
     groups: dict[tuple[str, str], list[int]] = {}
     for index, (_, series) in enumerate(runs):
         groups.setdefault((series.x_label, series.y_label), []).append(index)
     families: list[Family] = []
     places = [0] * len(runs)
+    left_out = []
     for labels, members in groups.items():
         first = sum(len(family.configs) for family in families)
-        curves = plots.merged(
-            [EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members]
-        )
+        evaluated = [
+            EvaluatedRun(runs[i][0].settings, runs[i][0].seed, runs[i][1]) for i in members
+        ]
+        curves = plots.merged(evaluated)
         configs = comparison.grouped(curves, first)
         identities = [config.identity for config in configs]
-        for i in members:
-            wanted = comparison.without_task(runs[i][0].settings)
-            places[i] = first + identities.index(wanted)
+        for i, one in zip(members, evaluated, strict=True):
+            places[i] = first + identities.index(comparison.without_task(one.settings))
+            if any(one in curve.left_out for curve in curves):
+                left_out.append(LeftOut(runs[i][0].path, one.why_apart))
         families.append(Family(*labels, configs))
-    return families, places
+    return families, places, left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,10 @@ class Pair:
     Attributes:
       first: label of one.
       second: label of the other.
-      steps: task -> the last step that the runs of both have reached.
-      difference: mean of the first one minus that of the second one, over tasks and seeds.
+      steps: task -> the last step that the runs of both have reached. A task is missing if they
+        have no step in common.
+      difference: mean of the first one minus that of the second one, over tasks and seeds; NaN
+        without a step in common.
       improvement: probability that a run of the first one has the better figure.
       is_lowest_best: whether the lower figure is the better one.
     """
@@ -59,6 +62,8 @@ class Pair:
     @property
     def verdict(self) -> str:
         """Which config has the better figure, or why that is not known."""
+        if not self.steps:
+            return "no steps in common"
         low, high = self.difference.low, self.difference.high
         if not np.isfinite(low):
             return "one seed: no interval"
@@ -125,25 +130,11 @@ def pairs(compared: Sequence[ComparedConfig]) -> list[Pair]:
     Raises:
       UsageError: if no two configs have a task in common.
     """
-    found = []
-    for one, other in itertools.combinations(compared, 2):
-        tasks = [task for task in one.curves if task in other.curves]
-        if not tasks:
-            continue
-        steps = {task: min(c.curves[task].steps[-1] for c in (one, other)) for task in tasks}
-        scores = [[_at(c.curves[task], steps[task]) for task in tasks] for c in (one, other)]
-        is_lowest_best = one.curves[tasks[0]].is_lowest_best
-        better = scores[::-1] if is_lowest_best else scores
-        found.append(
-            Pair(
-                one.label,
-                other.label,
-                steps,
-                statistics.bootstrap(statistics.difference_of_means, *scores),
-                statistics.bootstrap(statistics.probability_of_improvement, *better),
-                is_lowest_best,
-            )
-        )
+    found = [
+        _pair(one, other)
+        for one, other in itertools.combinations(compared, 2)
+        if one.curves.keys() & other.curves.keys()
+    ]
     if not found:
         raise UsageError("expected configs with a task in common, got none; nothing to compare")
     return found
@@ -163,11 +154,12 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
         [head] + [[one.label, *(str(one.settings.get(n)) for n in names)] for one in compared]
     )
     rows = [["task", "steps", *(f"{label} {one.label}" for one in compared)]]
-    ends = {task: step for pair in found for task, step in sorted(pair.steps.items())}
-    for task in ends:
-        step = min(pair.steps[task] for pair in found if task in pair.steps)
+    counts = collections.Counter(task for one in compared for task in one.curves)
+    for task in sorted(task for task, count in counts.items() if count > 1):
+        steps = [pair.steps[task] for pair in found if task in pair.steps]
+        step = min(steps, default=None)
         cells = [_seeds(one.curves.get(task), step) for one in compared]
-        rows.append([task or "-", f"{step:,.0f}", *cells])
+        rows.append([task or "-", "none in common" if step is None else f"{step:,.0f}", *cells])
     lines += ["", *_aligned(rows), ""]
     lines += _aligned(
         [["pair", "difference [95 %]", "probability of improvement [95 %]", "verdict"]]
@@ -219,13 +211,36 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"C{index + 1}"
 
 
+def _pair(one: ComparedConfig, other: ComparedConfig) -> Pair:
+    tasks = [task for task in one.curves if task in other.curves]
+    steps = {}
+    for task in tasks:
+        end = min(c.curves[task].steps[-1] for c in (one, other))
+        if all(plots.reach(c.curves[task].steps, end) for c in (one, other)):
+            steps[task] = end
+    is_lowest_best = one.curves[tasks[0]].is_lowest_best
+    if not steps:
+        unknown = statistics.Interval(np.nan, np.nan, np.nan)
+        return Pair(one.label, other.label, steps, unknown, unknown, is_lowest_best)
+    scores = [[_at(c.curves[task], step) for task, step in steps.items()] for c in (one, other)]
+    better = scores[::-1] if is_lowest_best else scores
+    return Pair(
+        one.label,
+        other.label,
+        steps,
+        statistics.bootstrap(statistics.difference_of_means, *scores),
+        statistics.bootstrap(statistics.probability_of_improvement, *better),
+        is_lowest_best,
+    )
+
+
 def _at(curve: Curve, step: float) -> np.ndarray:
     """Returns the figure of each seed at a step, [seeds]."""
     return np.array([np.interp(step, curve.steps, values) for values in curve.values])
 
 
-def _seeds(curve: Curve | None, step: float) -> str:
-    if curve is None:
+def _seeds(curve: Curve | None, step: float | None) -> str:
+    if curve is None or step is None or not plots.reach(curve.steps, step):
         return "-"
     values = _at(curve, step)
     text = f"{values.mean():.4g}"
@@ -238,7 +253,7 @@ def _seeds(curve: Curve | None, step: float) -> str:
 
 def _interval(one: statistics.Interval) -> str:
     if not np.isfinite(one.low):
-        return f"{one.value:.3g}"
+        return f"{one.value:.3g}" if np.isfinite(one.value) else "-"
     return f"{one.value:.3g} [{one.low:.3g}, {one.high:.3g}]"
 
 

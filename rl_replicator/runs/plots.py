@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
 
+_LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
 EVALUATION_GROUPS = ("evaluation", "evaluator")
 # Columns that are no figures; run_seconds is of version 0.1.0.
@@ -43,6 +45,7 @@ class Curve:
       x_label: what the steps are.
       y_label: what the figure is.
       is_lowest_best: whether a run says that a lower figure is better.
+      left_out: runs without a step in common with the others, which count for nothing above.
     """
 
     settings: Mapping[str, Any]
@@ -53,6 +56,7 @@ class Curve:
     x_label: str
     y_label: str
     is_lowest_best: bool
+    left_out: Sequence[EvaluatedRun] = ()
 
     @property
     def counted(self) -> str:
@@ -80,7 +84,7 @@ class Series:
     is_lowest_best: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # Arrays cannot be compared by `in`.
 class EvaluatedRun:
     """A run with one figure of its evaluations.
 
@@ -93,6 +97,16 @@ class EvaluatedRun:
     settings: Mapping[str, Any]
     seed: Any
     series: Series
+
+    @property
+    def why_apart(self) -> str:
+        """Why it is left out, if it has no step in common with its other seeds."""
+        first, last = self.series.steps[[0, -1]]
+        task = f" on {self.settings['env']}" if "env" in self.settings else ""
+        return (
+            f"expected evaluations of seed {self.seed}{task} at steps of its other seeds, got them "
+            f"at {first:,.0f} to {last:,.0f} {self.series.x_label}"
+        )
 
 
 def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
@@ -113,6 +127,8 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
 def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups runs that share all settings but the seed.
 
+    A warning names each run that has no step in common with the others of its group.
+
     Args:
       runs: the runs from `read`.
 
@@ -125,7 +141,10 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
             "expected runs with one figure over one kind of steps, got "
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
         )
-    return merged(runs)
+    found = merged(runs)
+    for one in [one for curve in found for one in curve.left_out]:
+        _LOG.warning("left out %s", one.why_apart)
+    return found
 
 
 def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
@@ -135,20 +154,20 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
       evaluated: runs with one figure over one kind of steps.
 
     Returns:
-      One curve for each set of settings, in the order of the runs.
+      One curve for each set of settings, in the order of the runs. It is of as many runs as have a
+      step in common.
     """
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in evaluated:
         groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
     is_lowest_best = any(one.series.is_lowest_best for one in evaluated)
     found = []
-    for key, members in groups.items():
+    for key, everyone in groups.items():
+        members = _overlapping(everyone)
         runs = [one.series for one in members]
         end = min(run.steps[-1] for run in runs)
         steps = np.unique(np.concatenate([run.steps for run in runs]))
         steps = steps[(steps <= end) & (steps >= max(run.steps[0] for run in runs))]
-        if not steps.size:  # The seeds' evaluations do not overlap at all.
-            steps = np.array([end])
         seeds: dict[str, list[np.ndarray]] = {}
         for index, one in enumerate(members):
             seed = f"run {index}" if one.seed is None else repr(one.seed)
@@ -164,9 +183,21 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
                 runs[0].x_label,
                 runs[0].y_label,
                 is_lowest_best,
+                [one for one in everyone if one not in members],
             )
         )
     return found
+
+
+def reach(steps: np.ndarray, step: float) -> bool:
+    """Returns whether a step lies within the steps of a curve: there is no figure elsewhere."""
+    return bool(steps[0] <= step <= steps[-1])
+
+
+def _overlapping(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
+    """Returns the most runs that reach one step, the latest step of several."""
+    ends = sorted((one.series.steps[-1] for one in runs), reverse=True)
+    return max(([one for one in runs if reach(one.series.steps, end)] for end in ends), key=len)
 
 
 def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:

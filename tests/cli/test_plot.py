@@ -42,6 +42,19 @@ def test_seeds_become_one_curve(make_run):
     np.testing.assert_array_equal(curve.values, [[0, 50, 100, 250], [10, 60, 160, 260]])
 
 
+def test_a_seed_without_a_step_in_common_is_left_out(make_run, caplog):
+    """There is no figure of it where the others have one."""
+    rows = [(1000, 10), (2000, 20)]
+    runs = [make_run("a", rows), make_run("b", rows, seed=2), make_run("c", [(9000, 90)], seed=3)]
+    (curve,) = _curves(*runs)
+    assert curve.counted == "2 seeds" and curve.steps.tolist() == [1000, 2000]
+    assert (
+        "left out expected evaluations of seed 3 on cartpole:swingup at steps of its" in caplog.text
+    )
+    (curve,) = _curves(runs[0], runs[2])  # As many with one step as with another.
+    assert curve.counted == "1 seed" and curve.values.tolist() == [[90]]
+
+
 def test_runs_of_one_seed_count_once(make_run):
     """They are not independent: their mean stands for the seed."""
     runs = [make_run(str(last), [(0, 0), (100, last)], seed=1) for last in (10, 30)]

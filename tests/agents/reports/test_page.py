@@ -152,6 +152,18 @@ def test_advice_and_what_is_left_out(make_run, tmp_path):
     assert "Left out expected the directory of a run" in document.section("runs")
 
 
+def test_figures_are_compared_only_at_steps_of_both(make_run):
+    runs = [
+        make_run("one", {100: 1.0, 200: 2.0}, n_step=1),
+        make_run("late", {900: 9.0}, seed=2, n_step=1),
+        make_run("again", {150: 2.0}, seed=3, n_step=1),
+        make_run("other", {500: 5.0}, n_step=5),
+    ]
+    document = _Document(_render(runs))
+    assert "A − B 0 – – no steps in common" in document.section("results")
+    assert "late: expected evaluations of seed 2 on a:b at steps of its" in document.section("runs")
+
+
 def test_faults_survived(make_run):
     run = make_run("one", {100: 1.0})
     for node, event in (("run", "started"), ("run", "continued"), ("actor/0", "restarted")):

@@ -139,6 +139,25 @@ def test_runs_of_one_seed_are_no_seeds(make_run):
     assert "1.5 (2 runs of 1 seed)" in text and "5.5 (2 runs of 1 seed)" in text
 
 
+def test_configs_are_compared_only_at_steps_of_both(make_run):
+    """A curve has no figure before its first evaluation, nor after its last one."""
+    tables = {1: [(500, 5), (1000, 10)], 5: [(10000, 100), (20000, 200)], 9: [(500, 1), (20000, 1)]}
+    dirs = [
+        make_run(f"{n}-{env}", rows, env=env, agent={"n": n})
+        for n, rows in tables.items()
+        for env in ("a", "b")
+        if (n, env) != (9, "b")
+    ]
+    compared, found = _read(dirs)
+    assert [pair.steps for pair in found] == [{}, {"a": 1000}, {"a": 20000}]
+    assert found[0].verdict == "no steps in common" and np.isnan(found[0].difference.value)
+    text = [line.split("  ") for line in comparison.report(compared, found).splitlines()]
+    rows = [[cell.strip() for cell in line if cell] for line in text]
+    assert ["a", "1,000", "10", "-", "1"] in rows
+    assert ["b", "none in common", "-", "-", "-"] in rows
+    assert ["A - B", "-", "-", "no steps in common"] in rows
+
+
 def test_engines_of_environments_are_configs_too(make_run):
     """They start episodes differently."""
     dirs = [
