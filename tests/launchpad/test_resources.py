@@ -92,6 +92,8 @@ def test_what_fits_on_no_machine_is_refused():
     with pytest.raises(ValueError, match="asks for 8 CPUs and 0 GPUs in all, and this Ray has 6"):
         ray.place(many, _CLUSTER, can_grow=False)
     ray.place(many, _CLUSTER, can_grow=True)  # They wait for the cluster to grow.
+    parts = _members(actor=[lp.PythonProcess(gpus=part) for part in (0.05, 0.55, 0.3, 0.1)])
+    ray.place(parts, _CLUSTER, can_grow=False)  # Added one by one, they are more than 1.
 
 
 def test_colocations_go_to_one_machine_each():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from launchpad.launch import member as lp_member
@@ -87,8 +88,8 @@ def place(
 
 
 def _demand(members: Sequence[lp_member.Member]) -> tuple[float, float]:
-    cpus = sum(m.launch_config.cpus for m in members)
-    return cpus, sum(m.launch_config.gpus or 0.0 for m in members)
+    cpus = math.fsum(m.launch_config.cpus for m in members)
+    return cpus, math.fsum(m.launch_config.gpus or 0.0 for m in members)
 
 
 def _fitting(what: str, cpus: float, gpus: float, cluster: Sequence[Machine]) -> list[Machine]:
