@@ -315,6 +315,8 @@ def test_a_batch_takes_calls_of_any_style():
     for order in (calls, calls[::-1]):
         assert _call_together(handler, *order) in ([1, 7, 10], [10, 7, 1])
     assert seen[0] == ([1, 2, 3], [0, 5, 7], (), [1, 1, 2], {})
+    _call_together(handler, ((1, 2), {}), ((3, 4), {}), ((5, 6), {}))
+    assert seen[-1] == ([1, 3, 5], [2, 4, 6], (), 1, {})  # Nobody has given a factor.
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         handler(y=1)  # Alone: it waits for no batch.
     for error in _call_together(handler, ((1,), {"a": 1}), ((1,), {"b": 1}), ((1,), {})):

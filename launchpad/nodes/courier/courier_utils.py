@@ -25,9 +25,9 @@ def batched_handler(
     """Makes one call of a function out of up to `batch_size` concurrent calls.
 
     Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
-    becomes a list. An argument that a caller left out has its default in the batch, so the function
-    gets batches whatever was given. It returns a batch of results; each caller gets one row.
-    Methods are wrapped in the constructor, where `self` is bound:
+    becomes a list. An argument that some calls of a batch leave out has its default in their rows;
+    one that all leave out is not passed. The function returns a batch of results; each caller gets
+    one row. Methods are wrapped in the constructor, where `self` is bound:
 
         self.compute = lp.batched_handler(batch_size=8)(self.compute)
 
@@ -54,10 +54,7 @@ def batched_handler(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # Callers may write the same call in many ways; all of a batch must have one structure.
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return batcher.call(bound.args, bound.kwargs)
+            return batcher.call(signature.bind(*args, **kwargs))
 
         return call
 
@@ -66,7 +63,7 @@ def batched_handler(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    arguments: inspect.BoundArguments
     result: futures.Future[Any]
 
 
@@ -91,13 +88,13 @@ class _Batcher:
         self._start_lock = threading.Lock()
         self._has_started = False
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, arguments: inspect.BoundArguments) -> Any:
         with self._start_lock:
             if not self._has_started:
                 self._has_started = True
                 for _ in range(self._max_parallelism):
                     threading.Thread(target=self._work, name="batch", daemon=True).start()
-        call = _Call((args, kwargs), futures.Future())
+        call = _Call(arguments, futures.Future())
         self._calls.put(call)
         return call.result.result()
 
@@ -125,12 +122,25 @@ class _Batcher:
         return calls
 
     def _run(self, calls: Sequence[_Call]) -> list[Any]:
-        arguments = [call.arguments for call in calls]
+        arguments = _alike([call.arguments for call in calls])
         if self._pad_batch:
             arguments += [arguments[-1]] * (self._batch_size - len(arguments))
         args, kwargs = _batch(arguments)
         results = self._function(*args, **kwargs)
         return [_row(results, i, len(arguments)) for i in range(len(calls))]
+
+
+def _alike(calls: Sequence[inspect.BoundArguments]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Writes calls, which callers may write in many ways, in the same way.
+
+    Returns:
+      The positional and the keyword arguments of each call.
+    """
+    given = {name for call in calls for name in call.arguments}
+    for call in calls:
+        call.apply_defaults()
+        call.arguments = {name: call.arguments[name] for name in call.arguments if name in given}
+    return [(call.args, call.kwargs) for call in calls]
 
 
 def _batch(values: Sequence[Any]) -> Any:
