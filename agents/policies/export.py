@@ -1,13 +1,14 @@
 """The policy of a run as a model for other programs."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from agents.learning.variables import check_arrays, named_variables
+from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import Policy
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
@@ -18,7 +19,9 @@ from rl_replicator.runs.run_directory import RunDirectory
 def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> ExportedModel:
     """Makes a model of a policy: from the environment's observation to an action in its own range.
 
-    From pixels, the model stacks the frames: it returns the stack for the next call.
+    A wrapper may change both, so the environment of a wrapped task is the one in the wrappers, in
+    the agent's form. From pixels, the model stacks the frames: it returns the stack for the next
+    call.
 
     Args:
       policy: the policy.
@@ -43,7 +46,8 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Expor
             variable.assign(arrays[path])
     environment = policy.make_environment(seed=0)
     flat = environment if policy.task.pixels is None else environment.wrapped
-    to_range = _to_range(flat.own_action_spec)
+    action_spec = action_range(flat, bool(policy.task.wrap))
+    to_range = _to_range(action_spec)
     spec, frame = acting.observation_spec, environment.observation_spec()
     act, inputs = _single(acting.act, to_range), {"observation": tf.TensorSpec([None, *spec.shape])}
     if policy.task.pixels is not None:
@@ -52,7 +56,7 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Expor
             "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
             "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
         }
-    card = _card(policy, run, flat, license_name)
+    card = _card(policy, run, flat.observation_fields, action_spec, license_name)
     environment.close()
     return ExportedModel(act, inputs, card)
 
@@ -94,20 +98,28 @@ def _stacked(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return function
 
 
-def _card(policy: Policy, run: RunDirectory, flat: Any, license_name: str) -> Card:
+def _card(
+    policy: Policy,
+    run: RunDirectory,
+    fields: Mapping[str, slice],
+    action_spec: Any,
+    license_name: str,
+) -> Card:
     identity = run.config()["identity"]
-    name, task = identity["trainable"], policy.task.name
+    name, task, wrap = identity["trainable"], policy.task.name, policy.task.wrap
     facts = {
         "agent": name,
         "task": task,
+        **({WRAPPERS: ", ".join(wrap)} if wrap else {}),
         "environment steps": f"{policy.environment_steps:,}",
         "learner steps": f"{policy.learner_steps:,}",
         "return": _return(policy, run),
-        "observation": _observation(policy, flat),
-        "action": _action(flat.own_action_spec),
+        "observation": _observation(policy, fields),
+        "action": _action(action_spec),
         "licence": license_name,
     }
-    return Card(f"{name} on {task}", facts, _USAGE[policy.task.pixels is not None], identity)
+    usage = _USAGE[policy.task.pixels is not None] + (_WRAPPED if wrap else "")
+    return Card(f"{name} on {task}", facts, usage, identity)
 
 
 def _return(policy: Policy, run: RunDirectory) -> str:
@@ -127,17 +139,15 @@ def _return(policy: Policy, run: RunDirectory) -> str:
     return text if len(same) else f"{text}, of the weights after {steps[index]:,.0f} learner steps"
 
 
-def _observation(policy: Policy, flat: Any) -> str:
+def _observation(policy: Policy, fields: Mapping[str, slice]) -> str:
     if policy.task.pixels is not None:
         pixels = policy.task.pixels
         return (
             f"frame, uint8 [{pixels.height}, {pixels.width}, 3], after every "
             f"{policy.task.action_repeat} environment steps, in which the action is repeated"
         )
-    fields = [
-        f"{name} {where.start}:{where.stop}" for name, where in flat.observation_fields.items()
-    ]
-    return f"float32 vector: {', '.join(fields)}"
+    named = [f"{name} {where.start}:{where.stop}" for name, where in fields.items()]
+    return f"float32 vector: {', '.join(named)}"
 
 
 def _action(spec: Any) -> str:
@@ -160,3 +170,7 @@ _USAGE = {
         "action spec. Convolutions compute in float32, whatever they did in training."
     ),
 }
+_WRAPPED = (
+    " The environment is the one in the wrappers, as the agent sees it: what they return as one "
+    "vector, and actions in [-1, 1]."
+)

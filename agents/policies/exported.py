@@ -16,6 +16,18 @@ from rl_replicator.errors import UsageError
 from rl_replicator.exports.standalone import Model
 
 MODEL = "model.npz"
+# The fact of a model card that names the wrappers, if there are any.
+WRAPPERS = "wrappers"
+
+
+def action_range(flat: Any, is_wrapped: bool) -> Any:
+    """Returns the spec of the actions of a model.
+
+    Args:
+      flat: the environment in the agents' form.
+      is_wrapped: whether the model has the form that wrappers around the environment have.
+    """
+    return flat.action_spec() if is_wrapped else flat.own_action_spec
 
 
 class ExportedActor(core.Actor):
@@ -26,8 +38,7 @@ class ExportedActor(core.Actor):
 
         Args:
           model: the model.
-          action_spec: that of the environment itself that the model was trained in, in whose range
-            it acts.
+          action_spec: the spec in whose range the model acts, see `action_range`.
         """
         self._model = model
         low = np.broadcast_to(action_spec.minimum, action_spec.shape).astype(np.float32)
@@ -74,16 +85,19 @@ class ExportedPolicy:
           UsageError: if it has other observations or actions than the policy.
         """
         flat = environment if task.pixels is None else environment.wrapped
+        # Earlier models of wrapped tasks act in the range of the environment in the wrappers.
+        is_wrapped = WRAPPERS in self.model.card
+        own_spec = action_range(flat, is_wrapped)
         expected = [self.model.inputs["observation"][0], self.model.outputs["action"][1]]
-        found = [list(environment.observation_spec().shape), list(flat.own_action_spec.shape)]
+        found = [list(environment.observation_spec().shape), list(own_spec.shape)]
         if expected != found:
             raise UsageError(
                 f"expected an environment with observations {expected[0]} and actions "
                 f"{expected[1]}, as the policy has them, got {found[0]} and {found[1]}; choose "
                 "another --env"
             )
-        if task == self.task:
-            return ExportedActor(self.model, flat.own_action_spec)
+        if is_wrapped or task == self.task:
+            return ExportedActor(self.model, own_spec)
         # In its own range, another environment may have other actions for the policy's numbers.
         with dataclasses.replace(self.task, pixels=None).make(seed=0) as trained:
             return ExportedActor(self.model, trained.own_action_spec)

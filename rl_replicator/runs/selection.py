@@ -35,11 +35,12 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     Args:
       paths: directories of runs, or of suites and other folders, which stand for all their runs.
     """
-    found = []
+    found: dict[Path, Path] = {}
     for path in paths:
         inner = sorted(run.path for run in run_directory.runs(path))
-        found += inner or [path]
-    return list({path.resolve(): path for path in reversed(found)}.values())[::-1]
+        for one in inner or [path]:
+            found.setdefault(one.resolve(), one)
+    return list(found.values())
 
 
 def readable(

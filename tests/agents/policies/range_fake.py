@@ -42,3 +42,28 @@ class Ranged(dm_env.Environment):
 
 def make(seed):
     return Ranged(seed)
+
+
+class Changed(dm_env.Environment):
+    """Takes half of each action, and observes ten times as much; the specs stay."""
+
+    def __init__(self, environment):
+        self._environment = environment
+
+    def reset(self):
+        return self._change(self._environment.reset())
+
+    def step(self, action):
+        return self._change(self._environment.step(np.float32(0.5) * action))
+
+    def _change(self, timestep):
+        return timestep._replace(observation=np.float32(10) * timestep.observation)
+
+    def observation_spec(self):
+        return self._environment.observation_spec()
+
+    def action_spec(self):
+        return self._environment.action_spec()
+
+    def reward_spec(self):
+        return self._environment.reward_spec()

@@ -81,9 +81,9 @@ def _config(command, pixels):
     return kind(**small)
 
 
-def _make_run(path, command, pixels):
+def _make_run(path, command, pixels, wrap=()):
     """Writes the directory of a run as training does, with weights that were not trained."""
-    common = {"env": ENV, "agent": _config(command, pixels)}
+    common = {"env": ENV, "wrap": wrap, "agent": _config(command, pixels)}
     if pixels:
         options = PixelAgentOptions(frame=PixelConfig(height=24, width=24), **common)
     else:
@@ -256,6 +256,23 @@ def test_bad_input_is_one_line(exported, tmp_path, monkeypatch, capsys, words, m
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
+    """A wrapper may change observations and actions, as this one does."""
+    wrap = "tests.agents.policies.range_fake:Changed"
+    run_dir, out = _make_run(tmp_path / "run", td3.command, None, (wrap,)), tmp_path / "out"
+    assert main.main(["export", str(run_dir), "--format", "numpy", "--out", str(out)]) == 0
+    policy, loaded = load_policy(run_dir), exported_policies.load(out)
+    environment = policy.make_environment(seed=2)
+    observation = environment.reset().observation
+    expected = policy.act(observation)
+    np.testing.assert_allclose(loaded.model.act(observation), expected, atol=1e-6)
+    actor = loaded.actor(loaded.task, environment)
+    np.testing.assert_allclose(actor.select_action(observation), expected, atol=1e-6)
+    card = (out / "README.md").read_text()
+    assert f"| wrappers | {wrap} |" in card and "| action | float32 [2], within [-1, 1] |" in card
+    assert "The environment is the one in the wrappers" in card
 
 
 def test_an_operation_that_is_not_portable_is_named():
