@@ -82,8 +82,9 @@ class Cacher:
 
     def _ask(self, request: bytes, entry: _CacheEntry) -> futures.Future[bytes]:
         """Returns the call of the server; the caller holds the lock, so that there is one."""
-        if entry.call is not None:
-            return entry.call
+        call = entry.call  # Read once: the thread of an answer resets it without the lock.
+        if call is not None:
+            return call
         started = time.monotonic()
         entry.call = call = rpc_client.forward(self._client, request)
         call.add_done_callback(functools.partial(self._keep, entry, started))
