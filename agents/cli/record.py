@@ -48,7 +48,8 @@ def run(args: Sequence[str]) -> int:
 
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
-            check_option(0 <= self.seed < 2**32, "seed", "a number from 0 to 2**32 - 1", self.seed)
+            last = 2**32 - max(self.episodes, 1)
+            check_option(0 <= self.seed <= last, "seed", f"a number from 0 to {last}", self.seed)
 
     stderr_filter.silence()
     chosen = options.parse(RecordOptions, "rl-replicator record", args)

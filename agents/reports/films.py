@@ -108,14 +108,19 @@ def _pictures(run: ReportedRun) -> Iterator[Picture]:
     """Yields the films and images of a run, the most telling one first."""
     for suffix in (".mp4", ".gif"):
         yield from _picture(run, run.path / f"evaluation{suffix}", "newest policy")
-    for path in sorted((run.path / _FOLDER).glob("*.mp4"), reverse=True):
+    for path in sorted((run.path / _FOLDER).glob("*.mp4"), key=_age, reverse=True):
         yield from _picture(run, path, _steps(path))
     newest: dict[str, Path] = {}
-    for path in sorted(run.path.glob("*/*.png")):  # Images of a learner.
+    for path in sorted(run.path.glob("*/*.png"), key=_age):  # Images of a learner.
         if path.parent.name not in _OTHER_FOLDERS:
             newest[path.parent.name] = path
     for kind, path in newest.items():
         yield from _picture(run, path, f"{kind}, {_steps(path)}")
+
+
+def _age(path: Path) -> tuple[int, str]:
+    """Orders files by the steps that their names tell, whose numbers of digits may differ."""
+    return (int(path.stem) if path.stem.isdecimal() else 0, path.name)
 
 
 def _steps(path: Path) -> str:

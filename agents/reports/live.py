@@ -143,8 +143,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A page of another site whose name leads here would send that name.
-        hosts = {f"{name}:{self.server.port}" for name in (_LOOPBACK, "localhost")}
-        if self.headers.get("Host") not in hosts:
+        # The port may be another one: that of a tunnel.
+        host = (self.headers.get("Host") or "").partition(":")[0]
+        if host.lower() not in (_LOOPBACK, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, b"expected the address of this machine\n")
         if self.path.partition("?")[0] != "/":
             return self._answer(HTTPStatus.NOT_FOUND, b"there is one page, at /\n")

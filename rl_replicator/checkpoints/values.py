@@ -31,7 +31,9 @@ def read(name: str, variable: Any) -> np.ndarray:
     if len(copies) > 1 and variable.aggregation == tf.VariableAggregation.MEAN:
         others = [copy.numpy() for copy in copies[1:]]
         if any((other != value).any() for other in others):
-            return np.mean([value, *others], axis=0, dtype=value.dtype)
+            # Sums of float16 may overflow.
+            exact = np.float32 if variable.dtype in (tf.float16, tf.bfloat16) else value.dtype
+            return np.mean([value, *others], axis=0, dtype=exact).astype(value.dtype)
     return value
 
 

@@ -208,14 +208,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_kind(plain: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns a file's options with what the words say of observations and preset.
+    """Returns a file's options with what the words say of observations, preset and environment.
 
-    These decide which other options there are, so they come before all others.
+    The first two decide which other options there are, so they come before all others. The file
+    may lack an environment, which has no default.
     """
     chosen: dict[str, Any] = {}
-    preset = _take(list(words), "--preset")
-    if preset is not None:
-        chosen["preset"] = preset
+    for name in ("preset", "env"):
+        value = _take(list(words), f"--{name}")
+        if value is not None:
+            chosen[name] = value
     for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
         if word in words:
             chosen["pixels"] = is_wanted

@@ -32,9 +32,9 @@ def parse_span(text: str) -> tuple[int, int]:
 class StepProfiler:
     """Profiles the steps of a span, once: operators, threads, and copies between devices.
 
-    The profile is of the whole process, so in a run in threads it has the actors too. It begins and
-    ends between two compiled calls, and can be read with TensorBoard's profile plugin
-    (`tensorboard-plugin-profile`).
+    The profile is of the whole process, so in a run in threads it has the actors too. It is of
+    whole compiled calls, those that take steps of the span, and can be read with TensorBoard's
+    profile plugin (`tensorboard-plugin-profile`).
     """
 
     def __init__(self, span: str | None, run_dir: Path):
@@ -50,6 +50,7 @@ class StepProfiler:
         self._span = parse_span(span) if span else None
         self._folder = run_dir / "tensorboard"
         self._is_on = False
+        self._before: int | None = None
 
     def reach(self, step: int) -> None:
         """Starts or ends the profile if it is time; to be called between calls of the step.
@@ -60,9 +61,12 @@ class StepProfiler:
         if self._span is None:
             return
         start, end = self._span
+        # The next call is likely to take as many steps as the last one.
+        count = 1 if self._before is None else step - self._before
+        self._before = step
         if self._is_on and step >= end:
             self.close()
-        elif not self._is_on and start <= step < end:
+        elif not self._is_on and start - count < step < end:
             import tensorflow as tf
 
             tf.profiler.experimental.start(str(self._folder))
@@ -78,4 +82,7 @@ class StepProfiler:
 
             tf.profiler.experimental.stop()
             _LOG.info("profile of the steps in %s", self._folder / "plugins" / "profile")
-            self._is_on, self._span = False, None
+            self._is_on = False
+        elif self._span is not None and (self._before or 0) < self._span[1]:
+            _LOG.warning("no profile: the run ended before --profile-steps %d:%d", *self._span)
+        self._span = None

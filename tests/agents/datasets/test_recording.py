@@ -159,6 +159,10 @@ def test_bad_input(run_dir, tmp_path):
     for words, message in (
         ([str(tmp_path)], "expected the directory of a run"),
         ([str(run_dir), "--episodes", "0"], "--episodes: expected at least 1, got 0"),
+        (
+            [str(run_dir), "--seed", str(2**32 - 99)],
+            "--seed: expected a number from 0 to 4294967196",
+        ),
         ([str(run_dir), "--dataset", "a b"], "--dataset: expected an ID such as"),
         ([str(run_dir), "--dataset", "a-v0"], "--dataset: expected a new dataset, got a-v0"),
         ([str(run_dir), "--best"], "expected a checkpoint in .*best"),

@@ -89,7 +89,10 @@ def test_nothing_else_is_served(ask):
         assert ask(path)[:2] == (404, "there is one page, at /\n")
     assert ask(method="POST")[0] == 501
     assert ask(Host="attacker.example")[0] == 403
-    assert ask(Host=f"localhost:{ask.server.port}")[0] == 200
+    assert ask(Host="127.0.0.1.attacker.example:80")[0] == 403
+    # Without its port, which is 80, through a tunnel, and in capitals.
+    for host in ("127.0.0.1", "127.0.0.1:9000", f"LocalHost:{ask.server.port}"):
+        assert ask(Host=host)[0] == 200
     assert ask.server.server_address[0] == "127.0.0.1"
 
 

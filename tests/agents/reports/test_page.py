@@ -187,6 +187,15 @@ def test_films_up_to_a_size(make_run):
     assert f"1 left out (0 kB), to keep all films under 1 kB {run}/films/000000100.mp4" in shown
 
 
+def test_the_newest_image_is_the_one_of_most_steps(make_run):
+    run = make_run("one", {100: 1.0})
+    (run / "samples").mkdir()
+    for steps in ("9999999", "10000000"):
+        (run / "samples" / f"{steps}.png").write_bytes(b"image")
+    shown = _Document(_render([run], film_bytes=1000)).section("films")
+    assert "samples, 10,000,000 steps" in shown and "9,999,999" not in shown
+
+
 def test_the_command(run_dirs, tmp_path, capsys):
     out, missing = tmp_path / "deep" / "report.html", tmp_path / "none"
     assert report.run([*map(str, run_dirs), str(missing), "--out", str(out)]) == 0

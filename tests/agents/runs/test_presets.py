@@ -81,6 +81,9 @@ def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, mo
     assert chosen[0].agent == dataclasses.replace(PAPER, n_step=4)
     assert chosen[1].agent == d4pg.PixelD4PGConfig(n_step=4)
     assert chosen[1].task.pixels is not None
+    file.write_text(json.dumps({"trainable": "d4pg", "options": {"agent": {"n_step": 4}}}))
+    train.run(["--config", str(file), "--env", "walker:walk"])
+    assert (chosen[2].env, chosen[2].agent.n_step) == ("walker:walk", 4)
 
 
 @pytest.mark.parametrize("equals", ["", "="])

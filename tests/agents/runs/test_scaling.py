@@ -147,3 +147,10 @@ def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):
     train.run(["--run-dir", str(run_dir), "--actors", "3"])  # Another one replaces it,
     train.run(["--run-dir", str(run_dir), "--actors", "1"])  # and so does this.
     assert counts == [1, 3, 2, 2, 3, 1]
+
+
+def test_a_run_of_an_earlier_version_is_scaled(tmp_path):
+    """Its settings lack those that came later."""
+    config = {"trainable": "d4pg", "identity": {}, "options": {"actors": 2, "launch": "threads"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "2 to 3 actors" in scaling.request(tmp_path, 3)

@@ -55,6 +55,8 @@ def test_copies_that_are_to_be_averaged(tmp_path):
     part.restore(tmp_path)
     assert [copy.numpy().tolist() for copy in mean.values] == [[3.0, 2.0]] * 3
     assert values.read("mean", copied(2, "MEAN", [1.0, 4.0])) == 2.5
+    large = values.read("mean", copied(2, "MEAN", [np.float16(60000), np.float16(50016)]))
+    assert large.dtype == np.float16 and large == 55008  # Their sum overflows.
 
 
 def test_equal_copies_are_not_averaged():

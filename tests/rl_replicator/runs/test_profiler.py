@@ -38,6 +38,22 @@ def test_the_steps_of_the_span_are_profiled_once(tmp_path):
     assert b"profiled_product" in data and b"early" not in data
 
 
+def test_a_call_that_takes_steps_of_the_span_is_profiled(tmp_path):
+    profiler = StepProfiler("37:40", tmp_path)
+    for step in (0, 16, 32):
+        profiler.reach(step)
+    tf.sin(tf.ones([8]))  # Steps 32 to 47.
+    profiler.reach(48)
+    assert len(profiles(tmp_path)) == 1
+
+
+def test_a_run_that_ends_before_the_span_is_told(tmp_path, caplog):
+    profiler = StepProfiler("100:110", tmp_path)
+    profiler.reach(7)
+    profiler.close()
+    assert caplog.text.count("no profile: the run ended before --profile-steps 100:110") == 1
+
+
 def test_a_run_that_ends_within_the_span_has_a_profile(tmp_path):
     profiler = StepProfiler("1:100", tmp_path)
     profiler.reach(2)
