@@ -1,6 +1,7 @@
 """Metrics for MLflow. `MLFLOW_TRACKING_URI` is respected; by default they go into the run."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
 # MLflow refuses longer values.
 _LONGEST = 500
+# What it refuses in the names of metrics.
+_REFUSED = re.compile(r"[^\w.:/ -]")
 
 
 class MLflowTracker:
@@ -36,14 +39,17 @@ class MLflowTracker:
         stored = run_dir / _RUN_ID
         if stored.exists():
             self._run_id = stored.read_text()
+            self._client.update_run(self._run_id, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(_EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
         run = self._client.create_run(experiment, tags=_commit(), run_name=run_dir.name)
         self._run_id = run.info.run_id
+        new = stored.with_suffix(".new")
+        new.write_text(self._run_id)
+        new.replace(stored)  # A process that is killed here must leave no empty id.
         for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
-        stored.write_text(self._run_id)
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Logs a row."""
@@ -51,7 +57,10 @@ class MLflowTracker:
 
         now = int(time.time() * 1000)
         row = {"wall_time": seconds, **values}
-        metrics = [Metric(f"{group}/{name}", value, now, step) for name, value in row.items()]
+        metrics = [
+            Metric(_REFUSED.sub("_", f"{group}/{name}"), value, now, step)
+            for name, value in row.items()
+        ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def add_files(self, files: Mapping[str, Path]) -> None:

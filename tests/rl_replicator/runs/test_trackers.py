@@ -1,5 +1,6 @@
 """Other places for metrics: what is written there, and what happens if that fails."""
 
+import contextlib
 import importlib.metadata
 import json
 import logging
@@ -233,3 +234,8 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     history = client.get_metric_history(run.info.run_id, "actor/return")
     assert [(metric.step, metric.value) for metric in history] == [(10, 2.5), (20, 5.0), (30, 7.5)]
     assert run.data.params["agent.n_step"] == "3"
+    assert run.info.status == "FINISHED"
+    with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
+        writer.write("learner", 40, {"loss (Huber, \u03b4=1)": 2.0})
+        assert client.get_run(run.info.run_id).info.status == "RUNNING"
+    assert client.get_run(run.info.run_id).data.metrics["learner/loss _Huber_ \u03b4_1_"] == 2.0
