@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from agents.replay.config import FrameReplayConfig, ReplayConfig
 from rl_replicator.errors import check_option
 from rl_replicator.runs.plain_data import from_plain
-from rl_replicator.runs.run_directory import AUTO
+from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP
 
 # Larger values are typing mistakes: networks of such layers do not fit into memory, episodes have
 # fewer steps, and actions only span [-1, 1].
@@ -23,8 +23,6 @@ _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 # Learner steps from one set of weights in a policy's average to the next: each costs 2 % of a step.
 AVERAGING_PERIOD = 10
-# gamma of one step of the simulator, from pixels.
-_DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
 # What runs did that began before there was a setting for it. The prior of the critic only matters
 # until the first checkpoint.
@@ -206,7 +204,7 @@ def at_repeat(config: Any, action_repeat: int) -> Any:
     """
     if getattr(config, "discount", None) != AUTO:
         return config
-    return dataclasses.replace(config, discount=_DISCOUNT_OF_STEP**action_repeat)
+    return dataclasses.replace(config, discount=DISCOUNT_OF_STEP**action_repeat)
 
 
 def one_by_one(config: Any) -> Any:

@@ -166,7 +166,7 @@ def request(run_dir: Path, actors: int) -> str:
 
 def _check(stored: dict[str, Any], before: int, actors: int) -> None:
     # What an earlier version did not know has its default.
-    stored = {"envs_per_actor": 1, "replay_shards": 1, "caches": 0, "address": None, **stored}
+    stored = {field.name: field.default for field in dataclasses.fields(AgentOptions)} | stored
     check_option(actors >= 1, "actors", "at least 1", actors)
     environments = actors * stored["envs_per_actor"]
     check_option(

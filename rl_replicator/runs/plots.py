@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
 from rl_replicator.runs.score import Score
 
 _LOG = logging.getLogger("rl_replicator")
@@ -26,8 +26,6 @@ _CLOCKS = ("wall_time", "run_seconds")
 # ones.
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
-# The discount of an environment step that runs from pixels have if none is asked for.
-_DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
@@ -280,8 +278,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     settings.update({name: options[name] for name in _OPTIONS if name in options})
     repeat, discount = settings.get("pixels.action_repeat"), settings.get("agent.discount")
     if repeat is not None:
-        if isinstance(discount, float) and math.isclose(discount, _DISCOUNT_OF_STEP**repeat):
-            settings["agent.discount"] = "auto"
+        if isinstance(discount, float) and math.isclose(discount, DISCOUNT_OF_STEP**repeat):
+            settings["agent.discount"] = AUTO
         if options.get("frame", {}).get("action_repeat", repeat) is None:
             del settings["pixels.action_repeat"]
     return {name: value for name, value in settings.items() if name not in _SEEDS}

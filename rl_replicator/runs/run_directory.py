@@ -27,6 +27,8 @@ from rl_replicator.runs.plain_data import from_plain, to_plain
 
 # A setting that the machine decides at the start of a run.
 AUTO = "auto"
+# From pixels, "auto" is this discount of a step of the simulator to the power of the action repeat.
+DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
