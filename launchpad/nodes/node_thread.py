@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
+import itertools
+import operator
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from launchpad import errors
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
 
 _POLL_SECS = 0.001
-_GRPC_SECS = 1.0
-# For so long no other thread can ask for the GIL: much longer than a look at a frame takes, on a
-# busy machine too, and short enough to wait for a thread that does not give it back by itself.
-_SWITCH_SECS = 0.02
-_SWITCH_LOCK = threading.Lock()
+_STILL_SECS = 1.0
+_GC_LOCK = threading.Lock()
 # `wait` is not among them: it takes the lock again whatever ends it.
 _OF_CONDITIONS = frozenset(
     method.__code__
@@ -54,25 +54,25 @@ class NodeThread(threading.Thread):
         would then wait for ever. If the node is acquiring or releasing the lock of a condition,
         which Python code does, this waits as well: the lock would stay acquired. gRPC's compiled
         code acquires and releases conditions, too; there, the exception would strike at the
-        beginning of `__exit__`. So this waits for up to a second until the node leaves gRPC: a node
-        that stays longer waits for an answer, and acquires no lock before the exception strikes.
+        beginning of `__exit__`. So this waits until the node leaves gRPC, or has stood at one place
+        there for a second: then it waits for an answer, and acquires no lock before the exception
+        strikes.
         """
-        deadline = time.monotonic() + _GRPC_SECS
+        since = time.monotonic()
+        place: tuple[types.FrameType | None, int] = (None, 0)
         while True:
-            may_be_in_grpc = time.monotonic() > deadline
-            with self._gate:
+            with self._gate, _without_gc():
                 if not (self._is_open and self.is_alive()):
                     return
-                if self._may_be_interrupted(may_be_in_grpc):
-                    with _no_other_thread():
-                        if self._may_be_interrupted(may_be_in_grpc):
-                            _set_async_exception(self.ident, ctypes.py_object(SystemExit))
-                            return
+                frame = sys._current_frames().get(self.ident or 0)
+                lasti = frame.f_lasti if frame else 0
+                if (frame, lasti) != place:
+                    since, place = time.monotonic(), (frame, lasti)
+                stands_still = time.monotonic() - since > _STILL_SECS
+                may_strike = not _is_delicate(frame) and (stands_still or not _is_in_grpc(frame))
+                if frame and may_strike and _strike(self.ident or 0, frame, lasti):
+                    return
             time.sleep(_POLL_SECS)
-
-    def _may_be_interrupted(self, may_be_in_grpc: bool) -> bool:
-        frame = sys._current_frames().get(self.ident or 0)
-        return not _is_delicate(frame) and (may_be_in_grpc or not _is_in_grpc(frame))
 
     def run(self) -> None:
         """Runs the node, and reports its end whatever it was."""
@@ -92,7 +92,8 @@ class NodeThread(threading.Thread):
 
     def _close_gate(self) -> None:
         with self._gate:
-            _set_async_exception(self.ident, None)  # One that is set and not raised yet.
+            # One that is set and not raised yet.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), None)
             self._is_open = False
 
 
@@ -107,30 +108,57 @@ def _is_delicate(frame: types.FrameType | None) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _no_other_thread() -> Iterator[None]:
-    """Within it, no other thread executes Python, as long as this one waits for nothing.
+def _strike(ident: int, frame: types.FrameType, lasti: int) -> bool:
+    """Sets SystemExit in a thread if it stands at this place, and returns whether it does.
 
-    Otherwise a thread could go on between a look at its frame and what follows from it.
+    Between a look and what follows from it the thread could go on, since this one may lose the
+    GIL between any two calls. So both are one call of compiled code, in which CPython gives the
+    GIL to no other thread as long as no garbage is collected.
     """
-    with _SWITCH_LOCK:
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECS)
+    of_thread = map(operator.itemgetter(ident), map(operator.call, [sys._current_frames]))
+    strike = functools.partial(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc,
+        ctypes.c_ulong(ident),
+        ctypes.py_object(SystemExit),
+    )
+    conditions = itertools.chain(
+        map(operator.is_, of_thread, [frame]),
+        map(operator.eq, map(operator.attrgetter("f_lasti"), [frame]), [lasti]),
+        map(operator.call, [strike]),
+    )
+    try:
+        return all(conditions)
+    except KeyError:  # The thread has ended.
+        return False
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Within it, no garbage is collected, whose finalizers may give the GIL to another thread.
+
+    CPython 3.11 collects garbage while it creates the frame object that `f_back` returns. If the
+    other thread leaves the frame meanwhile, the object is made of what overwrote it: its `f_code`
+    was found missing in one of some 8,000 interrupts.
+    """
+    with _GC_LOCK:
+        is_enabled = gc.isenabled()
+        gc.disable()
         try:
-            # Threads that wait for the GIL already would ask for it after the old interval.
-            time.sleep(_POLL_SECS)
             yield
         finally:
-            sys.setswitchinterval(interval)
+            if is_enabled:
+                gc.enable()
 
 
 def _is_in_grpc(frame: types.FrameType | None) -> bool:
-    """Whether a thread executes code of gRPC, or code that this has compiled."""
-    return frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "grpc"
-
-
-def _set_async_exception(ident: int | None, exception: Any) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), exception)
+    """Whether a thread executes gRPC, or what this calls, and does not wait for a condition."""
+    if frame is not None and frame.f_code is threading.Condition.wait.__code__:
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "grpc":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def failure_of(

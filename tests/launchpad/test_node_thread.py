@@ -1,5 +1,6 @@
 """Threads that run nodes: how they are interrupted."""
 
+import sys
 import threading
 import time
 import types
@@ -102,6 +103,34 @@ class Echo(grpc.GenericRpcHandler):
     def service(self, handler_call_details):
         del handler_call_details
         return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+def test_a_thread_that_has_gone_on_since_the_look_is_not_struck():
+    go_on, has_gone_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run():
+        try:
+            go_on.wait(30)
+            has_gone_on.set()
+            while True:
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    waiting = sys._current_frames()[thread.ident]
+    at = waiting.f_lasti
+    assert not node_thread._strike(thread.ident, waiting, at - 2)
+    go_on.set()
+    assert has_gone_on.wait(30)
+    assert not node_thread._strike(thread.ident, waiting, at)
+    assert not ended.wait(0.05)
+    outer = sys._current_frames()[thread.ident]
+    deadline = time.monotonic() + 30
+    while not node_thread._strike(thread.ident, outer, outer.f_lasti):
+        assert time.monotonic() < deadline
+    assert ended.wait(30)
 
 
 def test_an_interrupted_node_gives_back_the_locks_of_grpc():
