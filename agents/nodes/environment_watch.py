@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -90,8 +89,8 @@ def _watch_construction(
 
 
 def _message(who: str, name: str, what: str, timeout: float, caller: int) -> str:
-    frames = traceback.extract_stack(sys._current_frames().get(caller))
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    frame = sys._current_frames().get(caller)
+    where = f" ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
     return (
         f"{who}: {name}: {what} has not returned for {timeout:g} s{where}; let it raise an error "
         "instead of waiting without end, or allow more time with --env-timeout"
