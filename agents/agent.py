@@ -129,7 +129,7 @@ class AgentLearner(VariableSource, Protocol):
 
 
 class Agent(Protocol):
-    """Five factories and an estimate: everything that the program needs of an agent.
+    """Everything that the program needs of an agent.
 
     An agent is picklable, holds only its config and the environment's specs, and makes each part in
     the node that uses it. `agents.off_policy_agent.OffPolicyAgent` implements most of it.

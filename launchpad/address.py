@@ -94,6 +94,7 @@ class Address:
         Raises:
           RuntimeError: no program runs here.
           TimeoutError: nothing was published in time.
+          ProgramStoppedError: nothing was published, and the program is stopping.
         """
         if self._builder is not None:
             return self._builder.build()

@@ -37,7 +37,7 @@ class CourierDeadlineError(CourierError, TimeoutError):
 
 
 class CourierAuthenticationError(CourierError):
-    """The server belongs to another program: it does not accept this program's token."""
+    """The server has another secret, such as that of another program, and rejects the call."""
 
 
 class RemoteError(CourierError):

@@ -23,7 +23,7 @@ Inside `step_fn`, replicas talk through `rr.collectives` only.
     if checkpointer.latest(): checkpointer.restore(state)
     checkpointer.save(step_number, state)
     writer = rr.metrics.MetricWriter(run_dir, x_axis="steps")
-    writer.write("train", step, {"loss": 0.1})
+    writer.write("train", step_number, {"loss": 0.1})
 
 Errors that a user can act on are `rr.UsageError`, one line each.
 
@@ -39,6 +39,7 @@ from rl_replicator.errors import (
     EndOfData,
     ReplicasDiffer,
     StepCancelled,
+    StepFailed,
     UsageError,
     WorkerLost,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "EndOfData",
     "ReplicasDiffer",
     "StepCancelled",
+    "StepFailed",
     "UsageError",
     "WorkerLost",
     *_LAZY,

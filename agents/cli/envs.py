@@ -13,7 +13,7 @@ class EnvsOptions:
 
 
 def run(args: Sequence[str]) -> int:
-    """Prints the names that `environments.make` accepts.
+    """Prints the names of dm_control's tasks, and how other environments are named.
 
     Args:
       args: the words after the command.

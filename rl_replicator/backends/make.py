@@ -19,10 +19,11 @@ def make(name: str) -> replicator.Replicator:
     """Makes a replicator from a string, such as an option of a command line.
 
     Args:
-      name: "single_device", "single_device:xla" (compiled by XLA), "multi_device" (all devices of
-        the machine), "multi_device:2" (two replicas), "mesh:data=2,model=2" (with layouts:
-        "mesh:data=2,model=2@first/w=none,model"), "tpu", "tpu:grpc://10.0.0.2:8470",
-        "multi_worker" or "multi_worker_async".
+      name: "single_device", "single_device:xla" (compiled by XLA), "multi_device" (all GPUs;
+        without GPUs, all logical devices of the CPU), "multi_device:2" (two replicas),
+        "mesh:data=2,model=2" (with layouts: "mesh:data=2,model=2@first/w=none,model"), "tpu",
+        "tpu:grpc://10.0.0.2:8470", "multi_worker", "multi_worker_async" or
+        "multi_worker_async:max_staleness=4".
 
     Returns:
       The replicator.

@@ -34,8 +34,8 @@ def build(program: PortableProgram, card: str) -> Any:
         import onnx
     except ImportError:
         raise UsageError(
-            "--format onnx: expected the package onnx, found none; 'pip install "
-            "rl-replicator[onnx]' installs it"
+            "--format onnx: expected the package onnx, found none; install it: "
+            "pip install 'rl-replicator[onnx]'"
         ) from None
     graph = _Graph(program)
     for operation in program.operations:

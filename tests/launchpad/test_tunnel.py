@@ -196,7 +196,8 @@ def attempt(what, do):
 
 def read(address, secret):
     client = reverb.Client(address if secret is None else tunnel.connect(address, secret))
-    client.server_info(timeout=5 if secret == b"w" * 32 else 60)  # Raises where an insertion would wait for ever.
+    # Raises where an insertion would wait for ever.
+    client.server_info(timeout=5 if secret == b"w" * 32 else 60)
     client.insert([1.0], {"queue": 1.0})
     return client.server_info(timeout=5)["queue"].current_size
 

@@ -133,8 +133,8 @@ def check(names: Sequence[str]) -> None:
         package = _OURS.get(name, ("", ""))[1]
         if package and importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"--track {name}: expected the package {package}, found none; 'pip install "
-                f"rl-replicator[{name}]' installs it"
+                f"--track {name}: expected the package {package}, found none; install "
+                f"it: pip install 'rl-replicator[{name}]'"
             )
 
 
