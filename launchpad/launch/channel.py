@@ -6,6 +6,7 @@ that is only stopped, such as a launcher after Ctrl-Z, finds everything when it 
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import struct
@@ -75,6 +76,11 @@ class Channel:
         header = self._read(_SIZE.size)
         data = self._read(_SIZE.unpack(header)[0]) if header else None
         return pickle.loads(data) if data else None
+
+    def end_input(self) -> None:
+        """Lets `receive` return what has arrived, and None afterwards, as if the peer were gone."""
+        with contextlib.suppress(OSError):  # It is closed, or the peer is gone.
+            self._connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Closes this end; the peer receives None."""

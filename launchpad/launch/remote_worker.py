@@ -13,8 +13,12 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 
-# The last messages of a process that has ended are awaited this long, in seconds.
-_LAST_MESSAGES_SECS = 1.0
+# What a process that has ended has sent, and the end of its channel, are awaited this long, in
+# seconds. Both are there at once, but for a machine that was lost and an orphan that inherited the
+# channel.
+_ARRIVAL_SECS = 1.0
+# What has arrived by then is read, however late this process is given the time to do so.
+_READ_SECS = 30.0
 
 
 class RemoteWorker(abc.ABC):
@@ -111,7 +115,10 @@ class RemoteWorker(abc.ABC):
                 return
             self._has_ended = True
         if self._reader is not None:
-            self._reader.join(_LAST_MESSAGES_SECS)
+            self._reader.join(_ARRIVAL_SECS)
+            if self._reader.is_alive() and self._channel is not None:
+                self._channel.end_input()
+                self._reader.join(_READ_SECS)
         if self._record is None and not self._has_finished:
             self._record = death
         self._supervisor.post_ended(self, self._record)
