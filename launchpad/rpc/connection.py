@@ -159,11 +159,13 @@ class Connection:
             return self.link
 
     def drop(self, link: rpc_link.Link) -> None:
-        """Forgets a link whose server is gone, and ends all calls on it."""
+        """Forgets a link whose server is gone, and ends all calls on it soon."""
         with self._lock:
             if self.link is link:
                 self.link = None
-        link.close()
+        # Not here: this may be the thread in which gRPC tells of the ends of calls, and closing
+        # waits until it has told of all.
+        threading.Thread(target=link.close, name="courier-close", daemon=True).start()
 
     def open_call(self) -> int:
         """Returns the number of a new call."""

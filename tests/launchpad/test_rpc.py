@@ -282,6 +282,35 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
         server.stop()
 
 
+class _HalfImpostor(_Impostor):
+    """Answers one call when there is a second one, which it leaves without an answer."""
+
+    def __init__(self):
+        super().__init__()
+        self._calls = threading.Barrier(2)
+        self.may_end = threading.Event()
+
+    def _answer(self, request, context):
+        if self._calls.wait(60) == 0:
+            self.may_end.wait(60)
+        return super()._answer(request, context)
+
+
+def test_other_futures_survive_the_answer_of_an_impostor(runtime):
+    """The thread in which gRPC tells of the answer cannot end the connection itself."""
+    impostor, server, address = _HalfImpostor(), _serve(), lp.Address()
+    runtime.publish(address.key, impostor.address)
+    client = lp.CourierClient(address)
+    threading.Timer(0.5, runtime.publish, (address.key, server.address)).start()
+    try:
+        found = [client.futures.same(number) for number in range(2)]
+        assert [each.result(timeout=30) for each in found] == [0, 1]
+    finally:
+        impostor.may_end.set()
+        impostor.stop()
+        server.stop()
+
+
 def test_a_client_of_another_program_is_refused(runtime):
     server = rpc_server.MethodServer(b"w" * 32)
     server.start()
