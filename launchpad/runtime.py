@@ -59,7 +59,8 @@ class Callbacks:
       publish: (address key, address): tell all nodes.
       set_state: (state): tell the supervisor what the node does.
       request_stop: () -> None: ask for the end of the whole program.
-      interrupt: () -> None: raise SystemExit in the node's main thread.
+      interrupt: () -> None: raise SystemExit in the node's main thread; not in a node that is no
+        longer active once it is possible.
       give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
       tell_failure: (error) -> None: tell the supervisor with what the node is about to fail.
     """
@@ -127,6 +128,11 @@ class NodeRuntime:
         self._state = state
         self._callbacks.set_state(state)
 
+    @property
+    def is_active(self) -> bool:
+        """False once the node has ended, or only serves others: then nothing interrupts it."""
+        return self._state not in PASSIVE
+
     def mark_ended(self) -> None:
         """Notes that the node's code has ended; the engine tells the supervisor why."""
         self._state = ENDED
@@ -192,7 +198,7 @@ class NodeRuntime:
     def _interrupt(self, delay_secs: float) -> None:
         """Raises SystemExit in the node's main thread until it ends or only serves."""
         time.sleep(delay_secs)
-        while self._state not in PASSIVE:
+        while self.is_active:
             self.was_interrupted = True
             self._callbacks.interrupt()
             # Again, because Python drops exceptions in callbacks and finalizers.

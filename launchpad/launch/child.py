@@ -142,7 +142,8 @@ class Child:
         os._exit(1)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self.runtime.was_interrupted:
+        # The node may have left its run() by itself since the interrupt was sent.
+        if self.runtime.was_interrupted and self.runtime.is_active:
             raise SystemExit(0)
         if not self.runtime.stop_event.is_set():
             threading.Thread(target=self._obey_stranger, name="sigterm", daemon=True).start()

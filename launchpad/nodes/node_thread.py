@@ -46,7 +46,7 @@ class NodeThread(threading.Thread):
         self._gate = threading.Lock()
         self._is_open = True
 
-    def interrupt(self) -> None:
+    def interrupt(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Raises SystemExit in the node's code as soon as it executes Python again.
 
         If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
@@ -57,6 +57,9 @@ class NodeThread(threading.Thread):
         beginning of `__exit__`. So this waits until the node leaves gRPC, or has stood at one place
         there for a second: then it waits for an answer, and acquires no lock before the exception
         strikes.
+
+        Args:
+          is_wanted: Whether to interrupt what the node does now. It may end meanwhile by itself.
         """
         since = time.monotonic()
         place: tuple[types.FrameType | None, int] = (None, 0)
@@ -68,6 +71,9 @@ class NodeThread(threading.Thread):
                 lasti = frame.f_lasti if frame else 0
                 if (frame, lasti) != place:
                     since, place = time.monotonic(), (frame, lasti)
+                # After the look: if this changes afterwards, the node has left the place.
+                if not is_wanted():
+                    return
                 stands_still = time.monotonic() - since > _STILL_SECS
                 may_strike = not _is_delicate(frame) and (stands_still or not _is_in_grpc(frame))
                 if frame and may_strike and _strike(self.ident or 0, frame, lasti):

@@ -1,5 +1,7 @@
 """Threads that run nodes: how they are interrupted."""
 
+import queue
+import signal
 import sys
 import threading
 import time
@@ -9,7 +11,10 @@ from concurrent import futures
 import grpc
 import pytest
 
+import launchpad as lp
 from launchpad import errors
+from launchpad import runtime as lp_runtime
+from launchpad.launch import child as lp_child
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
 
@@ -49,6 +54,85 @@ def test_an_interrupt_waits_until_a_thread_that_the_node_starts_runs():
     node.join(30)
     assert not node.is_alive()
     assert isinstance(errors[0], SystemExit)
+
+
+def test_an_interrupt_that_is_late_is_given_up():
+    """The node has left `run()` by itself meanwhile, and others still call it."""
+    started, is_serving, may_end, ended = SlowEvent(), threading.Event(), threading.Event(), []
+
+    def execute():
+        thread = threading.Thread(target=lambda: None)
+        thread._started = started
+        thread.start()
+        is_serving.set()
+        while not may_end.is_set():
+            time.sleep(0.001)
+
+    node = NodeThread("node", types.SimpleNamespace(execute=execute), None, ended.append)
+    node.start()
+    assert started.is_waited_for.wait(30)
+    interrupt = threading.Thread(target=node.interrupt, args=(lambda: not is_serving.is_set(),))
+    interrupt.start()
+    time.sleep(0.1)
+    is_serving.set()
+    started.may_return.set()
+    interrupt.join(30)
+    may_end.set()
+    node.join(30)
+    assert ended == [None]
+
+
+class _Waiting:
+    def __init__(self, may_return):
+        self.run = may_return.wait
+
+
+@pytest.mark.parametrize("is_colocated", [False, True])
+def test_a_node_is_interrupted_while_it_has_something_to_do_of_its_own(monkeypatch, is_colocated):
+    asked, may_return = queue.SimpleQueue(), threading.Event()
+    monkeypatch.setattr(NodeThread, "interrupt", lambda self, is_wanted: asked.put(is_wanted))
+    node = lp.CourierNode(_Waiting, may_return)
+    node.create_handle()
+    program = lp.Program("test")
+    program.add_node(lp.MultiThreadingColocation([node]) if is_colocated else node, label="node")
+    manager = lp.launch(program, "test_mt", termination_notice_secs=60)
+    assert manager.wait_until_ready(30)
+    manager.stop()
+    is_wanted = asked.get(timeout=30)
+    assert is_wanted()
+    may_return.set()
+    assert manager.wait(60) and not is_wanted()
+
+
+def test_an_interrupt_after_run_does_not_end_a_server(monkeypatch):
+    """It was set while `run()` returned, and is raised in what the node does next."""
+    set_state, interrupts = lp_runtime.NodeRuntime.set_state, []
+
+    def interrupted(self, state):
+        if state == lp_runtime.SERVING and not interrupts:
+            interrupts.append(state)
+            raise SystemExit
+        set_state(self, state)
+
+    monkeypatch.setattr(lp_runtime.NodeRuntime, "set_state", interrupted)
+    program = lp.Program("test")
+    handle = program.add_node(lp.CourierNode(list), label="server")
+    manager = lp.launch(program, "test_mt")
+    assert manager.wait_until_ready(30) and interrupts
+    assert manager.resolve(handle).copy() == []
+    manager.stop()
+    assert manager.wait(60)
+
+
+def test_a_late_signal_does_not_end_a_process_that_serves():
+    runtime = types.SimpleNamespace(was_interrupted=True, stop_event=threading.Event())
+    runtime.stop_event.set()
+    node = types.SimpleNamespace(runtime=runtime)
+    runtime.is_active = False
+    lp_child.Child._on_sigterm(node, signal.SIGTERM, None)
+    runtime.is_active = True
+    with pytest.raises(SystemExit):
+        lp_child.Child._on_sigterm(node, signal.SIGTERM, None)
 
 
 def test_a_node_that_has_ended_is_not_interrupted():

@@ -51,7 +51,7 @@ class ThreadWorker:
                 publish=supervisor.post_publish,
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
-                interrupt=lambda: self._thread.interrupt(),
+                interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
                 give_up=self._give_up,
                 tell_failure=lambda error: supervisor.post_failing(
                     self, errors.ExceptionRecord.of(error)

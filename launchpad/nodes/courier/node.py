@@ -99,17 +99,26 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
                 takes_server(server)
             else:
                 server.start()
-            try:
-                self.run_instance(instance)
-            except SystemExit as request:
-                # The program stops, or run() ended itself: either way go on serving the others.
-                if request.code not in (None, 0) and not runtime.stop_event.is_set():
-                    raise
-            runtime.set_state(lp_runtime.SERVING)
+            self._run_until_serving(runtime, instance)
             runtime.release_event.wait()
         finally:
             if takes_server is None:
                 server.stop()
+
+    def _run_until_serving(self, runtime: lp_runtime.NodeRuntime, instance: WorkerType) -> None:
+        """Calls `run()`; whatever ends it, the node goes on serving others."""
+        has_begun = False
+        # An interrupt may also strike when run() has returned by itself.
+        while True:
+            try:
+                if not has_begun:
+                    has_begun = True
+                    self.run_instance(instance)
+                runtime.set_state(lp_runtime.SERVING)
+                return
+            except SystemExit as request:  # The program stops, or run() ended itself.
+                if request.code not in (None, 0) and not runtime.stop_event.is_set():
+                    raise
 
     def run(self) -> None:
         """Runs the node in the calling thread.
