@@ -196,8 +196,7 @@ class Saver:
           CheckpointError: see `tick`.
           ReplayError: see `tick`.
         """
-        if not self._finish():
-            return False
+        self._finish()  # If that was not saved, the replay may be back by now.
         self.begin()
         return self._finish()
 

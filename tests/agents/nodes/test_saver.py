@@ -139,6 +139,25 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
     assert restored(tmp_path)[-1] == 0
 
 
+def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, monkeypatch):
+    client = reverb.Client(f"localhost:{serve().port}")
+    learner, write = CountingLearner(), client.checkpoint
+    saves = saver.Saver(
+        RunDirectory(tmp_path), 2, learner, [client], Counter(tmp_path, 100, None), 0.0
+    )
+
+    def die():
+        monkeypatch.setattr(client, "checkpoint", write)  # It is back at once.
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(client, "checkpoint", die)
+    learner.step()
+    saves.begin()
+    learner.step()
+    assert saves.save_last()
+    assert restored(tmp_path) == [2, 2, 2, 2]
+
+
 def continued(run):
     """Learner steps of a learner that is started again in a run."""
     learner = CountingLearner()
