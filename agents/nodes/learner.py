@@ -4,12 +4,13 @@ Several of these nodes can form one replicator: all of them train, and the first
 weights, reports and writes checkpoints.
 """
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -42,9 +43,21 @@ _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
 
 
+@contextlib.contextmanager
+def _ended_by_a_loss() -> Iterator[None]:
+    """Ends the process if another worker is lost, so that the whole group restarts."""
+    try:
+        yield
+    except rr.WorkerLost as loss:
+        _LOG.warning("%s", loss)
+        sys.stdout.flush()
+        os._exit(WORKER_LOST_STATUS)  # TensorFlow cannot continue in this process.
+
+
 class LearnerNode:
     """Trains until the actors have taken all environment steps."""
 
+    @_ended_by_a_loss()
     def __init__(
         self,
         agent: Agent,
@@ -100,20 +113,16 @@ class LearnerNode:
         with futures.ThreadPoolExecutor(1, "learner-report") as executor:
             report = executor.submit(self._report)
             try:
-                # A save in the background is completed even if another worker is lost.
-                with self._saver:
-                    self._train(report)
-                    if self._is_chief:
-                        self._save_last()
-                while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
-                    # Again and again: a counter that is restarted does not know it.
-                    if self._is_chief:
-                        self._counter.learner_done()
-            except rr.WorkerLost as loss:
-                # TensorFlow cannot continue in this process: the whole group restarts.
-                _LOG.warning("%s", loss)
-                sys.stdout.flush()
-                os._exit(WORKER_LOST_STATUS)
+                with _ended_by_a_loss():
+                    # A save in the background is completed even if another worker is lost.
+                    with self._saver:
+                        self._train(report)
+                        if self._is_chief:
+                            self._save_last()
+                    while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
+                        # Again and again: a counter that is restarted does not know it.
+                        if self._is_chief:
+                            self._counter.learner_done()
             finally:
                 self._run_over.set()
                 self._learner.close()

@@ -1,5 +1,6 @@
 """The learner's node before it has rows, and when it gets no more."""
 
+import os
 import threading
 import time
 
@@ -17,6 +18,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.replay.config import ReplayConfig
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import TARGET, make_plan
 
@@ -47,6 +49,19 @@ def stop(monkeypatch):
     monkeypatch.setattr(lp, "stop_event", lambda: event)
     monkeypatch.setattr(lp, "wait_for_stop", event.wait)
     return event
+
+
+def test_a_worker_lost_before_the_first_step_restarts_the_group(tmp_path, monkeypatch, caplog):
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+
+    def make_replicator():
+        raise rr.WorkerLost("worker 1 (b:2) is gone", (1,))
+
+    RunDirectory(tmp_path).describe("d4pg", {}, {})
+    agent, counter = D4PG(CONFIG, TARGET.spec()), Counter(tmp_path, TOTAL, restored=None)
+    LearnerNode(agent, make_replicator, make_plan(tmp_path, TOTAL), [], counter)
+    assert statuses == [WORKER_LOST_STATUS] and "worker 1 (b:2) is gone" in caplog.text
 
 
 @pytest.mark.timeout(180)
