@@ -23,8 +23,9 @@ from rl_replicator.jobs import ports
 _CALLS, _STEPS, _STATUSES, _CHANGING = range(1 << 20, (1 << 20) + 4)
 # More than the number of collectives of any step.
 _KEYS_OF_A_STEP = 1 << 16
-# Seconds to wait until the monitor knows the lost peer: collectives fail earlier, at once.
-_PATIENCE = 3.0
+# Collectives fail at once when a peer is lost, before the monitor knows. It is given this many
+# seconds at most: where processors are scarce, its thread and its probes take their time.
+_PATIENCE = 20.0
 _BREAKAGES = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,

@@ -15,6 +15,10 @@ from rl_replicator import errors
 # A worker that refuses two connections in a row is dead, which is detected within about a second.
 _INTERVAL = 0.3
 _REFUSALS = 2
+# After so many sweeps in which every peer has answered, an error has another cause than a loss.
+_SWEEPS_WITHOUT_LOSS = 10
+# A longer time between two moments of the monitor means that this process had no processor.
+_LONGEST_STEP = 2 * _INTERVAL
 
 
 class Answer(enum.Enum):
@@ -53,6 +57,8 @@ class Monitor:
         self._on_sweep = on_sweep
         self._refusals = dict.fromkeys(peers, 0)
         self._silent_since: dict[int, float] = {}
+        self._num_good_sweeps = 0
+        self._awake, self._looked_at = 0.0, time.monotonic()
         self._stopped = threading.Event()
         self._found = threading.Event()
         self._loss: errors.WorkerLost | None = None
@@ -85,9 +91,14 @@ class Monitor:
         """Returns the error that names the lost peers; None if no peer is lost.
 
         Args:
-          patience: seconds to wait for a loss.
+          patience: seconds to wait for a loss; less once all peers have answered several times.
         """
-        self._found.wait(patience)
+        deadline = time.monotonic() + patience
+        enough = self._num_good_sweeps + _SWEEPS_WITHOUT_LOSS
+        while not self._found.wait(min(_INTERVAL, max(0.0, deadline - time.monotonic()))):
+            is_known = self._num_good_sweeps >= enough or self._stopped.is_set()
+            if is_known or time.monotonic() >= deadline:
+                break
         return self._loss
 
     def stop(self) -> None:
@@ -100,6 +111,8 @@ class Monitor:
         while not self._stopped.wait(_INTERVAL):
             lost = self._sweep()
             if not lost:
+                if not (self._silent_since or any(self._refusals.values())):
+                    self._num_good_sweeps += 1
                 self._on_sweep()
                 continue
             # Another sweep, so that peers that died together are named together.
@@ -115,11 +128,10 @@ class Monitor:
         lost = {}
         for index in self._peers:
             answer = self._probe(index)
-            now = time.monotonic()
+            now = self._awake_seconds()
             self._refusals[index] = self._refusals[index] + 1 if answer is Answer.UNREACHABLE else 0
             if answer is Answer.SILENT:
-                # Measured from the first probe without an answer, not from the last answer: this
-                # process itself may have been frozen in between.
+                # Measured from the first probe without an answer, not from the last answer.
                 self._silent_since.setdefault(index, now)
             else:
                 self._silent_since.pop(index, None)
@@ -134,6 +146,13 @@ class Monitor:
                     "network to it is down"
                 )
         return lost
+
+    def _awake_seconds(self) -> float:
+        """Returns a time that stands still while this process, or all of its machine, is frozen."""
+        now = time.monotonic()
+        self._awake += min(now - self._looked_at, _LONGEST_STEP)
+        self._looked_at = now
+        return self._awake
 
     def _names(self, indices: set[int]) -> str:
         return ", ".join(f"worker {i} ({self._peers[i]})" for i in sorted(indices))

@@ -58,7 +58,7 @@ def test_names_those_that_do_not_start(peers):
     ("answer", "message"),
     [
         (UNREACHABLE, r"^worker 1 \(a:1\) is gone: it was killed, crashed, or"),
-        (SILENT, r"^worker 1 \(a:1\) has not answered for 1 s: it is frozen"),
+        (SILENT, r"^worker 1 \(a:1\) has not answered for \d+ s: it is frozen"),
         (RESTARTED, r"^worker 1 \(a:1\) was restarted without the others; end the others"),
     ],
 )
@@ -88,6 +88,35 @@ def test_those_lost_together_are_named_together(peers):
     peers.monitor._probe = probe
     assert peers.lost.wait(60)
     assert peers.losses[0].workers == (1, 3)
+
+
+def test_the_time_in_which_the_prober_was_frozen_does_not_count(peers, monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    peers.answers[1] = SILENT
+    assert not peers.monitor._sweep()
+    now[0] += 12.0
+    assert not peers.monitor._sweep()
+    now[0] += 0.5
+    assert list(peers.monitor._sweep()) == [1]
+
+
+def test_a_loss_is_awaited_until_all_peers_have_answered_often(peers, monkeypatch):
+    monkeypatch.setattr(health, "_INTERVAL", 0.01)
+    probed = []
+
+    def probe(index):
+        probed.append(index)
+        if index == 3 and len(probed) > 8:  # In the fifth sweep.
+            return UNREACHABLE
+        return ALIVE
+
+    peers.monitor.wait_for_all(60)
+    begun = time.monotonic()
+    assert peers.monitor.loss(120.0) is None
+    assert time.monotonic() - begun < 60
+    peers.monitor._probe = probe
+    assert peers.monitor.loss(120.0).workers == (3,)
 
 
 def test_a_hiccup_is_not_a_loss(peers):
