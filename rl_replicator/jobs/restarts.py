@@ -1,11 +1,12 @@
 """Runs a job, and restarts it after failures."""
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
 
 from rl_replicator.processes.restarts import Restarts
+
+_POLL_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +54,12 @@ class RestartLoop:
         self._stop = stop
         self._restarts = restarts
         self._report = report
-        self._ended = threading.Event()
+        # Not an event: a signal handler would wait for the lock that the thread below it may hold.
+        self._has_ended = False
 
     def end(self) -> None:
         """Makes `run` stop the job and return. Can be called by any thread or signal handler."""
-        self._ended.set()
+        self._has_ended = True
 
     def run(self) -> int | None:
         """Runs the job to its end.
@@ -84,12 +86,19 @@ class RestartLoop:
                 f"{outcome.reason}; restarting the whole job in {pause:g} s "
                 f"({self._restarts.progress()})"
             )
-            if self._ended.wait(pause):
+            if not self._sleep(pause):
                 return None
 
     def _watch(self) -> Outcome | None:
-        while not self._ended.wait(0.1):
+        while self._sleep(_POLL_SECONDS):
             outcome = self._poll()
             if outcome is not None:
                 return outcome
         return None
+
+    def _sleep(self, seconds: float) -> bool:
+        """Sleeps unless `end` is called; returns whether it was not."""
+        deadline = time.monotonic() + seconds
+        while not self._has_ended and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_SECONDS))
+        return not self._has_ended

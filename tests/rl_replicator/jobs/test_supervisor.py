@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def all_gone(numbers):
     return not [n for n in numbers if psutil.pid_exists(n) and not is_zombie(n)]
 
 
+def wait_until_gone(numbers):
+    deadline = time.monotonic() + 60
+    while not all_gone(numbers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def is_zombie(number):
     try:
         return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
@@ -146,8 +154,11 @@ if starts < 2: freeze()
 def test_the_cause_is_named_and_not_who_lost_it(run):
     code = """
 if task["index"]: sys.exit(3)
-while not file.with_name("worker 1").exists(): time.sleep(0.02)
-time.sleep(1)
+while not (other := file.with_name("worker 1")).exists(): time.sleep(0.02)
+stat = pathlib.Path(f"/proc/{other.read_text().split()[-1]}/stat")
+try:
+    while stat.read_text().rpartition(")")[2].split()[0] not in "ZX": time.sleep(0.02)
+except OSError: pass  # Nothing is left of it.
 sys.exit(75)
 """
     status, output = finished(run(code, "--workers", "2", "--max-restarts", "0"))
@@ -210,9 +221,10 @@ wait()"""
 
 @pytest.mark.processes
 def test_what_does_not_end_after_a_signal_is_killed_and_named(run, tmp_path):
-    code = "deaf() if task['index'] else (ready(), wait())"
+    code = "deaf() if task['index'] else ready()"
     process = run(code, "--workers", "3", command=impatient(after_signal=1))
     tasks = ready(tmp_path, "worker 0", "worker 1", "worker 2")
+    wait_until_gone(tasks[:1])
     process.send_signal(signal.SIGTERM)
     status, text = finished(process)
     assert status == 128 + signal.SIGTERM
@@ -277,10 +289,7 @@ deaf()
     tasks = pids(tmp_path, "worker 0", "worker 1", "child 0", "child 1")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 60
-    while not all_gone(tasks) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert all_gone(tasks)
+    wait_until_gone(tasks)
 
 
 @pytest.mark.processes
@@ -290,7 +299,7 @@ def test_children_of_a_task_end_with_it(run, tmp_path):
         "(file.parent / 'child').write_text(str(child.pid))\ndie()"
     )
     finished(run(code, "--workers", "1", "--max-restarts", "0"))
-    assert all_gone(pids(tmp_path, "child"))
+    wait_until_gone(pids(tmp_path, "child"))  # It was only sent SIGKILL.
 
 
 @pytest.mark.processes
@@ -393,6 +402,43 @@ def test_end_before_the_next_start():
         lambda: supervisor.end(), lambda: None, lambda: None, Restarts(1), print
     )
     assert supervisor.run() is None
+
+
+def test_a_signal_at_any_moment_ends_a_job(monkeypatch):
+    """Its handler runs between two lines of the main thread, which may hold a lock there."""
+    monkeypatch.setattr(restarts, "_POLL_SECONDS", 0.001)
+    files = (restarts.__file__, threading.__file__)
+    moments = [0]
+
+    def interrupt_at(moment, loop):
+        moments[0] = 0
+
+        def trace(frame, event, _):
+            if event == "line" and frame.f_code.co_filename in files:
+                moments[0] += 1
+                if moments[0] == moment:  # In a thread, which does not end if it needs that lock.
+                    handler = threading.Thread(target=loop.end, daemon=True)
+                    handler.start()
+                    handler.join(60)
+                    assert not handler.is_alive(), frame
+            return trace
+
+        return trace
+
+    moment, before = 1, sys.gettrace()
+    while moments[0] >= moment - 1:
+        outcomes = [None, restarts.Outcome(0, "done")]
+        loop = restarts.RestartLoop(
+            lambda: None, lambda o=outcomes: o.pop(0), lambda: None, Restarts(0), print
+        )
+        sys.settrace(interrupt_at(moment, loop))
+        try:
+            status = loop.run()
+        finally:
+            sys.settrace(before)
+        assert status in (None, 0)
+        moment += 1
+    assert moment > 10
 
 
 def test_tasks_of_a_job():
