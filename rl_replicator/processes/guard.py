@@ -2,18 +2,25 @@
 
 The kernel kills the leaders of the groups with the process that started them, however that dies,
 but not what the leaders have started. The guard reads the numbers of the groups from its standard
-input, one a line, a negative one for a group that has ended, and kills those that are left when
-the input ends. It uses the standard library alone, to be small.
+input, one a line, a negative one for a group that has ended. It kills those that are left when it
+reads 0, when the input ends, or when the process that started it has ended: what that process has
+forked may hold the input open. It uses the standard library alone, to be small.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+
+_END = 0
+# A guard that does not end by itself was stopped by a signal, or has no processor.
+_SECONDS_TO_END = 60.0
 
 
 class Guard:
@@ -33,7 +40,7 @@ class Guard:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__],
+                    [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C of the terminal must not end it.
@@ -52,9 +59,16 @@ class Guard:
         """Ends the guard, which kills what it still watches; the next `watch` starts another."""
         with self._lock:
             process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        if process is None or process.stdin is None:
+            return
+        # A process that was forked may hold the other end of the pipe: closing it is not enough.
+        with contextlib.suppress(OSError):
+            process.stdin.write(b"%d\n" % _END)
+            process.stdin.close()
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
 
     def _write(self, number: int) -> None:
@@ -68,12 +82,35 @@ class Guard:
 def main() -> None:
     """Waits until the process that started this one ends, and kills the groups that are left."""
     groups: set[int] = set()
-    for line in sys.stdin.buffer:
-        number = int(line)
+    for number in _numbers(int(sys.argv[1])):
+        if number == _END:
+            break
         groups.add(number) if number > 0 else groups.discard(-number)
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+
+def _numbers(parent: int) -> Iterator[int]:
+    """Yields the numbers of the input, as long as it is open and the parent process lives."""
+    os.set_blocking(0, False)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    # Where the kernel has no such descriptors, the end of the input alone must do.
+    with contextlib.suppress(OSError, AttributeError):
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    rest, lives = b"", os.getppid() == parent
+    while True:
+        if lives:
+            poll.poll()
+            lives = os.getppid() == parent  # Asked before the last numbers are read.
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(0, 1 << 16):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from map(int, lines)
+            return
+        if not lives:
+            return
 
 
 if __name__ == "__main__":
