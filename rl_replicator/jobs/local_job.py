@@ -18,8 +18,8 @@ from rl_replicator.processes.restarts import Restarts
 
 # Wait after a first failure, because another process may fail too and reveal the cause.
 _SETTLE_SECONDS = 0.3
-# The last lines of ended processes are awaited this long.
-_OUTPUT_SECONDS = 1.0
+# The last lines of ended processes are awaited this long, if nobody reads our output.
+_OUTPUT_SECONDS = 20.0
 # Wrong arguments, a full disk, or weights that are NaN: a restart would end the same way.
 _USAGE = 2
 

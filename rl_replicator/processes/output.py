@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import select
 import signal
+import struct
 import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO
 
 # Takes a target, "stdout" or "stderr", and a line with its end.
@@ -45,31 +50,89 @@ class LineCopier:
           write: takes the lines, one at a time.
           streams: pipes from the process by their target, "stdout" or "stderr".
         """
-        self._write = write
-        self._threads = [
-            threading.Thread(target=self._copy, args=stream, name=f"copy {stream[0]}", daemon=True)
-            for stream in streams.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._copies = [_Copy(write, target, stream) for target, stream in streams.items()]
 
     def drain(self, timeout: float) -> None:
-        """Waits until all lines of an ended process are copied.
+        """Waits until all that an ended process has printed is copied.
+
+        An orphan that inherited the pipes may keep them open: what it prints is not awaited.
 
         Args:
-          timeout: seconds to wait. An orphan that inherited the pipes may keep them open.
+          timeout: seconds to wait.
         """
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for one in self._copies:
+            one.drain(deadline)
 
-    def _copy(self, target: str, stream: IO[bytes]) -> None:
-        with stream:
-            for line in iter(stream.readline, b""):
-                text = f"{line.decode(errors='replace').rstrip(chr(10))}\n"
-                # If the reader of our output is gone, the process must not block on a full pipe.
-                with _lock, contextlib.suppress(OSError, ValueError):
-                    self._write(target, text)
+
+class _Copy:
+    """Copies the lines of one pipe, in a thread."""
+
+    def __init__(self, write: Writer, target: str, stream: IO[bytes]):
+        self._write, self._target, self._stream = write, target, stream
+        self._num_bytes = 0
+        # Held from each read until the lines are written.
+        self._busy = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"copy {target}", daemon=True)
+        self._thread.start()
+
+    def drain(self, deadline: float) -> None:
+        """Waits until what is in the pipe now is copied, or else until `time.monotonic` says so."""
+        goal: int | None = None
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            if self._busy.acquire(timeout=left):
+                try:
+                    if self._stream.closed:
+                        return
+                    if goal is None:
+                        goal = self._num_bytes + _num_waiting(self._stream)
+                    # At its end, a line without an end is still to be copied.
+                    if self._num_bytes >= goal and not _has_ended(self._stream):
+                        return
+                finally:
+                    self._busy.release()
+            self._thread.join(0.01)
+
+    def _run(self) -> None:
+        rest = bytearray()
+        while not self._stream.closed:
+            _wait(self._stream)
+            with self._busy:
+                chunk = os.read(self._stream.fileno(), 1 << 16)
+                self._num_bytes += len(chunk)
+                if not chunk:
+                    self._stream.close()
+                    chunk = b"\n" if rest else b""  # The last line may have no end.
+                rest += chunk
+                if b"\n" in chunk:
+                    *lines, rest = rest.split(b"\n")
+                    self._write_lines(lines)
+
+    def _write_lines(self, lines: Iterable[bytearray]) -> None:
+        for line in lines:
+            # If the reader of our output is gone, the process must not block on a full pipe.
+            with _lock, contextlib.suppress(OSError, ValueError):
+                self._write(self._target, f"{line.decode(errors='replace')}\n")
+
+
+def _wait(pipe: IO[bytes]) -> None:
+    """Waits until a pipe can be read, at its end too."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    poll.poll()
+
+
+def _has_ended(pipe: IO[bytes]) -> bool:
+    """Whether no process can write to a pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
+
+
+def _num_waiting(pipe: IO[bytes]) -> int:
+    """Returns the number of bytes in a pipe."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
+    return count
 
 
 def describe_end(code: int) -> str:

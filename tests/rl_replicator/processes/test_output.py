@@ -4,6 +4,8 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 
 import pytest
 
@@ -27,6 +29,50 @@ def test_every_line_has_a_prefix_and_an_end(capsys):
 def test_a_closed_stream_takes_all(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     copy(b"0123456789abcde\n" * 2**14)  # More than a pipe holds.
+
+
+@pytest.mark.parametrize("is_chatty", [False, True])
+def test_an_orphan_that_keeps_the_pipe_is_not_awaited(capsys, is_chatty):
+    reading, writing = os.pipe()
+    copier = output.LineCopier(output.prefixed("[a] "), {"stdout": os.fdopen(reading, "rb")})
+    is_over = threading.Event()
+
+    def chat():
+        while not is_over.is_set():
+            os.write(writing, b"orphan\n")
+
+    orphan = threading.Thread(target=chat)
+    os.write(writing, b"last\n")
+    if is_chatty:
+        orphan.start()
+    begun = time.monotonic()
+    copier.drain(timeout=120)
+    assert time.monotonic() - begun < 60
+    assert capsys.readouterr().out.startswith("[a] last\n")
+    is_over.set()
+    if is_chatty:
+        orphan.join()
+    os.close(writing)
+    copier.drain(timeout=60)
+
+
+def test_lines_that_were_read_are_awaited_until_they_are_written():
+    reading, writing = os.pipe()
+    written, may_write = [], threading.Event()
+
+    def write(target, text):
+        may_write.wait()
+        written.append(text)
+
+    copier = output.LineCopier(write, {"stdout": os.fdopen(reading, "rb")})
+    os.write(writing, b"one\ntwo\n")
+    copier.drain(timeout=0.1)
+    assert not written
+    threading.Timer(0.1, may_write.set).start()
+    copier.drain(timeout=60)
+    assert written == ["one\n", "two\n"]
+    os.close(writing)
+    copier.drain(timeout=60)
 
 
 def test_no_line_is_lost_to_an_encoding(monkeypatch):
