@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
 _OLD_CONFIG = "config.json.old"
 _LOCK = ".lock"
+# How long a look at the lock of a run may keep it from a process that would train.
+_SECONDS_OF_A_LOOK = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,15 +244,15 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _take(lock):
                 raise UsageError(
                     f"another process trains in {self.path}; wait for it, or choose another "
                     "--run-dir"
-                ) from None
+                )
             yield
         finally:
+            # Closing is not enough: what this process has forked holds the same lock.
+            fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
     def _has_other_files(self) -> bool:
@@ -259,6 +262,25 @@ class RunDirectory:
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write to the run directory {self.path}: {error}")
+
+
+def _take(lock: int) -> bool:
+    """Takes the lock of a run; returns False if another process trains."""
+    deadline = time.monotonic() + _SECONDS_OF_A_LOOK
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            # `is_live` shares it for a moment with whoever looks; one that trains does not.
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
 
 
 def _stored(trainable: str, identity: Mapping[str, Any]) -> dict[str, Any]:
