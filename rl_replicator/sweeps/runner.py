@@ -164,16 +164,11 @@ class SweepRunner:
     def _start(self, trial: SweepTrial) -> None:
         slot = self._free.pop(0)
         self._scheduler.begin(trial)
-        processes = [
-            RunProcess(
-                self._command(trial, seed),
-                self._logs / f"{trial.name}-{trial.run_dir(seed).name}.log",
-                slot,
-                _VARIABLES,
-            )
-            for seed in trial.seeds
-        ]
-        self._live.append(_Live(trial, slot, processes))
+        live = _Live(trial, slot, [])
+        self._live.append(live)  # Before the first process: the next one may fail to start.
+        for seed in trial.seeds:
+            log = self._logs / f"{trial.name}-{trial.run_dir(seed).name}.log"
+            live.processes.append(RunProcess(self._command(trial, seed), log, slot, _VARIABLES))
         self._on_change(trial)
 
     def _look(self) -> None:

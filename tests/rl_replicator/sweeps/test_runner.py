@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import pytest
 
@@ -68,6 +69,27 @@ def test_runs_save_after_an_error_of_the_sweep(tmp_path):
         look,
     )
     with pytest.raises(OSError, match="No space left"):
+        runner.run([], count=1)
+    assert has_saved()
+
+
+@pytest.mark.processes
+def test_a_run_saves_if_that_of_the_next_seed_cannot_start(tmp_path):
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1, 2))
+    words, is_ready, has_saved = endless_run(tmp_path)
+
+    def command(trial, seed):
+        if seed == 1:
+            return words
+        deadline = time.monotonic() + 60
+        while not is_ready():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise OSError("Resource temporarily unavailable")
+
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+    runner = SweepRunner(scheduler, command, tmp_path / "logs", 1, lambda _: None, lambda: None)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
         runner.run([], count=1)
     assert has_saved()
 
