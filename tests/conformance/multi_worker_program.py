@@ -35,7 +35,9 @@ GLOBAL_BATCH = 12
 FEATURES = 5
 DATA = np.random.default_rng(0).normal(size=(96, FEATURES)).astype(np.float32)
 # Those under test are short, the others long enough for a machine that is busy.
-TIMEOUTS = {"start_timeout": 100, "peer_timeout": 5, "call_timeout": 60}
+TIMEOUTS = {"start_timeout": 100, "peer_timeout": 30, "call_timeout": 60}
+# After which a worker counts as frozen where one is.
+SECONDS_TO_FREEZE = 5
 TIMEOUTS.update(json.loads(os.environ.get("TIMEOUTS", "{}")))
 REPORT = {}
 DETAILS = {}  # What a behaviour has to say besides that it holds.
@@ -512,9 +514,10 @@ def a_frozen_worker(replicator):
     if replicator.process_index == 1:
         DETAILS["at"] = time.time()
         leave("a_frozen_worker", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    replicator._group._monitor._peer_timeout = SECONDS_TO_FREEZE
     exchange = threading.Thread(target=exchange_with_nobody, args=(replicator,))
     exchange.start()
-    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d s: it is frozen")
+    expect_loss(step, r"worker 1 \(127.0.0.1:\d+\) has not answered for \d+ s: it is frozen")
     exchange.join(60)
     assert DETAILS["exchange"] == "WorkerLost"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import dm_env
 
+import launchpad as lp
+
 # "SIGNAL STEP RUN_DIR": from that step of this process on, the signal is sent as soon as the run
 # has a checkpoint of a learner that has trained. "SIGNAL eSTEP RUN_DIR": that step of the first
 # evaluation.
@@ -35,7 +37,7 @@ class Interrupting(dm_env.Environment):
             if self._has_checkpoint():
                 self._first = -1
                 os.kill(os.getpid(), self._signal)
-                time.sleep(0.5)  # An evaluation shall not end before the main thread has noticed.
+                lp.wait_for_stop(60)  # An evaluation shall not end before the main thread notices.
             else:
                 time.sleep(0.1)  # On a busy machine the next checkpoint takes its time.
         return self._environment.step(action)
