@@ -26,6 +26,8 @@ _POLL_SECS = 0.2
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A script that has not looked at its program for this long after its end has a loop of its own.
 _NOTICE_SECS = 5.0
+# It is given that in pieces, in seconds: a time in which this process was stopped counts as one.
+_PIECE_SECS = 0.1
 
 
 class ProgramManager:
@@ -260,9 +262,11 @@ def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
     stopped = list(_taking_signals)
     for end in ends:
         end.wait()
-    time.sleep(_NOTICE_SECS)
-    if not any(manager._end_was_seen for manager in stopped):
-        os.kill(os.getpid(), number)
+    for _ in range(round(_NOTICE_SECS / _PIECE_SECS)):
+        time.sleep(_PIECE_SECS)
+        if any(manager._end_was_seen for manager in stopped):
+            return
+    os.kill(os.getpid(), number)
 
 
 _unfinished: list[ProgramManager] = []

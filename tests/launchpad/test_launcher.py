@@ -152,6 +152,24 @@ def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("was_seen", [False, True])
+def test_a_script_that_was_stopped_itself_is_given_time_to_see_the_end(monkeypatch, was_seen):
+    manager = types.SimpleNamespace(_end_was_seen=False)
+    pauses, killed = [], []
+
+    def sleep(secs):
+        pauses.append(60.0 if not pauses else secs)  # Stopped, and then the first to go on.
+        manager._end_was_seen = was_seen and len(pauses) == 2
+
+    monkeypatch.setattr(lp_manager, "_taking_signals", [manager])
+    monkeypatch.setattr(lp_manager, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
+    lp_manager._deliver_again(signal.SIGTERM, [])
+    monkeypatch.undo()
+    assert killed == ([] if was_seen else [(os.getpid(), signal.SIGTERM)])
+    assert was_seen or sum(pauses[1:]) > 4.8
+
+
 @pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
 def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
     launcher = launch_script(engine, "deaf")
