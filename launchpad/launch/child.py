@@ -26,8 +26,10 @@ _ORPHAN_SECS = 3.0
 # A node's process shows that it is not frozen this often, in seconds.
 HEARTBEAT_SECS = 2.0
 # SIGTERM to a whole program reaches its nodes before its launcher tells them to stop: a node that
-# gets one waits this long for the launcher, in seconds.
+# gets one waits this long for the launcher, in seconds, from when that is seen to run.
 _LAUNCHER_SECS = 3.0
+# It looks this often whether that is so, in seconds.
+_LOOK_SECS = 0.1
 # A finished node gets this long for its interpreter to end once the program stops, in seconds.
 _LINGER_SECS = 2.0
 # A node that has failed gets this long for its threads and exit handlers to end, in seconds.
@@ -69,6 +71,7 @@ class Child:
         self._spec = spec
         self._book = lp_address_book.AddressBook(spec.addresses)
         self._may_begin = threading.Event()
+        self._launcher_runs = threading.Event()
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,
@@ -153,6 +156,10 @@ class Child:
 
         The launcher sees a process that died, and does what the node's restart policy says.
         """
+        self._channel.send("ping")
+        # A launcher that gets no processor time has not seen its own SIGTERM either.
+        while not self.runtime.stop_event.wait(_LOOK_SECS) and not self._launcher_runs.is_set():
+            pass
         if not self.runtime.stop_event.wait(_LAUNCHER_SECS):
             # Only the main thread can take a handler back, and it may be busy for ever.
             self._die(errors.ExceptionRecord(errors.PROCESS_DIED, _BY_SIGTERM, ""))
@@ -178,6 +185,8 @@ class Child:
                 self._may_begin.set()
             elif kind == "address":
                 self._book.publish(*details)
+            elif kind == "pong":
+                self._launcher_runs.set()
             elif kind == "ready":
                 self.runtime.ready_event.set()
             elif kind == "release":

@@ -147,6 +147,8 @@ class RemoteWorker(abc.ABC):
                 self._supervisor.post_publish(*details)
             elif kind == "stop":
                 self._supervisor.post_stop()
+            elif kind == "ping":
+                self._send("pong")
             elif kind == "failed":
                 self._record = details[0]
                 self._supervisor.post_failing(self, details[0])

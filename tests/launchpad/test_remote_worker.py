@@ -12,6 +12,7 @@ import pytest
 import launchpad as lp
 from launchpad import errors
 from launchpad.launch import channel as lp_channel
+from launchpad.launch import child as lp_child
 from launchpad.launch import member as lp_member
 from launchpad.launch import remote_worker
 
@@ -62,3 +63,37 @@ def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, i
     assert time.monotonic() - begun < 20
     nodes.close()
     worker.close()
+
+
+def test_a_node_asks_whether_its_launcher_runs():
+    ours, nodes = socket.socketpair()
+    nodes.settimeout(30)
+    node = lp_channel.Channel(nodes)
+    worker = _Worker(lp_member.Member("node", 0, lp.PyNode(print)), types.SimpleNamespace())
+    worker.attach(lp_channel.Channel(ours))
+    assert node.receive() == ("begin",)
+    assert node.send("ping")
+    assert node.receive() == ("pong",)
+    node.close()
+    worker.close()
+
+
+@pytest.mark.parametrize("is_told_to_stop", [False, True])
+def test_a_stranger_s_sigterm_waits_for_a_launcher_that_gets_no_time(monkeypatch, is_told_to_stop):
+    """It may have got SIGTERM as well, as all processes of a service do."""
+    monkeypatch.setattr(lp_child, "_LAUNCHER_SECS", 0.1)
+    sent, died = [], []
+    node = types.SimpleNamespace(
+        runtime=types.SimpleNamespace(stop_event=threading.Event()),
+        _channel=types.SimpleNamespace(send=sent.append),
+        _launcher_runs=threading.Event(),
+        _die=died.append,
+    )
+    obeying = threading.Thread(target=lp_child.Child._obey_stranger, args=(node,))
+    obeying.start()
+    obeying.join(0.5)
+    assert obeying.is_alive() and sent == ["ping"]
+    (node.runtime.stop_event if is_told_to_stop else node._launcher_runs).set()
+    obeying.join(30)
+    assert not obeying.is_alive()
+    assert [record.message for record in died] == [lp_child._BY_SIGTERM][is_told_to_stop:]
