@@ -63,6 +63,14 @@ def test_a_node_talks_to_its_launcher_alone():
     assert b"t" * 8 not in heard[0] and heard[1] == b""
 
 
+def test_a_launcher_that_does_not_answer_is_no_stranger(monkeypatch):
+    monkeypatch.setattr(control, "_HELLO_SECS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with pytest.raises(ConnectionError, match=rf":{address[1]} did not answer in 0\.1 s"):
+            control.call(address, b"t" * 32, b"k" * 16)
+
+
 def test_an_unreachable_launcher_is_named():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

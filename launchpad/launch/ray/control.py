@@ -19,7 +19,9 @@ from rl_replicator.processes import ports
 # these. The launcher answers with its signature of the challenge. The secret itself never travels.
 _HELLO = struct.Struct("<16s16sI")
 _SIGNATURE_BYTES = 32
-_HELLO_SECS = 10.0
+_CONNECT_SECS = 10.0
+# The kernel connects to a launcher that gets no processor time: its answer takes longer.
+_HELLO_SECS = 60.0
 
 # Both sides give up a silent peer after this time, in seconds: by then the supervisor starts the
 # node elsewhere, and a node on a machine that was cut off must not go on as well. A shorter
@@ -86,10 +88,10 @@ def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Chan
     """Calls the launcher from a node.
 
     Raises:
-      ConnectionError: it can't be reached, or another process answers at its address.
+      ConnectionError: it can't be reached, it does not answer, or another process does.
     """
     try:
-        connection = socket.create_connection(address, _HELLO_SECS)
+        connection = socket.create_connection(address, _CONNECT_SECS)
     except OSError as error:
         raise ConnectionError(
             f"the launcher at {address[0]}:{address[1]} can't be reached from "
@@ -97,9 +99,15 @@ def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Chan
         ) from error
     challenge = secrets.token_bytes(16)
     hello = _HELLO.pack(challenge, key, os.getpid())
+    connection.settimeout(_HELLO_SECS)
     try:
         connection.sendall(hello + _sign(secret, b"node", hello))
         answer = connection.recv(_SIGNATURE_BYTES, socket.MSG_WAITALL)
+    except TimeoutError:
+        connection.close()
+        raise ConnectionError(
+            f"the launcher at {address[0]}:{address[1]} did not answer in {_HELLO_SECS:g} s"
+        ) from None
     except OSError:
         answer = b""
     if not hmac.compare_digest(answer, _sign(secret, b"launcher", challenge)):
