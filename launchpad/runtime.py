@@ -211,9 +211,10 @@ class NodeRuntime:
 
     def release(self) -> None:
         """Called by the engine when nobody needs this node's server any more."""
+        # First: a part that is added meanwhile must see it. Released twice is as well.
+        self.release_event.set()
         for part in self._parts:
             part.release()
-        self.release_event.set()
 
     def add_part(self, part: NodeRuntime) -> None:
         """Passes stop and release on to `part`, a node that runs inside this one."""
@@ -310,8 +311,8 @@ _launcher_runtimes: list[NodeRuntime] = []
 def current() -> NodeRuntime | None:
     """Returns the runtime of the calling code, or None outside a program."""
     found = getattr(_thread, "runtime", None) or _process_runtime
-    if found is None and _launcher_runtimes:
-        found = _launcher_runtimes[-1]
+    if found is None and (launchers := list(_launcher_runtimes)):  # Its end may remove the last.
+        found = launchers[-1]
     return found
 
 
