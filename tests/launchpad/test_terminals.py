@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+import threading
 import time
 
 import pytest
@@ -28,6 +29,22 @@ def eventually(get, expected):
     while (found := get()) != expected:
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
+
+
+def test_the_last_line_is_awaited_while_this_process_gets_no_time(monkeypatch):
+    may_write, lines = threading.Event(), []
+
+    class Slow(terminals.CurrentTerminal):
+        def writer(self, node):
+            return lambda target, text: may_write.wait(60) and lines.append(text)
+
+    monkeypatch.setattr(terminals, "make", lambda terminal: Slow())
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(print, "last"), label="node")
+    manager = lp.launch(program, "test_mp")
+    threading.Timer(2.0, may_write.set).start()
+    assert manager.wait(60)
+    assert lines == ["last\n"]
 
 
 @pytest.mark.timeout(150)

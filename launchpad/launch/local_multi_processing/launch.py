@@ -20,8 +20,9 @@ from launchpad.launch.local_multi_processing import (
 )
 from rl_replicator.processes import guard, output, process_group
 
-# Output of a process that has ended is awaited this long, in seconds.
-_OUTPUT_SECS = 1.0
+# What a process has printed is awaited this long after its end, in seconds: less than a second,
+# unless this process gets no processor time, or nobody reads its output.
+_OUTPUT_SECS = 30.0
 
 
 class ProcessEngine:
