@@ -7,6 +7,7 @@ import importlib
 import logging
 import pickle
 import re
+import socket
 import sys
 import threading
 import types
@@ -188,6 +189,15 @@ def test_a_node_runs_without_a_launch():
     with pytest.raises(RuntimeError):
         node.launch_context  # noqa: B018
     assert base.extract_handles([handle]) == [handle]
+
+
+def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
+    node = lp.CourierNode(Adder)
+    node.bind_addresses()
+    host, _, port = node.courier_address.resolve().rpartition(":")
+    told = rf"port {port} is taken; call bind_addresses\(\) for"
+    with socket.create_server((host, int(port))), pytest.raises(OSError, match=told):
+        node.run()
 
 
 def test_nodes_that_do_not_pickle(tmp_path):

@@ -125,6 +125,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
 
         Without a program, its address must be bound (`bind_addresses`). It then serves until the
         object's `run()` ends, or for ever if there is none.
+
+        Raises:
+          OSError: the port of its address is taken.
         """
         if lp_runtime.current() is not None:
             return self.execute()
@@ -134,6 +137,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         server = courier_utils.make_courier_server(
             instance, identity=self._address.key.encode(), **kwargs
         )
+        if kwargs["port"] and server.port != kwargs["port"]:  # Clients would look for it there.
+            server.stop()
+            raise OSError(f"port {kwargs['port']} is taken; call bind_addresses() for a free one")
         takes_server = getattr(instance, "set_courier_server", None)
         if takes_server is not None:
             takes_server(server)
