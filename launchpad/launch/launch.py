@@ -232,7 +232,7 @@ def _launcher_runtime(
         launch_.info,
         launch_.book,
         lp_runtime.Callbacks(
-            publish=supervisor.post_publish,
+            publish=lambda key, address: supervisor.post_publish(None, key, address),
             set_state=lambda state: None,
             request_stop=supervisor.post_stop,
             interrupt=lambda: None,

@@ -144,7 +144,7 @@ class RemoteWorker(abc.ABC):
                 self._has_finished |= details[0] == lp_runtime.FINISHED
                 self._supervisor.post_state(self, details[0])
             elif kind == "publish":
-                self._supervisor.post_publish(*details)
+                self._supervisor.post_publish(self, *details)
             elif kind == "stop":
                 self._supervisor.post_stop()
             elif kind == "ping":

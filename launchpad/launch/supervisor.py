@@ -118,9 +118,15 @@ class Supervisor:
         """Reports what the node does now."""
         self._events.put((self._on_state, worker, state))
 
-    def post_publish(self, key: str, address: str) -> None:
-        """Reports where the owner of `key` serves: "host:port"."""
-        self._events.put((self._on_publish, key, address))
+    def post_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
+        """Reports where the owner of `key` serves.
+
+        Args:
+          worker: Who says so; None for the launcher.
+          key: Of the address.
+          address: "host:port".
+        """
+        self._events.put((self._on_publish, worker, key, address))
 
     def post_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         """Reports a failure that is to end the program."""
@@ -269,7 +275,12 @@ class Supervisor:
         self._members = [m for m in self._members if m is not before] + [member]
         self._settle(member)
         logger.info("%s was added", member.name)
-        self._start(member)
+        # A team that is about to start again does so as one.
+        planned = [m.restart_at for m in self._team(member) if m.restart_at is not None]
+        if planned:
+            member.restart_at = max(planned)
+        else:
+            self._start(member)
 
     def _finish(self) -> None:
         for member in self._members:
@@ -312,7 +323,9 @@ class Supervisor:
             if member.worker is not None and not member.is_gone:
                 member.worker.notify_ready()
 
-    def _on_publish(self, key: str, address: str) -> None:
+    def _on_publish(self, worker: lp_member.Worker | None, key: str, address: str) -> None:
+        if worker is not None and self._member_of(worker) is None:
+            return  # The node was started again since, and has another address.
         self._book.publish(key, address)
         before, self._published[key] = self._published.get(key), address
         if before not in (None, address) and self._stop_at is None:

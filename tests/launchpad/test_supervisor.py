@@ -276,10 +276,10 @@ def test_users_of_a_store_that_moved_start_again():
     program = _Program(notice=5)
     key = program.store.reverb_address.key
     for _ in range(2):  # A store that came back on its old port has not moved.
-        program.supervisor.post_publish(key, "host:1")
+        program.supervisor.post_publish(program.worker("store"), key, "host:1")
     program.wait_for("address store host:1", count=2)
     assert not any(entry.startswith("kill") for entry in program.log)
-    program.supervisor.post_publish(key, "host:2")
+    program.supervisor.post_publish(program.worker("store"), key, "host:2")
     program.wait_for("kill user")
     program.end("user", _died())
     program.wait_for("start user", count=2)
@@ -320,7 +320,7 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     )
     supervisor.start()
     _wait_for(log, "start team/2")
-    supervisor.post_publish(address.key, "host:1")
+    supervisor.post_publish(members[0].worker, address.key, "host:1")
     _wait_for(log, "address team/2 host:1")
     supervisor.post_ended(members[2].worker, None)  # It has done its work before.
     supervisor.post_ended(members[0].worker, _died())
@@ -341,6 +341,41 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert supervisor.done.wait(60)
     assert supervisor.failure is None
     assert "team/0 is up again after" in caplog.text
+
+
+def test_a_member_that_is_added_starts_with_its_team():
+    log: list[str] = []
+    member = lp_member.Member("team", 0, lp.PyNode(print))
+    member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.5, together=True)
+    book = lp_address_book.AddressBook()
+    supervisor = lp_supervisor.Supervisor(
+        [member], lambda member, _: _Worker(member.name, log), book, termination_notice_secs=5
+    )
+    supervisor.start()
+    _wait_for(log, "start team/0")
+    supervisor.post_ended(member.worker, _died())
+    supervisor.post_add("team", 1, lp.PyNode(print))
+    _wait_for(log, "start team/0", count=2)
+    _wait_for(log, "start team/1")
+    assert log == ["start team/0"] * 2 + ["start team/1"], "and none before the others"
+    supervisor.post_kill()
+    assert supervisor.done.wait(60)
+
+
+def test_the_address_of_a_node_that_was_started_again_is_its_new_one():
+    program = _Program(notice=5)
+    program.members["store"].restart_policy = lp.RestartPolicy(initial_backoff_secs=0.0)
+    key = program.store.reverb_address.key
+    before = program.worker("store")
+    program.end("store", _died())
+    program.wait_for("start store", count=2)
+    program.supervisor.post_publish(program.worker("store"), key, "host:2")
+    program.supervisor.post_publish(before, key, "host:1")  # It was told late.
+    program.supervisor.post_publish(None, key, "host:3")
+    program.wait_for("address other host:3")
+    assert "address other host:2" in program.log and "address other host:1" not in program.log
+    program.supervisor.post_kill()
+    assert program.supervisor.done.wait(60)
 
 
 def test_a_launcher_that_was_stopped_takes_no_node_for_a_frozen_one():

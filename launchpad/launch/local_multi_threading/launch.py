@@ -48,7 +48,7 @@ class ThreadWorker:
             launch.info,
             launch.book,
             lp_runtime.Callbacks(
-                publish=supervisor.post_publish,
+                publish=lambda key, address: supervisor.post_publish(self, key, address),
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
                 interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
