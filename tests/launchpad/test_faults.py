@@ -17,6 +17,7 @@ import launchpad as lp
 from launchpad import errors
 from launchpad.launch import member as lp_member
 from launchpad.launch import restarts
+from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
 from rl_replicator.processes import guard
 
@@ -51,13 +52,15 @@ class _Parent:
 
 
 @pytest.fixture
-def family(tmp_path):
+def family(tmp_path, monkeypatch):
     """(manager of a program with one restartable node, function that lists its incarnations)."""
     path = tmp_path / "pids"
     path.touch()
     program = lp.Program("family")
     program.add_node(lp.PyClassNode(_Parent, str(path)), label="parent")
-    policy = lp.RestartPolicy(initial_backoff_secs=0.1, frozen_after_secs=6.0)
+    # A node that only gets no processor time is not stopped: it keeps the time of its policy.
+    monkeypatch.setattr(lp_supervisor, "_STOPPED_SECS", 1.0)
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     manager = lp.launch(program, "test_mp", restart_policies={"parent": policy})
 
     def incarnations(count):

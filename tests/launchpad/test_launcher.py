@@ -242,7 +242,7 @@ def test_environment_and_output_of_processes(tmp_path, capfd):
     with program.group("printer"):
         program.add_node(lp.PyNode(programs.print_lines))
     resources = {"reader": lp.PythonProcess(env={"DEMO": 3})}
-    lp.launch(program, "test_mp", local_resources=resources).wait(timeout=30)
+    lp.launch(program, "test_mp", local_resources=resources).wait(timeout=60)
     expected = ("3", os.environ.get("PYTHONPATH"))
     assert (tmp_path / "entries").read_text() == f"{expected}\n"
     out, err = capfd.readouterr()

@@ -29,7 +29,7 @@ def _write_until_the_end(client, recorder) -> None:
         client.insert([float(number)], {"queue": 1.0})
     sample = next(iter(client.sample("queue", 1)))
     recorder.add(float(sample[0].data[0]))
-    assert lp.wait_for_stop(30)
+    assert lp.wait_for_stop(100)
     # The table outlives the stop until its writers have left.
     client.insert([5.0], {"queue": 1.0})
     recorder.add(client.server_info()["queue"].current_size)
@@ -42,7 +42,7 @@ def test_a_table_serves_until_its_writers_have_left(engine, tmp_path):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     replay = program.add_node(lp.ReverbNode(_tables), label="replay")
     program.add_node(lp.PyNode(_write_until_the_end, replay, recorder), label="writer")
-    manager = lp.launch(program, engine)
+    manager = lp.launch(program, engine, termination_notice_secs=100)
     client = manager.resolve(recorder)
     while not client.entries():
         assert not manager.wait(timeout=0.1)

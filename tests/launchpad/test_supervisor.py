@@ -13,6 +13,7 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.launch import failures as lp_failures
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
@@ -101,7 +102,7 @@ def _died() -> errors.ExceptionRecord:
 
 
 def test_servers_outlive_runs_and_stores_outlive_all():
-    program = _Program(notice=5)
+    program = _Program(notice=300)
     program.supervisor.post_stop()
     program.wait_for("stop store")
     program.state("user", lp_runtime.SERVING)
@@ -226,8 +227,9 @@ def test_a_node_that_can_not_be_added_takes_no_index():
         supervisor.post_add("group", 3, lp.PyNode(print))
 
 
-def test_the_root_is_named_although_its_victim_tells_first():
-    program = _Program()
+def test_the_root_is_named_although_its_victim_tells_first(monkeypatch):
+    monkeypatch.setattr(lp_failures, "_ROOT_WINDOW_SECS", 60.0)
+    program = _Program(notice=60)
     lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
     assert lost.is_collateral
     program.end("user", lost)
@@ -239,8 +241,9 @@ def test_the_root_is_named_although_its_victim_tells_first():
 
 
 def test_a_lost_connection_alone_is_the_root(caplog):
-    program = _Program()
+    program = _Program(notice=60)
     program.end("user", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
+    program.state("other", lp_runtime.SERVING)  # Nobody is in its run() any more.
     program.wait_for("release other")
     program.end("other", errors.ExceptionRecord.of(ValueError("after the release")))
     program.wait_for("release store")
