@@ -270,7 +270,7 @@ print(fork_client.current().pid)
     )
     line, pid = done.stdout.split("\n")[:2]
     assert (line, done.stderr) == ("[node/0] done", "")
-    assert not psutil.pid_exists(int(pid))
+    _wait_until(lambda: not psutil.pid_exists(int(pid)))
 
 
 def test_the_imports_of_a_program():

@@ -116,7 +116,7 @@ def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connecti
     assert os.environ["RAY_AUTH_MODE"] == "token"
     code = (
         "from ray._raylet import GcsClient\n"
-        f"GcsClient(address='127.0.0.1:{port}').internal_kv_keys(b'', namespace=None, timeout=3)"
+        f"GcsClient(address='127.0.0.1:{port}').internal_kv_keys(b'', namespace=None, timeout=50)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -197,12 +197,12 @@ def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
             time.sleep(0.01)
         (channel,) = calls
         assert channel.receive() == ("heartbeat",)
-        cut()
         began = time.monotonic()
+        cut()
         while channel.receive() is not None:  # This side sends nothing; the node does.
             pass
-        assert node.wait(30) == 0
-        assert 2 < time.monotonic() - began < 30
+        assert node.wait(60) == 0
+        assert 2 < time.monotonic() - began < 60
         channel.close()
     finally:
         node.kill()

@@ -144,8 +144,8 @@ def test_a_deadline_ends_a_call(service):
 
 
 def test_calls_run_at_the_same_time_and_can_be_cancelled(service):
-    waiting = [service.futures.block(20) for _ in range(3)]
-    extra = service.futures.block(20)
+    waiting = [service.futures.block(60) for _ in range(3)]
+    extra = service.futures.block(60)
     assert extra.cancel()
     with pytest.raises(concurrent.futures.CancelledError):
         extra.result(timeout=5)
@@ -214,7 +214,7 @@ def _send(address, body, *, secret=_SECRET, identity=b"", number=1, client=b"c" 
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(address, options=options) as channel:
         return channel.unary_unary(rpc_server.CALL_PATH).with_call(
-            body, timeout=20, metadata=metadata
+            body, timeout=60, metadata=metadata
         )
 
 
@@ -267,12 +267,19 @@ def test_the_answer_of_an_impostor_is_not_unpickled(runtime):
         with pytest.raises(lp.CourierAuthenticationError, match="does not know"):
             lp.CourierClient(impostor.address).same(1)
         with pytest.raises(lp.CourierAuthenticationError, match="does not know"):
-            lp.CourierClient(impostor.address).futures.same(1).result(20)
+            lp.CourierClient(impostor.address).futures.same(1).result(60)
         # A client of a node goes on to where the node is now.
         address = lp.Address()
         runtime.publish(address.key, impostor.address)
         client = lp.CourierClient(address)
-        threading.Timer(0.5, runtime.publish, (address.key, server.address)).start()
+
+        def publish_once_it_was_asked():
+            deadline = time.monotonic() + 60
+            while len(impostor.seen) < 6 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            runtime.publish(address.key, server.address)
+
+        threading.Thread(target=publish_once_it_was_asked).start()
         assert client.same(2) == 2
         assert not _Exploding.unpickled
         assert len(impostor.seen) >= 6  # It was asked, and told neither secret nor signature of it.
@@ -304,7 +311,7 @@ def test_other_futures_survive_the_answer_of_an_impostor(runtime):
     threading.Timer(0.5, runtime.publish, (address.key, server.address)).start()
     try:
         found = [client.futures.same(number) for number in range(2)]
-        assert [each.result(timeout=30) for each in found] == [0, 1]
+        assert [each.result(timeout=60) for each in found] == [0, 1]
     finally:
         impostor.may_end.set()
         impostor.stop()
@@ -400,13 +407,14 @@ def test_answers_are_forgotten_once_they_are_confirmed():
 
 def test_a_long_open_call_keeps_no_later_answers(runtime):
     """A server's memory grew by all answers beside one call that waited."""
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
     server = _serve()
-    server.bind("block", lambda: release.wait(60))
+    server.bind("block", lambda: begun.set() or release.wait(60))
     client = lp.CourierClient(server.address)
     try:
         client.same(0)
         waiting = client.futures.block()
+        assert begun.wait(60)
         for number in range(20):
             assert client.same(number) == number
         (kept,) = [c.calls for c in server._answers._clients.values()]
@@ -517,30 +525,42 @@ def proxied():
 
 
 def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
-    _, proxy, runs = proxied
+    server, proxy, runs = proxied
+    was_cut = threading.Event()
+
+    def hold():
+        """Ends some time after the cut, so that the client finds it at work."""
+        runs.append(None)
+        assert was_cut.wait(60)
+        time.sleep(0.5)
+        return len(runs)
+
+    server.bind("hold", hold)
 
     def cut_amid_next_call(before):
         """Once the server has begun it, however long that takes on a busy machine."""
+        was_cut.clear()
 
         def cut():
             deadline = time.monotonic() + 60
             while len(runs) == before and time.monotonic() < deadline:
                 time.sleep(0.02)
             proxy.cut()
+            was_cut.set()
 
         threading.Thread(target=cut).start()
 
     client = lp.CourierClient(proxy.address)
     assert client.count(0) == 1
-    for call in (client.count, lambda secs: client.futures.count(secs).result(30)):
+    for call in (client.hold, lambda: client.futures.hold().result(60)):
         before = len(runs)
         cut_amid_next_call(before)
-        assert call(1.0) == before + 1
+        assert call() == before + 1
         assert len(runs) == before + 1
     hasty = lp.CourierClient(proxy.address, retry_secs=0)
     cut_amid_next_call(len(runs))
     with pytest.raises(lp.CourierUnavailableError):
-        hasty.count(1.0)
+        hasty.hold()
     assert len(runs) == 4
 
 
@@ -567,7 +587,7 @@ def test_the_time_without_a_server_counts_anew_once_it_was_found(
         try:
             assert begun.wait(60)
             proxy.cut()
-            assert found.get(timeout=30) is False
+            assert found.get(timeout=60) is False
         finally:
             release.set()
         assert answer.result(60) is True
@@ -629,7 +649,7 @@ def test_deadlines_hold_before_the_address_is_known(runtime):
         lp.CourierClient(lp.Address("late"), call_timeout=0.5),
         lp.CourierClient(lp.Address("late"), wait_for_ready=False),
     ):
-        for call in (client.same, lambda value, c=client: c.futures.same(value).result(20)):
+        for call in (client.same, lambda value, c=client: c.futures.same(value).result(50)):
             started = time.monotonic()
             with pytest.raises((lp.CourierDeadlineError, lp.CourierUnavailableError)):
                 call(1)
@@ -640,21 +660,21 @@ def test_futures_need_no_threads(runtime):
     release = threading.Event()
     runs = []
     server = _serve(thread_pool_size=2)
-    server.bind("block", lambda number: (runs.append(number), release.wait(30)) and number)
+    server.bind("block", lambda number: (runs.append(number), release.wait(60)) and number)
     client = lp.CourierClient(server.address)
     try:
         client.same(0)
         before = threading.active_count()
         waiting = [client.futures.block(number) for number in range(300)]
         assert threading.active_count() <= before + 2 + 4  # The pool, and a few of gRPC's.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(runs) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.2)
         assert len(runs) == 2  # As many as the pool has threads.
         assert all(each.cancel() for each in waiting[2:])
         release.set()
-        assert [each.result(20) for each in waiting[:2]] == [0, 1]
+        assert [each.result(60) for each in waiting[:2]] == [0, 1]
         assert client.same(1) == 1
         assert len(runs) < 10  # Cancelled calls do not run.
     finally:
@@ -706,13 +726,27 @@ def test_a_client_of_futures_alone_gives_up_a_server_that_is_gone(runtime):
 
 def test_waiting_says_what_it_waits_for(monkeypatch, caplog, runtime):
     monkeypatch.setattr(lp_runtime, "WAIT_MESSAGE_SECS", 0.2)
-    client = lp.CourierClient("127.0.0.1:9", call_timeout=1)
-    with pytest.raises(lp.CourierDeadlineError, match="not reached"):
-        client.same(1)
-    assert "stranger/0: waiting for the server of 127.0.0.1:9" in caplog.text
-    with pytest.raises(TimeoutError, match="no address"):
-        lp.Address("late").resolve(timeout=0.5)
-    assert "waiting for the address" in caplog.text
+
+    def wait_for(text):
+        deadline = time.monotonic() + 60
+        while text not in caplog.text:
+            assert time.monotonic() < deadline, caplog.text
+            time.sleep(0.02)
+
+    client = lp.CourierClient("127.0.0.1:9", call_timeout=60)
+    call = client.futures.same(1)
+    wait_for("stranger/0: waiting for the server of 127.0.0.1:9")
+    client._connection.timeout = 0.3
+    with pytest.raises(lp.CourierDeadlineError, match=r"not reached in 0\.3 s"):
+        call.result(60)
+    late = lp.Address("late")
+    with pytest.raises(TimeoutError, match=r"no address in 0\.1 s"):
+        late.resolve(timeout=0.1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(runtime.resolve, late.key, 60)
+        wait_for("waiting for the address")
+        runtime.publish(late.key, "host:1")
+        assert found.result(60) == "host:1"
 
 
 def test_a_finished_handler_pool_leaves_no_threads():
