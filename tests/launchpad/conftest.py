@@ -67,9 +67,11 @@ def nothing_is_left_behind():
 
 @pytest.fixture
 def other_host():
-    """A network namespace that a link joins to this one: its name, and a function to cut it."""
+    """A network namespace that a link joins to this one: its name, our address, how to cut it."""
     name = f"lp-test-{os.getpid()}"
     near, far = f"lpa{os.getpid()}"[:15], f"lpb{os.getpid()}"[:15]
+    # Of this process alone: other tests may have links at the same time.
+    net = f"10.{64 + os.getpid() // 256 % 64}.{os.getpid() % 256}"
 
     def ip(words):
         return subprocess.run(["ip", *words.split()], capture_output=True, timeout=30).returncode
@@ -79,17 +81,17 @@ def other_host():
     try:
         if ip(f"link add {near} type veth peer name {far} netns {name}"):
             pytest.skip("this kernel has no veth")
-        assert not ip(f"address add 10.77.43.1/24 dev {near}") and not ip(f"link set {near} up")
-        assert not ip(f"-n {name} address add 10.77.43.2/24 dev {far}")
+        assert not ip(f"address add {net}.1/24 dev {near}") and not ip(f"link set {near} up")
+        assert not ip(f"-n {name} address add {net}.2/24 dev {far}")
         assert not ip(f"-n {name} link set {far} up") and not ip(f"-n {name} link set lo up")
         nobody = "lladdr 02:00:00:00:00:99 nud permanent"
 
         def cut():
             """Loses every packet, both ways; no side is told."""
-            assert not ip(f"neighbor replace 10.77.43.2 {nobody} dev {near}")
-            assert not ip(f"-n {name} neighbor replace 10.77.43.1 {nobody} dev {far}")
+            assert not ip(f"neighbor replace {net}.2 {nobody} dev {near}")
+            assert not ip(f"-n {name} neighbor replace {net}.1 {nobody} dev {far}")
 
-        yield name, cut
+        yield name, f"{net}.1", cut
     finally:
         ip(f"netns delete {name}")
         ip(f"link delete {near}")

@@ -213,7 +213,7 @@ def test_a_thread_that_has_gone_on_since_the_look_is_not_struck():
     assert not node_thread._strike(thread.ident, waiting, at - 2)
     go_on.set()
     assert has_gone_on.wait(60)
-    assert not node_thread._strike(thread.ident, waiting, at)
+    assert not node_thread._strike(thread.ident, waiting, waiting.f_lasti)
     assert not ended.wait(0.05)
     deadline = time.monotonic() + 60
     is_struck = False

@@ -171,7 +171,7 @@ import sys, threading, time
 from launchpad.launch.ray import control
 
 control._SILENCE_SECS = float(sys.argv[2])
-channel = control.call(("10.77.43.1", int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
+channel = control.call((sys.argv[4], int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
 
 def beat():
     while channel.send_or_drop("heartbeat"):
@@ -184,13 +184,13 @@ while channel.receive() is not None:
 
 
 def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
-    name, cut = other_host
+    name, here, cut = other_host
     monkeypatch.setattr(control, "_SILENCE_SECS", 3.0)
-    board = control.Switchboard("10.77.43.1", b"t" * 32)
+    board = control.Switchboard(here, b"t" * 32)
     calls = []
     key = board.expect(lambda channel, pid: calls.append(channel))
     command = ["ip", "netns", "exec", name, sys.executable, "-c", _NODE_ON_ANOTHER_HOST]
-    node = subprocess.Popen([*command, str(board.address[1]), "3", key.hex()])
+    node = subprocess.Popen([*command, str(board.address[1]), "3", key.hex(), here])
     try:
         deadline = time.monotonic() + 60
         while not calls and time.monotonic() < deadline:

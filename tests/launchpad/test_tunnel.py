@@ -244,11 +244,11 @@ with socket.create_connection(tuple([replay.split(":")[0], int(replay.split(":")
 
 @pytest.mark.processes
 def test_a_stranger_on_another_machine_reads_writes_and_runs_nothing(serve, other_host):
-    name, _ = other_host
+    name, here, _ = other_host
     start, _ = serve
     node, book = lp.ReverbNode(_tables), lp_address_book.AddressBook()
-    start("10.77.43.1", book, node)
-    server = rpc_server.MethodServer(_SECRET, host="10.77.43.1")
+    start(here, book, node)
+    server = rpc_server.MethodServer(_SECRET, host=here)
     calls = []
     server.bind("same", lambda value: calls.append(value) or value)
     server.start()
