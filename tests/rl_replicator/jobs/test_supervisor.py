@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -402,43 +401,6 @@ def test_end_before_the_next_start():
         lambda: supervisor.end(), lambda: None, lambda: None, Restarts(1), print
     )
     assert supervisor.run() is None
-
-
-def test_a_signal_at_any_moment_ends_a_job(monkeypatch):
-    """Its handler runs between two lines of the main thread, which may hold a lock there."""
-    monkeypatch.setattr(restarts, "_POLL_SECONDS", 0.001)
-    files = (restarts.__file__, threading.__file__)
-    moments = [0]
-
-    def interrupt_at(moment, loop):
-        moments[0] = 0
-
-        def trace(frame, event, _):
-            if event == "line" and frame.f_code.co_filename in files:
-                moments[0] += 1
-                if moments[0] == moment:  # In a thread, which does not end if it needs that lock.
-                    handler = threading.Thread(target=loop.end, daemon=True)
-                    handler.start()
-                    handler.join(60)
-                    assert not handler.is_alive(), frame
-            return trace
-
-        return trace
-
-    moment, before = 1, sys.gettrace()
-    while moments[0] >= moment - 1:
-        outcomes = [None, restarts.Outcome(0, "done")]
-        loop = restarts.RestartLoop(
-            lambda: None, lambda o=outcomes: o.pop(0), lambda: None, Restarts(0), print
-        )
-        sys.settrace(interrupt_at(moment, loop))
-        try:
-            status = loop.run()
-        finally:
-            sys.settrace(before)
-        assert status in (None, 0)
-        moment += 1
-    assert moment > 10
 
 
 def test_tasks_of_a_job():
