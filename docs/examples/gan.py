@@ -50,5 +50,5 @@ train_d = replicator.replicate(discriminator_step, inputs, steps_per_call=5)
 train_g = replicator.replicate(generator_step, inputs)
 for step in range(1, 101):
     losses_d, loss_g = replicator.reduce("mean", (train_d(), train_g()))  # [5], []
-    if step % 25 == 0 and replicator.is_chief:
+    if step % 10 == 0 and replicator.is_chief:
         print(f"step {step}: discriminator {losses_d[-1]:.4f}, generator {loss_g:.4f}", flush=True)

