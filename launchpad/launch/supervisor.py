@@ -407,7 +407,7 @@ class Supervisor:
             partner.is_replaced = True
             if partner.is_gone:
                 partner.state = lp_runtime.STARTING
-                partner.restart_at = member.restart_at
+                partner.restart_at = member.restart_at or time.monotonic()
             elif partner.worker is not None:
                 logger.warning("%s: started again together with %s", partner.name, member.name)
                 partner.worker.kill()
@@ -453,10 +453,13 @@ class Supervisor:
         """Restarts the processes that use a store which moved: its clients can't follow it."""
         for member in self._members:
             handles = (getattr(h, "address_key", None) for h in member.node.input_handles)
-            if key in handles and member.worker is not None and not member.is_gone:
+            if member.worker is None or member.is_gone or member.is_replaced:
+                continue
+            if key in handles:
                 logger.warning("%s: started again, because its store moved", member.name)
                 member.is_replaced = True
                 member.worker.kill()
+                self._restart_team(member)
 
     def _on_stop(self) -> None:
         self._begin_stop()

@@ -346,6 +346,37 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert "team/0 is up again after" in caplog.text
 
 
+def test_a_store_that_moved_restarts_the_whole_team_of_its_client():
+    log: list[str] = []
+    store = lp.ReverbNode(list)
+    key = store.reverb_address.key
+    nodes = [lp.PyNode(print, store.create_handle()), lp.PyNode(print), lp.PyNode(print)]
+    team = [lp_member.Member("team", index, node) for index, node in enumerate(nodes)]
+    for member in team:
+        member.restart_policy = lp.RestartPolicy(together=True)
+    members = [*team, lp_member.Member("store", 0, store)]
+    supervisor = lp_supervisor.Supervisor(
+        members,
+        lambda member, _: _Worker(member.name, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=5,
+    )
+    supervisor.start()
+    _wait_for(log, "start store/0")
+    supervisor.post_publish(members[-1].worker, key, "host:1")
+    _wait_for(log, "address team/2 host:1")
+    supervisor.post_ended(team[2].worker, None)  # It has done its work before.
+    supervisor.post_publish(members[-1].worker, key, "host:2")
+    _wait_for(log, "kill team/1")
+    for member in team[:2]:
+        supervisor.post_ended(member.worker, _died())
+    for member in team:
+        _wait_for(log, f"start {member.name}", count=2)
+    supervisor.post_kill()
+    assert supervisor.done.wait(60)
+    assert [log.count(f"kill {member.name}") for member in team[:2]] == [2, 2]
+
+
 def test_a_member_that_is_added_starts_with_its_team():
     log: list[str] = []
     member = lp_member.Member("team", 0, lp.PyNode(print))
