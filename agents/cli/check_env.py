@@ -42,6 +42,9 @@ def run(args: Sequence[str]) -> int:
         """Wrappers, as for `train`."""
         time_limit: int | None = None
         """Steps after which an episode is truncated."""
+        pixels: bool = False
+        """Examine what `train --pixels` observes, rendered frames, in place of the state. A step is
+        then an action, which is repeated as in training."""
         max_steps: int = 10_000
         """Steps within which an episode must end."""
 
@@ -50,8 +53,10 @@ def run(args: Sequence[str]) -> int:
 
     chosen = options.parse(CheckEnvOptions, "rl-replicator check-env", args)
 
-    def make(seed: int) -> environments.Environment:
-        return environments.make(chosen.env, seed, wrap=chosen.wrap, time_limit=chosen.time_limit)
+    frame = environments.PixelConfig() if chosen.pixels else None
+
+    def make(seed: int) -> environments.Environment | environments.PixelEnvironment:
+        return environments.make(chosen.env, seed, frame, chosen.wrap, chosen.time_limit)
 
     wrong = 0
     for finding in findings.examine(make, chosen.max_steps):

@@ -89,7 +89,8 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
       theirs: the options of its runs.
 
     Raises:
-      UsageError: if a run would refuse the options, or a task cannot be made.
+      UsageError: if a run would refuse the options.
+      EnvironmentUsageError: if a task cannot be made with these options.
     """
     from agents.suites import anchors, tasks
     from agents.suites.command import SuitePlan
@@ -106,6 +107,9 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
         ["--env", suite.tasks[0], "--steps", str(chosen.steps), *arguments],
         trainable.alternatives(),
     )
+    if suite.name not in tasks.SUITES:
+        for task in suite.tasks:
+            dataclasses.replace(settings.task, name=task).make(seed=0).close()
     path = chosen.anchors or anchors.DEFAULT
     observations = "pixels" if "--pixels" in arguments else "state"
     published = (

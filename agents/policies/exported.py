@@ -99,7 +99,8 @@ class ExportedPolicy:
         if is_wrapped or task == self.task:
             return ExportedActor(self.model, own_spec)
         # In its own range, another environment may have other actions for the policy's numbers.
-        with dataclasses.replace(self.task, pixels=None).make(seed=0) as trained:
+        with self.task.make(seed=0) as made:
+            trained: Any = made if self.task.pixels is None else made.wrapped
             return ExportedActor(self.model, trained.own_action_spec)
 
 

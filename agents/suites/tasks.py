@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import environments
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import folder_name
 
@@ -76,7 +75,6 @@ def find(words: Sequence[str]) -> Suite:
 
     Raises:
       UsageError: if there are no words, a task twice, or a suite beside other words.
-      EnvironmentUsageError: if a task cannot be made.
     """
     known = ", ".join(SUITES)
     if not words:
@@ -92,8 +90,6 @@ def find(words: Sequence[str]) -> Suite:
             )
         if words.count(word) > 1:
             raise UsageError(f"expected every task once, got {word} {words.count(word)} times")
-    for word in words:
-        environments.make(word, seed=0).close()
     return Suite("tasks", tuple(words))
 
 

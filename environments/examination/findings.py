@@ -44,7 +44,8 @@ def examine(
     """Makes an environment, plays it with random actions, and yields what it finds.
 
     Args:
-      make: seed -> an environment in the agents' form (`environments.make`).
+      make: seed -> an environment in the agents' form (`environments.make`), which observes its
+        state or frames.
       max_steps: steps within which an episode must end.
       episodes: episodes to play.
 
@@ -64,16 +65,21 @@ def examine(
     except EnvironmentUsageError as error:
         yield EnvironmentFinding(WRONG, "specs", str(error), "see docs/environments.md")
         return
+    except RenderingUnavailableError as error:  # Of an environment that observes frames.
+        yield EnvironmentFinding(WRONG, "rendering", str(error))
+        return
     except Exception as error:  # Of the environment's own specs, or of its library.
         yield _construction(f"{type(error).__name__}: {error}")
         return
     actions, observations = environment.action_spec(), environment.observation_spec()
-    own = environment.own_action_spec
+    is_frame = len(observations.shape) == 3
+    own = (environment.wrapped if is_frame else environment).own_action_spec
+    size = " x ".join(map(str, observations.shape))
     yield EnvironmentFinding(
         OK,
         "specs",
-        f"observes {observations.shape[0]} numbers, takes {actions.shape[0]} from "
-        f"{np.min(own.minimum):g} to {np.max(own.maximum):g}",
+        f"observes {f'frames of {size}' if is_frame else f'{size} numbers'}, takes "
+        f"{actions.shape[0]} from {np.min(own.minimum):g} to {np.max(own.maximum):g}",
     )
     yield _reward_bounds(environment.reward_spec())
     play = _Play(environment, max_steps)
@@ -119,7 +125,7 @@ class _Play:
         self._last_discounts: list[float] = []
         self._rewards: list[float] = []
         self._inner_discounts: set[float] = set()
-        self._observations: list[np.ndarray] = []
+        self._values = _Observed()
         self.step = 0
 
     def episodes(self, count: int) -> None:
@@ -136,7 +142,7 @@ class _Play:
             action = self._random.uniform(-1, 1, shape).astype(np.float32)
             timestep = self._environment.step(action)
             self._rewards.append(float(timestep.reward))
-            self._observations.append(timestep.observation)
+            self._values.add(timestep.observation)
             if timestep.last():
                 self._lengths.append(self.step)
                 self._last_discounts.append(float(timestep.discount))
@@ -162,7 +168,7 @@ class _Play:
             yield EnvironmentFinding(
                 OK, "reward", f"{min(self._rewards):.4g} to {max(self._rewards):.4g}"
             )
-        yield from self._observed()
+        yield from self._values.findings()
 
     def _ends(self) -> EnvironmentFinding:
         if not self._lengths:
@@ -185,24 +191,54 @@ class _Play:
             )
         return EnvironmentFinding(OK, "end", f"episodes of {lengths} steps")
 
-    def _observed(self) -> Iterator[EnvironmentFinding]:
-        values = np.stack(self._observations)
-        largest = float(np.abs(values).max())
-        constant = int((values == values[0]).all(axis=0).sum())
-        if largest > _LARGE:
+
+class _Observed:
+    """The observations of random play. Keeps none: frames of long episodes are large."""
+
+    def __init__(self) -> None:
+        self._first: np.ndarray | None = None
+        self._is_constant = np.array(True)
+        self._largest = 0.0
+
+    def add(self, observation: np.ndarray) -> None:
+        """Counts one observation."""
+        if self._first is None:
+            self._first = observation.copy()
+            self._is_constant = np.ones(observation.shape, bool)
+        self._is_constant &= observation == self._first
+        self._largest = max(self._largest, float(np.abs(observation).max()))
+
+    def findings(self) -> Iterator[EnvironmentFinding]:
+        """Yields what is remarkable about them."""
+        if self._is_constant.ndim == 3:
+            yield self._of_frames()
+            return
+        constant = int(self._is_constant.sum())
+        if self._largest > _LARGE:
             yield EnvironmentFinding(
                 NOTE,
                 "observation",
-                f"values up to {largest:.4g}",
+                f"values up to {self._largest:.4g}",
                 "scale them in a wrapper, or train with --agent.normalize-observations",
             )
         if constant:
-            text = f"{constant} of {values.shape[1]} numbers never changed"
+            text = f"{constant} of {self._is_constant.size} numbers never changed"
             yield EnvironmentFinding(
                 NOTE, "observation", text, "leave them out if they say nothing"
             )
-        if largest <= _LARGE and not constant:
-            yield EnvironmentFinding(OK, "observation", f"values up to {largest:.4g}")
+        if self._largest <= _LARGE and not constant:
+            yield EnvironmentFinding(OK, "observation", f"values up to {self._largest:.4g}")
+
+    def _of_frames(self) -> EnvironmentFinding:
+        changed = 1 - float(self._is_constant.mean())
+        if changed:
+            return EnvironmentFinding(OK, "observation", f"{changed:.0%} of a frame changed")
+        return EnvironmentFinding(
+            NOTE,
+            "observation",
+            "all frames were the same",
+            "choose a camera that sees the motion with --frame.camera, or correct render()",
+        )
 
 
 def _reward_bounds(spec: Any) -> EnvironmentFinding:

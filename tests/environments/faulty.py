@@ -31,6 +31,27 @@ def good(seed):
     return _Changed(seed)
 
 
+class _Pictures(_Changed):
+    """Observes nothing but a picture, which agents can only learn from rendered frames."""
+
+    def _observe(self):
+        super()._observe()
+        return self.render(8, 8, 0)
+
+    def observation_spec(self):
+        return specs.Array((8, 8, 3), np.uint8, name="picture")
+
+
+def pictures(seed):
+    return _Pictures(seed)
+
+
+def still_pictures(seed):
+    environment = _Pictures(seed)
+    environment.render = lambda height, width, camera_id: np.zeros((height, width, 3), np.uint8)
+    return environment
+
+
 def unbounded(seed):
     return _Changed(seed, action_spec=specs.Array((1,), np.float32))
 

@@ -266,6 +266,23 @@ def test_a_missing_package_for_rendering_is_a_note(capsys):
     assert isinstance(error.value, USAGE_ERRORS)  # Status 2 in `play` and `video`.
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["pictures"], 1, "WRONG specs: .*got a uint8 image .* train from frames with --pixels"),
+        (["pictures", "--pixels"], 0, "ok    specs: observes frames of 64 x 64 x 3, takes 1 from"),
+        (["pictures", "--pixels"], 0, "ok    end: episodes of 3 .truncation., 3 .truncation. st"),
+        (["pictures", "--pixels"], 0, "ok    observation: [0-9]{2}% of a frame changed"),
+        (["pictures", "--pixels"], 0, "ok    seeding: the seed decides"),
+        (["still_pictures", "--pixels"], 0, "note  observation: all frames were the same; choose"),
+    ],
+)
+def test_check_env_examines_frames(capsys, words, status, line):
+    assert check_env.run([f"{FAULTY}:{words[0]}", *words[1:]]) == status
+    lines = capsys.readouterr().out
+    assert re.search(f"^{line}", lines, re.MULTILINE), lines
+
+
 def test_check_env_takes_what_train_takes(capsys):
     words = [f"{FAULTY}:endless", "--time-limit", "7", "--wrap", f"{FAULTY}:halved"]
     assert check_env.run(words) == 0

@@ -44,6 +44,20 @@ def make(seed):
     return Ranged(seed)
 
 
+class _Pictures(Ranged):
+    """Observes nothing but a picture."""
+
+    def _observe(self):
+        return self.render(8, 8, 0)
+
+    def observation_spec(self):
+        return specs.Array((8, 8, 3), np.uint8)
+
+
+def pictures(seed):
+    return _Pictures(seed)
+
+
 class Changed(dm_env.Environment):
     """Takes half of each action, and observes ten times as much; the specs stay."""
 

@@ -206,6 +206,17 @@ def test_a_number_of_the_action_that_is_always_the_same():
     assert exported_policies.ExportedActor(Model(), spec).select_action(None).tolist() == [0, 0]
 
 
+def test_an_exported_policy_of_pictures_plays_another_task(exported):
+    policy = exported_policies.load(exported / "pixels" / "numpy")
+    of_pictures = "tests.agents.policies.range_fake:pictures"
+    trained = dataclasses.replace(policy.task, name=of_pictures)
+    policy = dataclasses.replace(policy, task=trained)
+    with policy.task.make(seed=1) as environment:
+        actor = policy.actor(dataclasses.replace(trained, name=ENV), environment)
+        action = actor.select_action(environment.reset().observation)
+    assert action.shape == (2,) and (np.abs(action) <= 1).all()
+
+
 def test_the_card_says_what_it_is(exported):
     card = (exported / "td3" / "numpy" / "README.md").read_text()
     for line in (

@@ -25,6 +25,15 @@ class FakeOptions:
     """Where to."""
     n_step: int = 5
     """A hyper-parameter."""
+    pixels: bool = False
+    """Whether frames are observed."""
+
+    @property
+    def task(self):
+        from agents.task import Task
+        from environments import PixelConfig
+
+        return Task(self.env, PixelConfig() if self.pixels else None)
 
 
 def write_run(run_dir, env, seed, evaluations, agent=None):
@@ -94,3 +103,10 @@ def quick(seed):
 
 
 broken = endless = quick
+
+
+def pictures(seed):
+    """Environment that agents can only learn from frames."""
+    from tests.environments import faulty
+
+    return faulty.pictures(seed)

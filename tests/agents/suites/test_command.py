@@ -179,6 +179,7 @@ write_run(pathlib.Path({str(status.path)!r}), {status.run.task!r}, {status.run.s
         (["dmc14", "cartpole:swingup"], "expected one suite or a list of tasks"),
         (["@quick", "@quick"], "expected every task once"),
         (["@quik"], "got 'quik'; did you mean"),
+        (["@pictures"], "train from frames with --pixels"),
         (["dmc14", "--seed", "3"], "expected no --seed after 'rl-replicator suite'"),
         (["dmc14", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["dmc14", "--n-stp", "3"], "got '--n-stp'; did you mean --n-step?"),
@@ -200,3 +201,18 @@ def test_bad_input_is_one_line_before_anything_starts(tmp_path, monkeypatch, wor
         suite.run(words)
     assert message in str(error.value) and "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_are_made_as_the_runs_make_them(tmp_path, monkeypatch):
+    """An environment that observes pictures alone is refused without `--pixels`, above."""
+    from agents.cli import suite
+    from agents.suites import command
+    from rl_replicator.cli import trainables
+    from tests.agents.suites.fake_agent import fake
+
+    plans = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trainables, "load", lambda name: fake)
+    monkeypatch.setattr(command, "run", lambda plan: plans.append(plan) or 0)
+    assert suite.run([f"{TASKS}:pictures", "--pixels"]) == 0
+    assert plans[0].suite.tasks == (f"{TASKS}:pictures",)
