@@ -29,7 +29,8 @@ class Channel:
         Args:
           connection: The socket.
           patience_secs: How long a message waits for a peer that reads nothing; None for as long
-            as the peer lives. What has not been sent by then is sent before the next message.
+            as the peer lives. What has not been sent by then is sent before the next message, or
+            by `flush`.
         """
         self._connection = connection
         if patience_secs is not None:
@@ -70,6 +71,14 @@ class Channel:
             return is_there
         finally:
             self._lock.release()
+
+    def flush(self) -> None:
+        """Sends what earlier messages have left, as far as the peer reads. Never waits."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._send_rest(socket.MSG_DONTWAIT)
+            finally:
+                self._lock.release()
 
     def receive(self) -> tuple[Any, ...] | None:
         """Returns the next message, waiting for it; None once the peer is gone."""

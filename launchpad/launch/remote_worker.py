@@ -140,6 +140,7 @@ class RemoteWorker(abc.ABC):
         while (message := self._channel.receive()) is not None:
             kind, *details = message
             self._heard_at = time.monotonic()
+            self._channel.flush()  # A node that gives signs of life reads again.
             if kind == "state":
                 self._has_finished |= details[0] == lp_runtime.FINISHED
                 self._supervisor.post_state(self, details[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 import time
@@ -74,6 +75,32 @@ def test_a_node_asks_whether_its_launcher_runs():
     assert node.receive() == ("begin",)
     assert node.send("ping")
     assert node.receive() == ("pong",)
+    node.close()
+    worker.close()
+
+
+def test_a_node_that_reads_again_gets_all_it_was_told():
+    ours, nodes = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # The kernel takes its least.
+    nodes.settimeout(0.2)
+    node = lp_channel.Channel(nodes)
+    worker = _Worker(lp_member.Member("node", 0, lp.PyNode(print)), types.SimpleNamespace())
+    worker.attach(lp_channel.Channel(ours, patience_secs=0.1))
+    address = "host" * 100_000
+    worker.send_address("key", address)
+    assert node.receive() == ("begin",)
+    received = None
+    deadline = time.monotonic() + 60
+    data = bytearray()
+    while received is None and time.monotonic() < deadline:
+        node.send("heartbeat")
+        try:
+            data += nodes.recv(1 << 20)
+        except TimeoutError:
+            continue
+        if len(data) > len(address):
+            received = pickle.loads(data[4:])
+    assert received == ("address", "key", address)
     node.close()
     worker.close()
 
