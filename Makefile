@@ -8,7 +8,7 @@ STAMP := .venv/complete
 
 # Seconds for all tests, on a busy machine too. The watcher ends the run at the deadline and names the
 # tests that were running; `timeout` ends the watcher if that fails.
-DEADLINE ?= 2400
+DEADLINE ?= 4200
 # Processes that run tests: one more than the two cores of CI, because some tests wait.
 WORKERS ?= 3
 SUITE = timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
