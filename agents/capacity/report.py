@@ -74,6 +74,9 @@ def _simulated(run: Simulated, bound: Prediction) -> Iterator[str]:
     for who, shares in (("an actor", run.actor), ("the learner", run.learner)):
         parts = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LEAST_LOAD]
         yield f"  {who}: {', '.join(parts)}"
+    if math.isnan(run.weight_age):
+        yield "  actors queue up for weights for longer than was simulated, so their age is unknown"
+        return
     yield (
         f"  actors use weights that are {run.weight_age:,.0f} learner steps old, 5% of the time "
         f"more than {run.weight_age_95:,.0f}"

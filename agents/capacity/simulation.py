@@ -32,6 +32,8 @@ _IN_FLIGHT = 32
 # So many items inserted, and steps of replicas, take some ten seconds to simulate.
 _MOST_EVENTS = 30_000
 _EVALUATOR_LOOKS = 0.1
+# The share of the weights that actors asked for and have got, below which a queue still grows.
+_SETTLED = 0.5
 
 _Events = Generator[Any, Any, Any]
 
@@ -46,7 +48,8 @@ class Simulated:
       learner_steps: learner steps per second.
       actor: what the actors did, as shares of their time.
       learner: the same for the learner.
-      weight_age: learner steps since the weights of an actor were the newest ones, mean.
+      weight_age: learner steps since the weights of an actor were the newest ones, mean; NaN if
+        actors still queued up for weights, so that the simulated time was too short.
       weight_age_95: the same, 95th percentile.
     """
 
@@ -182,7 +185,8 @@ class _Run:
         self._actions, self._steps_before = 0, self._steps
         self._actor_seconds: dict[str, float] = defaultdict(float)
         self._learner_seconds: dict[str, float] = defaultdict(float)
-        self._ages: list[int] = []
+        self._ages: list[float] = []
+        self._fetched = 0
 
     def summary(self, seconds: float) -> Simulated:
         """Returns what was counted.
@@ -191,6 +195,10 @@ class _Run:
           seconds: time since `forget`.
         """
         ages = sorted(self._ages) or [0]
+        # Before the weights are as old as they will be, all have fetched at their usual rate.
+        asked = self._actions / max(STEPS_PER_UPDATE, self._run.item_length * self._run.envs_per_actor)
+        if self._fetched < _SETTLED * asked:
+            ages = [math.nan]
         return Simulated(
             seconds=seconds,
             actions=self._actions / seconds,
@@ -282,6 +290,7 @@ class _Run:
             if to_fetch >= STEPS_PER_UPDATE:
                 to_fetch %= STEPS_PER_UPDATE
                 version = yield from self._fetch(machine, server)
+                self._fetched += 1
             seconds = self._actor_seconds
             seconds["act"] += act
             seconds["wait for a processor"] += acted - started - act

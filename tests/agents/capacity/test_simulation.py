@@ -87,6 +87,16 @@ def test_calls_publish_their_last_step():
     assert run(steps_per_call=100, seconds=50.0).weight_age == pytest.approx(80.75, abs=4)
 
 
+def test_the_age_of_weights_that_actors_queue_up_for_is_unknown():
+    """The learner gives out two a second; actors that never waited would ask for eight."""
+    parts = dataclasses.replace(PARTS, fetch_learner=0.5)
+    hardware = Hardware(cores=64.0)
+    assert np.isnan(run(parts, hardware, actors=25, seconds=0.9).weight_age)
+    # Actors spend most of their time in the queue, and less than a second with what they get, in
+    # which 125 learner steps are made. Without a queue, it would be 780.
+    assert 0 < run(parts, hardware, actors=25, seconds=60.0).weight_age < 125
+
+
 @pytest.mark.parametrize(
     ("changes", "parts", "expected"),
     [
