@@ -196,7 +196,8 @@ class _Run:
         """
         ages = sorted(self._ages) or [0]
         # Before the weights are as old as they will be, all have fetched at their usual rate.
-        asked = self._actions / max(STEPS_PER_UPDATE, self._run.item_length * self._run.envs_per_actor)
+        at_once = self._run.item_length * self._run.envs_per_actor
+        asked = self._actions / max(STEPS_PER_UPDATE, at_once)
         if self._fetched < _SETTLED * asked:
             ages = [math.nan]
         return Simulated(
