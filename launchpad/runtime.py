@@ -335,6 +335,12 @@ def require_current() -> NodeRuntime:
     return found
 
 
+def current_node() -> NodeRuntime | None:
+    """Returns the runtime of the node that the calling code belongs to; None outside of nodes."""
+    found = current()
+    return None if found in _launcher_runtimes else found
+
+
 def set_thread_runtime(runtime: NodeRuntime | None) -> NodeRuntime | None:
     """Makes `runtime` the current one of this thread; returns what was set before."""
     previous = getattr(_thread, "runtime", None)

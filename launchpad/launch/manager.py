@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import numbers
 import os
 import signal
@@ -44,6 +45,7 @@ class ProgramManager:
         self._supervisor = supervisor
         self._end_was_seen = False
         self._was_awaited = False
+        self._node: lp_runtime.NodeRuntime | None = None
 
     @property
     def signal_number(self) -> int | None:
@@ -218,15 +220,29 @@ class ProgramManager:
         return self._supervisor.processes()
 
     def take_signals(self) -> None:
-        """Makes SIGINT, SIGTERM and SIGHUP stop the program; does nothing off the main thread.
+        """Makes SIGINT, SIGTERM and SIGHUP stop the program.
 
-        A process that ignores one of them goes on to ignore it.
+        A process that ignores one of them goes on to ignore it. Python lets only the main thread
+        handle signals: what is launched from another one is stopped once that has launched a
+        program, too. A program that a node has launched stops when the node's own does, which
+        looks after the signals; in a process, SIGTERM is how the node itself is interrupted.
         """
-        if threading.current_thread() is not threading.main_thread():
-            return
-        _taking_signals[:] = [m for m in _taking_signals if not m._supervisor.done.is_set()]
+        for manager in list(_taking_signals):
+            if manager._supervisor.done.is_set():
+                manager._leave_signals()
+        # One call each: other threads, and the handler, may use the list at any time.
         _taking_signals.append(self)
-        _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
+        self._node = lp_runtime.current_node()
+        if self._node is not None:
+            self._node.add_stop_handler(self.stop)
+        elif threading.current_thread() is threading.main_thread():
+            _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
+
+    def _leave_signals(self) -> None:
+        with contextlib.suppress(ValueError):  # Another thread was first.
+            _taking_signals.remove(self)
+        if self._node is not None:
+            self._node.remove_stop_handler(self.stop)
 
     def _stop_by_signal(self, number: int) -> None:
         self._supervisor.post_signal(number)
@@ -244,7 +260,7 @@ _old_handlers: dict[int, Any] = {}
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     """Stops all programs of this process; a second signal kills their nodes."""
-    running = [m for m in _taking_signals if not m._supervisor.done.is_set()]
+    running = [m for m in list(_taking_signals) if not m._supervisor.done.is_set()]
     for manager in running:
         manager._stop_by_signal(number)
     if running:
@@ -252,14 +268,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=_deliver_again, args=(number, ends), daemon=True).start()
         return
     # Nothing is left to stop: the script's own way of handling the signal holds again.
-    _taking_signals.clear()
     signals.give_back(_on_signal, _old_handlers)
     os.kill(os.getpid(), number)
 
 
 def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
     """Ends a script that does not look at the end of its programs, such as a loop of its own."""
-    stopped = list(_taking_signals)
+    stopped = [manager for manager in list(_taking_signals) if manager._node is None]
     for end in ends:
         end.wait()
     for _ in range(round(_NOTICE_SECS / _PIECE_SECS)):

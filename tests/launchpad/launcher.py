@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+import threading
 import time
 
 import launchpad as lp
@@ -63,15 +64,32 @@ def work(writer, index: int, scenario: str) -> None:
         assert writer.write(Note("saved")).text == "saved"
 
 
-def main() -> None:
-    engine, scenario, path = sys.argv[1:]
+def launch(engine: str, scenario: str, path: str) -> lp.ProgramManager:
     program = lp.Program("main")
     writer = program.add_node(lp.CourierNode(Writer, path), label="writer")
     with program.group("worker"):
         for index in range(2):
             program.add_node(lp.PyNode(work, writer, index, scenario))
     # However long a node gets no processor time, the writer serves until it has saved.
-    manager = lp.launch(program, engine, termination_notice_secs=300)
+    return lp.launch(program, engine, termination_notice_secs=300)
+
+
+def launch_inside(path: str) -> None:
+    launch("local_mt", "save", path).wait()
+
+
+def main() -> None:
+    engine, scenario, path = sys.argv[1:]
+    if scenario == "nested":
+        program = lp.Program("outer")
+        program.add_node(lp.PyNode(launch_inside, path), label="outer")
+        lp.launch(program, engine)
+        return
+    manager = launch(engine, scenario.removesuffix("-twice"), path)
+    if scenario == "save-twice":
+        thread = threading.Thread(target=launch, args=(engine, "save", path))
+        thread.start()
+        thread.join()
     if scenario == "crash":
         raise KeyError("the script has a fault")
     while scenario == "fail-polled" and not manager.is_done:

@@ -132,6 +132,23 @@ def leave_on_stop(recorder: Any) -> None:
     recorder.add("left")
 
 
+def save_for_long(path: pathlib.Path) -> None:
+    """Takes longer than the pause between two interrupts of a node."""
+    recorder = Recorder(path)
+    lp.stop_event()
+    recorder.add("waiting")
+    assert lp.wait_for_stop(100)
+    time.sleep(3.0)
+    recorder.add("saved")
+
+
+def launch_inside(path: pathlib.Path) -> None:
+    program = lp.Program("inner")
+    program.add_node(lp.PyNode(save_for_long, path), label="inner")
+    assert lp.launch(program, "local_mt", termination_notice_secs=100).wait()
+    Recorder(path).add("inner has ended")
+
+
 def stop_handlers(recorder: Any) -> None:
     """Registers two handlers and takes one back."""
     called = threading.Event()

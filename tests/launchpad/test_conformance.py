@@ -140,6 +140,19 @@ def test_two_programs_side_by_side(engine):
     assert all(manager.wait(timeout=60) for manager in managers)
 
 
+def test_a_program_that_a_node_has_launched_stops_in_order_with_it(engine, tmp_path):
+    path = tmp_path / "entries"
+    program = lp.Program("outer")
+    program.add_node(lp.PyNode(programs.launch_inside, path), label="outer")
+    manager = lp.launch(program, engine, termination_notice_secs=100)
+    deadline = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    manager.stop_and_wait()
+    assert path.read_text() == "waiting\nsaved\ninner has ended\n"
+
+
 def test_wait_gives_up_in_time_and_says_so(engine):
     program, _ = programs.recorder_program()
     manager = lp.launch(program, engine)

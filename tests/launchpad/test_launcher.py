@@ -40,10 +40,10 @@ class _Launcher:
     def lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
-    def wait_for_start(self) -> list[psutil.Process]:
-        """Waits until both workers have written; returns the node processes."""
+    def wait_for_start(self, num_workers: int = 2) -> list[psutil.Process]:
+        """Waits until all workers have written; returns the node processes."""
         deadline = time.monotonic() + 110
-        while sum(line.startswith("started") for line in self.lines()) < 2:
+        while sum(line.startswith("started") for line in self.lines()) < num_workers:
             assert time.monotonic() < deadline and self.process.poll() is None
             time.sleep(0.02)
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -133,6 +133,18 @@ def test_a_signal_lets_nodes_save_and_ends_all(launch_script, engine, number):
     assert _all_gone(nodes, timeout=60)
 
 
+@pytest.mark.parametrize(("scenario", "num_workers"), [("save-twice", 4), ("nested", 2)])
+def test_a_signal_stops_programs_that_other_threads_have_launched(
+    launch_script, scenario, num_workers
+):
+    launcher = launch_script("local_mt", scenario)
+    launcher.wait_for_start(num_workers)
+    launcher.process.send_signal(signal.SIGTERM)
+    status, _ = launcher.finish(timeout=60)
+    assert status == 0
+    assert launcher.lines()[num_workers:] == ["saved"] * num_workers
+
+
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
     """SIGHUP under nohup, SIGINT behind a script's `&`."""
@@ -154,7 +166,7 @@ def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
 
 @pytest.mark.parametrize("was_seen", [False, True])
 def test_a_script_that_was_stopped_itself_is_given_time_to_see_the_end(monkeypatch, was_seen):
-    manager = types.SimpleNamespace(_end_was_seen=False)
+    manager = types.SimpleNamespace(_end_was_seen=False, _node=None)
     pauses, killed = [], []
 
     def sleep(secs):
