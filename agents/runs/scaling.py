@@ -50,7 +50,9 @@ class Scaler:
             if the program has a fixed number.
         """
         self._run_dir = run_dir
-        self._count = self._wanted = count
+        self._wanted = count
+        # Those that were added, and not told to end since.
+        self._present = set(range(count))
         self._manager = manager
         self._make_actor = make_actor
         self._is_limited = False
@@ -73,12 +75,12 @@ class Scaler:
             return
         # Each time: a counter that was restarted knows no limit.
         counter.limit_actors(self._wanted)
-        self._count = min(self._count, self._wanted)
-        # An actor that was just taken away may still be ending.
-        while self._count < self._wanted and self._count not in self._manager.live_nodes(_GROUP):
-            node = self._make_actor(self._count, self._wanted)
-            self._manager.add_node(node, _GROUP, self._count)
-            self._count += 1
+        indices = set(range(self._wanted))
+        self._present &= indices
+        # An actor that was just taken away may still be ending, or go on: it is looked at again.
+        for index in sorted(indices - self._present - self._manager.live_nodes(_GROUP)):
+            self._manager.add_node(self._make_actor(index, self._wanted), _GROUP, index)
+            self._present.add(index)
 
 
 def read(run_dir: Path) -> int | None:

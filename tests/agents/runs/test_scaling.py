@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+import launchpad as lp
 from agents import d4pg
 from agents.d4pg import D4PGConfig
+from agents.nodes.counter import Counter
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs import scaling, training
@@ -85,6 +87,46 @@ def test_actors_are_added_and_taken_away_and_the_number_is_remembered(tmp_path):
     assert d4pg.command.train(options(run_dir, steps=STEPS + 600)) == 0
     assert acting(run_dir, since=STEPS + 100) == {0, 1}
     assert steps_done(run_dir) == STEPS + 600
+
+
+def test_actors_that_are_wanted_again_before_all_have_ended_are_all_there_in_the_end(tmp_path):
+    may_end = [threading.Event() for _ in range(4)]
+    program = lp.Program("actors")
+    for event in may_end:
+        program.add_node(lp.PyNode(event.wait), label="actor")
+    manager = lp.launch(program, "test_mt")
+    added = []
+
+    def make_actor(index, count):
+        added.append((index, count))
+        return lp.PyNode(may_end[index].wait)
+
+    scaler = scaling.Scaler(described(tmp_path, actors=4).path, 4, manager, make_actor)
+    counter = Counter(tmp_path, total_steps=1000, restored=None)
+
+    def scale(count):
+        scaling.request(tmp_path, count)
+        scaler.tick(counter)
+
+    def end(index):
+        may_end[index].set()
+        deadline = time.monotonic() + 60
+        while index in manager.live_nodes("actor"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        may_end[index].clear()
+
+    scale(2)
+    end(3)  # Actor 2 is still within its lease.
+    scale(4)
+    assert manager.live_nodes("actor") == {0, 1, 2, 3} and added == [(3, 4)]
+    end(2)
+    end(1)  # By itself.
+    scaler.tick(counter)
+    assert manager.live_nodes("actor") == {0, 2, 3} and added[1:] == [(2, 4)]
+    for event in may_end:
+        event.set()
+    manager.stop_and_wait()
 
 
 def described(run_dir, **changes):
