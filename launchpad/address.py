@@ -64,6 +64,11 @@ class Address:
         """Called by `launch`, so that handles also work in the launching process."""
         self._launcher = launcher
 
+    @property
+    def is_launched(self) -> bool:
+        """True while a program that this process has launched has a server for this address."""
+        return lp_runtime.is_launcher(self._launcher)
+
     def assign(self, node: Any) -> None:
         """Makes `node` the owner.
 

@@ -38,7 +38,8 @@ class LaunchContext:
 
     Attributes:
       launch_type: How the program was launched.
-      launch_config: The group's entry in `local_resources`, or None.
+      launch_config: The group's entry in `local_resources`, or else an `lp.PythonProcess()`; None
+        in the launching process.
       program_stopper: Callable that stops the program.
     """
 

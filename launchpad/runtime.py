@@ -338,7 +338,12 @@ def require_current() -> NodeRuntime:
 def current_node() -> NodeRuntime | None:
     """Returns the runtime of the node that the calling code belongs to; None outside of nodes."""
     found = current()
-    return None if found in _launcher_runtimes else found
+    return None if is_launcher(found) else found
+
+
+def is_launcher(runtime: NodeRuntime | None) -> bool:
+    """Whether `runtime` is the launching process's own, of a program that runs."""
+    return runtime in _launcher_runtimes
 
 
 def set_thread_runtime(runtime: NodeRuntime | None) -> NodeRuntime | None:

@@ -87,8 +87,10 @@ def launch(
 
     Raises:
       ValueError: no program, no nodes, an unknown terminal, an unknown or unsupported launch type,
-        more resources than there are, a LAUNCHPAD_SECRET that is none.
-      TypeError: a node does not pickle, or resources are not a PythonProcess.
+        more resources than there are, a LAUNCHPAD_SECRET that is none; the program has servers and
+        runs already, or two servers of one address.
+      TypeError: a node does not pickle, resources are not a PythonProcess, or what is to be done
+        when nodes fail is not a RestartPolicy.
       ConnectionError: there is no such cluster.
     """
     del xm_resources, controller_xm_requirements
@@ -196,9 +198,28 @@ def _describe(
         secret=credentials.of_program(),
         launch_type=launch_type,
         host=_LOOPBACK,
-        owners={a.key: m.name for m in members for a in m.node.addresses},
+        owners=_owners(program, members),
     )
     return engine.Launch(members, info, lp_address_book.AddressBook(), address)
+
+
+def _owners(program: lp_program.Program, members: Sequence[lp_member.Member]) -> dict[str, str]:
+    """Returns the name of the node that serves each address, by the address's key."""
+    owners: dict[str, str] = {}
+    for member in members:
+        for address in member.node.addresses:
+            if address.is_launched:
+                raise ValueError(
+                    f"program {program.name!r} runs already, or shares {member.name} with one that "
+                    "does: wait for its end, or make another program of new nodes"
+                )
+            if address.key in owners:
+                raise ValueError(
+                    f"the same server is in {owners[address.key]} and in {member.name}, and its "
+                    "address can have one server only; make another node"
+                )
+            owners[address.key] = member.name
+    return owners
 
 
 def _apply(
@@ -209,6 +230,12 @@ def _apply(
         raise ValueError(
             f"restart_policies names {unknown}, but the groups are {sorted(program.groups)}"
         )
+    for label, policy in policies.items():
+        if not isinstance(policy, base.RestartPolicy):
+            raise TypeError(
+                f"restart_policies[{label!r}] is a {type(policy).__name__}; expected a "
+                "lp.RestartPolicy"
+            )
     for member in launch_.members:
         member.restart_policy = member.node.restart_policy or policies.get(member.label)
 

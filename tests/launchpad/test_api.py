@@ -151,6 +151,42 @@ def test_a_function_may_be_added_twice_and_a_server_once():
         program.add_node(server, label="server")
 
 
+@pytest.mark.parametrize(
+    ("labels", "twice"),
+    [
+        ({"one": lambda n: lp.MultiProcessingColocation([n])}, "one/0 and in one/1"),
+        ({"one": lambda n: lp.MultiProcessingColocation([n, n])}, "one/0 and in one/1"),
+        ({"one": lambda n: lp.MultiThreadingColocation([n, n])}, "one/0 and in one/0"),
+        (
+            {"one": lambda n: n, "two": lambda n: lp.MultiThreadingColocation([n])},
+            "one/0 and in two/0",
+        ),
+    ],
+)
+def test_a_server_may_be_in_one_colocation_once(labels, twice):
+    program = lp.Program("twice")
+    server = lp.CourierNode(dict)
+    for label, wrap in labels.items():
+        node = wrap(server)
+        program.add_node(node, label=label)
+        if isinstance(node, lp.MultiProcessingColocation):
+            program.add_node(node, label=label)
+    with pytest.raises(
+        ValueError, match=f"^the same server is in {twice}, and.*make another node$"
+    ):
+        lp.launch(program, "test_mt")
+
+
+def test_a_program_that_runs_is_not_launched_again():
+    program, recorder = programs.recorder_program()
+    for _ in range(2):
+        manager = lp.launch(program, "test_mt")
+        with pytest.raises(ValueError, match="'test' runs already.*recorder/0.*make another"):
+            lp.launch(program, "test_mt")
+        assert manager.resolve(recorder).entries() == []
+        manager.stop_and_wait()
+
+
 def test_a_function_added_twice_runs_twice(tmp_path):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     node = lp.PyNode(lambda client: client.add("ran"), recorder)
@@ -242,6 +278,13 @@ def test_there_is_no_worker_manager_outside_of_a_program():
 def test_stop_handlers_outside_of_a_program_do_nothing():
     lp.register_stop_handler(print)
     lp.unregister_stop_handler(print)
+
+
+def test_a_restart_policy_is_one():
+    program, _ = programs.recorder_program()
+    told = r"^restart_policies\['recorder'\] is a int; expected a lp.RestartPolicy$"
+    with pytest.raises(TypeError, match=told):
+        lp.launch(program, "test_mt", restart_policies={"recorder": 3})
 
 
 @pytest.mark.parametrize("launch_type", ["nosuch", "vertex_ai", 3])
