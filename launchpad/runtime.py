@@ -3,7 +3,7 @@
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
 process, then the program launched last from this process. A thread that a node in a thread has
-started has no runtime of its own: where several programs run, `require_current()` refuses it.
+started has no runtime of its own: where several programs run, `unambiguous()` refuses it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ logger = logging.getLogger("launchpad")
 
 # A wait that lasts tells its reason this often, in seconds.
 WAIT_MESSAGE_SECS = 10.0
+
+# A node's process shows that it is not frozen this often, in seconds.
+HEARTBEAT_SECS = 2.0
 
 # A node that called lp.stop() itself is interrupted this much later, in seconds.
 _OWN_STOP_SECS = 1.0
@@ -316,21 +319,31 @@ def current() -> NodeRuntime | None:
     return found
 
 
+def unambiguous() -> NodeRuntime | None:
+    """Returns the runtime of the calling code, or None outside a program.
+
+    Raises:
+      RuntimeError: in a thread that may belong to several programs.
+    """
+    found = current()
+    if found in _launcher_runtimes and len(_launcher_runtimes) > 1:
+        raise RuntimeError(
+            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread is no node of "
+            "theirs: call this in the node's own thread, or use what lp.launch() returned"
+        )
+    return found
+
+
 def require_current() -> NodeRuntime:
     """Returns the runtime of the calling code.
 
     Raises:
       RuntimeError: outside a running program, or in a thread that may belong to several.
     """
-    found = current()
+    found = unambiguous()
     if found is None:
         raise RuntimeError(
             "no Launchpad program runs here: call this from a node, or after lp.launch()"
-        )
-    if found in _launcher_runtimes and len(_launcher_runtimes) > 1:
-        raise RuntimeError(
-            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread is no node of "
-            "theirs: call this in the node's own thread, or use what lp.launch() returned"
         )
     return found
 

@@ -23,8 +23,6 @@ from launchpad.nodes.python import local_multi_processing
 
 # A process whose launcher is gone ends within this many seconds.
 _ORPHAN_SECS = 3.0
-# A node's process shows that it is not frozen this often, in seconds.
-HEARTBEAT_SECS = 2.0
 # SIGTERM to a whole program reaches its nodes before its launcher tells them to stop: a node that
 # gets one waits this long for the launcher, in seconds, from when that is seen to run.
 _LAUNCHER_SECS = 3.0
@@ -176,7 +174,7 @@ class Child:
 
     def _beat(self) -> None:
         while self._channel.send_or_drop("heartbeat"):
-            time.sleep(HEARTBEAT_SECS)
+            time.sleep(lp_runtime.HEARTBEAT_SECS)
 
     def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:

@@ -80,7 +80,7 @@ class ProgramManager:
           timeout: Seconds to wait; None for as long as it takes. A sequence is taken for
             `labels_to_wait_for`, which comes first in upstream's method.
           labels_to_wait_for: Waits for the nodes of these groups only; the others go on. A server
-            without work of its own ends with the program.
+            without work of its own ends with the program. None or empty for all groups.
           raise_error: False to return although a node has failed.
           return_on_first_completed: Returns when the first node has ended.
 
@@ -97,8 +97,9 @@ class ProgramManager:
         elif timeout is not None:
             timeout, labels_to_wait_for = None, timeout
         try:
-            if labels_to_wait_for is not None or return_on_first_completed:
-                return self._wait_for_nodes(timeout, labels_to_wait_for, return_on_first_completed)
+            if labels_to_wait_for or return_on_first_completed:
+                labels = labels_to_wait_for or None
+                return self._wait_for_nodes(timeout, labels, return_on_first_completed)
             return self._wait(timeout)
         except errors.NodeFailedError:
             if raise_error:

@@ -85,8 +85,11 @@ def make_node_killer() -> Callable[[Exception, float], None]:
     The function takes an error, whose text says what is stuck, and the seconds since it is. A node
     in a process dies of it, and its restart policy holds; a thread cannot be ended, so the program
     ends with the error. While the program stops, and outside a program, it does nothing.
+
+    Raises:
+      RuntimeError: in a thread that may belong to several programs.
     """
-    runtime = lp_runtime.current()
+    runtime = lp_runtime.unambiguous()
     return runtime.give_up if runtime is not None else lambda error, stuck_secs: None
 
 
@@ -95,15 +98,22 @@ def register_stop_handler(handler: Callable[[], Any]) -> None:
 
     Outside a program, where nothing stops, it does nothing: loops that look after a stop run in
     plain scripts too.
+
+    Raises:
+      RuntimeError: in a thread that may belong to several programs.
     """
-    runtime = lp_runtime.current()
+    runtime = lp_runtime.unambiguous()
     if runtime is not None:
         runtime.add_stop_handler(handler)
 
 
 def unregister_stop_handler(handler: Callable[[], Any]) -> None:
-    """Undoes `register_stop_handler(handler)`; does nothing if it is not registered."""
-    runtime = lp_runtime.current()
+    """Undoes `register_stop_handler(handler)`; does nothing if it is not registered.
+
+    Raises:
+      RuntimeError: in a thread that may belong to several programs.
+    """
+    runtime = lp_runtime.unambiguous()
     if runtime is not None:
         runtime.remove_stop_handler(handler)
 

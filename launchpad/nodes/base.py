@@ -9,9 +9,13 @@ from typing import Any, Generic, TypeVar
 
 from launchpad import address as lp_address
 from launchpad import context
+from launchpad import runtime as lp_runtime
 from launchpad.launch_type import LaunchContext, LaunchType
 from launchpad.nodes import dereference
 from rl_replicator.processes import restarts
+
+# The shortest silence by which a process can be told to be frozen, in seconds.
+_FROZEN_SECS = 5 * lp_runtime.HEARTBEAT_SECS
 
 ClientType = TypeVar("ClientType")
 HandleType = TypeVar("HandleType", bound="Handle")
@@ -44,9 +48,9 @@ class RestartPolicy:
       max_backoff_secs: Longest pause.
       reset_after_secs: A node that lived this long starts counting anew.
       frozen_after_secs: A process that shows no sign of life for this long is killed, and counts as
-        one that died; None to wait for ever. It takes a process that holds Python's interpreter
-        lock, or a lost machine: one that waits or computes shows signs all the time. A process of
-        this machine that a signal has stopped is killed after ten seconds.
+        one that died; at least 10, or None to wait for ever. It takes a process that holds Python's
+        interpreter lock, or a lost machine: one that waits or computes shows signs all the time. A
+        process of this machine that a signal has stopped is killed after ten seconds.
     """
 
     max_restarts: int = 10
@@ -58,8 +62,20 @@ class RestartPolicy:
     frozen_after_secs: float | None = 60.0
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0 or self.initial_backoff_secs < 0 or self.max_backoff_secs < 0:
+        numbers = (
+            self.max_restarts,
+            self.initial_backoff_secs,
+            self.max_backoff_secs,
+            self.reset_after_secs,
+        )
+        if not all(number >= 0 for number in numbers):
             raise ValueError(f"numbers of a RestartPolicy can't be negative: {self}")
+        if self.frozen_after_secs is not None and not self.frozen_after_secs >= _FROZEN_SECS:
+            raise ValueError(
+                f"frozen_after_secs={self.frozen_after_secs:g}: expected at least {_FROZEN_SECS:g} "
+                f"(a process shows signs of life every {lp_runtime.HEARTBEAT_SECS:g} s, and later "
+                "on a busy machine), or None to wait for ever"
+            )
 
     def count(self) -> restarts.Restarts:
         """Returns a counter of a node's restarts, with this policy's limit and pauses."""

@@ -15,6 +15,8 @@ from launchpad import runtime as lp_runtime
 class ProgramStopper:
     """Stops the program when called, in a node or in any process of the launcher's machine.
 
+    In a thread of the launcher that may belong to several programs, it raises RuntimeError.
+
     Attributes:
       launcher_pid: Process that launches the program.
       launcher_host: Name of its machine.
@@ -24,7 +26,7 @@ class ProgramStopper:
     launcher_host: str
 
     def __call__(self, mark_as_completed: bool = False) -> None:
-        runtime = lp_runtime.current()
+        runtime = lp_runtime.unambiguous()
         if runtime is not None:
             runtime.stop(mark_as_completed)
         elif socket.gethostname() != self.launcher_host:

@@ -264,6 +264,7 @@ def test_environment_and_output_of_processes(tmp_path, capfd):
 
 def test_a_thread_that_may_belong_to_two_programs_stops_neither():
     told = []
+    stop_program = lp.make_program_stopper("test_mt")
 
     def stop() -> None:
         try:
@@ -271,8 +272,19 @@ def test_a_thread_that_may_belong_to_two_programs_stops_neither():
         except RuntimeError as error:
             told.append(str(error))
 
+    def try_all() -> None:
+        for function in (
+            stop_program,
+            lp.make_node_killer,
+            lambda: lp.register_stop_handler(print),
+            lambda: lp.unregister_stop_handler(print),
+        ):
+            with pytest.raises(RuntimeError, match="2 Launchpad programs run here"):
+                function()
+        stop()
+
     def start_a_thread() -> None:
-        helper = threading.Thread(target=stop)
+        helper = threading.Thread(target=try_all)
         helper.start()
         helper.join()
         lp.wait_for_stop()

@@ -200,8 +200,17 @@ def test_a_policy_limits_restarts():
     count = policy.count()
     assert [count.next_pause(lived=1) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, None]
     assert count.next_pause(lived=61) == 0.5
-    with pytest.raises(ValueError, match="negative"):
-        lp.RestartPolicy(max_restarts=-1)
+    for wrong in (
+        {"max_restarts": -1},
+        {"reset_after_secs": -1.0},
+        {"max_backoff_secs": float("nan")},
+    ):
+        with pytest.raises(ValueError, match="negative"):
+            lp.RestartPolicy(**wrong)
+    told = "^frozen_after_secs=1: expected at least 10 .*every 2 s.* or None to wait for ever$"
+    with pytest.raises(ValueError, match=told):
+        lp.RestartPolicy(frozen_after_secs=1)
+    assert lp.RestartPolicy(frozen_after_secs=None) != lp.RestartPolicy(frozen_after_secs=10.0)
 
 
 # -- caches and batches ------------------------------------------------------------------
@@ -503,10 +512,11 @@ def test_waiting_for_some_of_the_nodes(caplog):
     assert manager.wait(labels_to_wait_for=["short"], timeout=60)
     assert manager.wait(return_on_first_completed=True, timeout=60)
     assert not manager.wait(labels_to_wait_for=["long"], timeout=0.3)
+    assert not manager.wait(labels_to_wait_for=[], timeout=0.3)  # All, as upstream's.
     with pytest.raises(ValueError, match=r"expected groups out of \['long', 'short'\], got"):
         manager.wait(labels_to_wait_for=["missing"])
     release.set()
-    assert manager.wait(timeout=60)
+    assert manager.wait([]) and manager.is_done
 
 
 def test_a_failure_can_be_left_unraised():
