@@ -85,6 +85,14 @@ def test_addresses_that_are_not_understood(address):
         cluster.acquire(address)
 
 
+@pytest.mark.parametrize("address", ["[::1]:6379", "fd00::2:6379"])
+def test_clusters_with_ipv6_are_refused(address):
+    with pytest.raises(
+        ValueError, match="expected the IPv4 address .*, got an IPv6 address; start"
+    ):
+        cluster.acquire(address)
+
+
 def test_a_cluster_that_is_not_there(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(cluster, "_shared", None)

@@ -98,6 +98,11 @@ def _check(address: str | None) -> str | None:
             f"address={address!r}: expected 'host:port' of a Ray cluster that this machine is part "
             "of, or 'env'; ray:// clients and 'auto' are not supported"
         )
+    if ":" in host:
+        raise ValueError(
+            f"address={address!r}: expected the IPv4 address or the name of a machine, got an IPv6 "
+            "address; start the cluster with --node-ip-address=<IPv4 address>"
+        )
     return address
 
 
