@@ -71,7 +71,18 @@ def test_nodes_with_long_names_have_files_of_their_own(tmp_path, monkeypatch):
         files.writer(f"{'ä' * 300}/{index}")("stdout", f"{index}\n")
     files.close()
     texts = {path.name: path.read_text() for path in files.directory.iterdir()}
-    assert texts == {f"{'ä' * 100}_0.log": "0\n0\n", f"{'ä' * 100}_1.log": "1\n"}
+    assert texts == {f"{'ä' * 100}.log": "0\n0\n", f"{'ä' * 100}_.log": "1\n"}
+
+
+def test_groups_whose_files_would_have_one_name_have_files_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path))
+    files = terminals.Files()
+    nodes = ("a/b/0", "a_b/0", "a_b_0_/0", "a/b_0_/0")
+    for node in nodes:
+        files.writer(node)("stdout", f"{node}\n")
+    files.close()
+    texts = [path.read_text() for path in files.directory.iterdir()]
+    assert sorted(texts) == sorted(f"{node}\n" for node in nodes)
 
 
 @pytest.mark.timeout(150)

@@ -63,10 +63,10 @@ class Files:
         """See `Terminal`. A node that is started again goes on with its file."""
         file = self._files.get(node)
         if file is None:
-            name = node.replace("/", "_")
-            if len(name.encode()) > _NAME_BYTES:
-                name = f"{name.encode()[:_NAME_BYTES].decode(errors='ignore')}_{len(self._files)}"
-            path = self.directory / f"{name}.log"
+            name = node.replace("/", "_").encode()[:_NAME_BYTES].decode(errors="ignore")
+            # Nodes of "a/b" and "a_b", or with a long name that was cut.
+            while (path := self.directory / f"{name}.log").exists():
+                name += "_"
             file = self._files[node] = path.open("a", encoding="utf-8", errors="replace")
             self._show(node, path)
 
