@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from absl import flags
@@ -9,6 +10,8 @@ from absl import flags
 from launchpad import context
 
 FLAGS = flags.FLAGS
+
+_logger = logging.getLogger("launchpad")
 
 LAUNCH_TYPE = flags.DEFINE_enum(
     "lp_launch_type",
@@ -33,9 +36,25 @@ CLUSTER_ADDRESS = flags.DEFINE_string(
 
 
 def parse_if_needed() -> None:
-    """Parses the command line's known flags, for programs that don't use absl's app.run()."""
-    if not FLAGS.is_parsed():
-        FLAGS(sys.argv, known_only=True)
+    """Parses the command line's known flags, for programs that don't use absl's app.run().
+
+    Raises:
+      absl.flags.Error: a flag of Launchpad has a wrong value.
+    """
+    if FLAGS.is_parsed():
+        return
+    own = flags.FlagValues()
+    for holder in (LAUNCH_TYPE, TERMINATION_NOTICE_SECS, CLUSTER_ADDRESS):
+        own[holder.name] = FLAGS[holder.name]
+    others = own(sys.argv, known_only=True)
+    try:
+        FLAGS(others, known_only=True)
+    except flags.Error as error:
+        # Words of a script that does not use absl, such as a `-v`, which absl.logging defines too.
+        FLAGS.mark_as_parsed()
+        _logger.warning(
+            "absl's flags, but for --lp_*, are not read from this command line: %s", error
+        )
 
 
 def cluster_address() -> str | None:

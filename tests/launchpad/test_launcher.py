@@ -240,6 +240,40 @@ def test_a_script_with_absl_flags(engine):
     assert lines == ["hello 2 True", "hello 2 True"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-v --lp_termination_notice_secs 3", "3 unset"),
+        ("--word=hello -lp_termination_notice_secs=3", "3 hello"),
+        ("-v --lp_termination_notice_secs=short", "flag --lp_termination_notice_secs=short"),
+    ],
+)
+def test_a_script_that_does_not_parse_absl_flags(words, told):
+    """absl.logging defines `-v`, which the script may have defined for itself."""
+    code = """
+import absl.logging
+from absl import flags
+import launchpad as lp
+
+flags.DEFINE_string("word", "unset", "A flag of the script.")
+
+def node():
+    print(flags.FLAGS.lp_termination_notice_secs, flags.FLAGS.word)
+
+lp.launch(lp.make_program(lp.PyNode(node)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told in done.stdout + done.stderr
+    assert ("this command line: Missing value for flag -v" in done.stderr) == (told == "3 unset")
+    assert done.returncode == int("short" in words)
+
+
 def test_flags_that_a_node_can_not_read_are_told(monkeypatch):
     monkeypatch.setattr(serialization, "dump_flags", lambda overrides: b"no pickle")
     program, _ = programs.recorder_program()
