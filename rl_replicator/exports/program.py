@@ -55,7 +55,7 @@ def translate(function: Any) -> PortableProgram:
       The program, with the present values of the variables.
 
     Raises:
-      UsageError: if the function has an operation that is not portable.
+      UsageError: if the function has an operation or a dtype that is not portable.
     """
     frozen = convert_to_constants.convert_variables_to_constants_v2(function)
     inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
@@ -112,6 +112,7 @@ class _Writer:
 
     def add(self, op: Any) -> None:
         """Translates an operation."""
+        _check_dtypes(op)
         if op.type == "Placeholder":
             self._names[op.outputs[0].name] = op.name
             return
@@ -153,6 +154,15 @@ class _Writer:
         return name
 
 
+def _check_dtypes(op: Any) -> None:
+    for output in op.outputs:
+        if np.dtype(output.dtype.as_numpy_dtype).isbuiltin != 1:  # Of another package.
+            raise UsageError(
+                f"expected dtypes that NumPy has, got {output.dtype.name} ({op.name}); compute in "
+                "float32 what is exported, or export it with --format savedmodel"
+            )
+
+
 # Operations whose result has a shape that is given as their second input. The static shape serves.
 _SHAPED = ("BroadcastTo", "Reshape")
 
@@ -185,7 +195,9 @@ def _squared_difference(writer: _Writer, op: Any, inputs: list[str]) -> str:
 def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
     slope = writer.scalar(op, op.get_attr("alpha"))
     scaled = writer.emit(op.name, "Mul", [inputs[0], slope])
-    return writer.emit(op.name, "Max", [inputs[0], scaled])
+    # Not the larger one, which is the wrong one for slopes above 1.
+    is_positive = writer.emit(op.name, "Greater", [inputs[0], writer.scalar(op, 0.0)])
+    return writer.emit(op.name, "Select", [is_positive, inputs[0], scaled])
 
 
 def _reduce(kind: str) -> Translator:
@@ -307,6 +319,11 @@ def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
     strides = op.get_attr("strides")[1:3]
     if [*op.get_attr("dilations")] != [1, 1, 1, 1] or op.get_attr("padding") == b"EXPLICIT":
         raise UsageError("expected plain convolutions; export the model with --format savedmodel")
+    if op.inputs[0].shape[-1] != op.inputs[1].shape[2]:
+        raise UsageError(
+            f"expected convolutions of one group ({op.name}); export the model with --format "
+            "savedmodel"
+        )
     pads = _pads(op, op.inputs[1].shape.as_list()[:2], strides)
     return writer.emit(op.name, "Conv", inputs, strides=[*strides], pads=pads)
 

@@ -42,15 +42,18 @@ class Classifier:
         """Returns the logits, [B, K] float32. See `classify`."""
         return self.classify(images, is_training)[1]
 
-    def classify(self, images: tf.Tensor, is_training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+    def classify(
+        self, images: tf.Tensor, is_training: bool = False, dtype: tf.DType | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes features and logits.
 
         Args:
           images: [B, H, W, C] of any numeric dtype, 0 to 255, of the data set's shape.
           is_training: whether batch norm uses the statistics of the batch.
+          dtype: dtype in which the layers compute; None for that of training.
 
         Returns:
           Features, [B, F] float32, and logits, [B, K] float32.
         """
         scaled = (tf.cast(images, tf.float32) - self._images.mean) / self._images.deviation
-        return self.network.classify(tf.cast(scaled, self.dtype), is_training)
+        return self.network.classify(tf.cast(scaled, dtype or self.dtype), is_training)

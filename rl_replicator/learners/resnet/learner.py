@@ -91,10 +91,13 @@ class ResNetLearner(Learner):
         return tape.gradient(scaled, self._parameters), {"loss": loss, "accuracy": accuracy}
 
     def served(self) -> Served:
-        """Returns the classifier: images, [B, H, W, C] uint8, to features and logits."""
+        """Returns the classifier: images, [B, H, W, C] uint8, to features and logits.
+
+        It computes in float32, which all programs have, whatever the layers did in training.
+        """
 
         def function(images: tf.Tensor) -> dict[str, tf.Tensor]:
-            features, logits = self._classifier.classify(images)
+            features, logits = self._classifier.classify(images, dtype=tf.float32)
             return {"features": features, "logits": logits}
 
         return Served(

@@ -166,11 +166,14 @@ class SNGANLearner(Learner):
         )
 
     def served(self) -> Served:
-        """Returns the averaged generator: noise, [B, Z], and labels, [B], to images, 0 to 255."""
+        """Returns the averaged generator: noise, [B, Z], and labels, [B], to images, 0 to 255.
+
+        It computes in float32, which all programs have, whatever the layers did in training.
+        """
 
         def function(noise: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-            noise = tf.cast(noise, self._dtype)
-            images = self._average(noise, self._one_hot(labels), is_training=False)
+            classes = tf.one_hot(labels, self._num_classes)
+            images = self._average(tf.cast(noise, tf.float32), classes, is_training=False)
             return {"images": self._pixels(images)}
 
         return Served(

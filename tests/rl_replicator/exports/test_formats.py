@@ -12,6 +12,7 @@ RANDOM = np.random.default_rng(0)
 FILTERS, SCALE, OFFSET, MEAN = (
     RANDOM.normal(size=size).astype(np.float32) for size in ((3, 3, 2, 4), (4,), (4,), (4,))
 )
+GROUPED = np.ones([1, 1, 1, 2], np.float32)  # Two groups of one channel each.
 VARIANCE = RANDOM.uniform(0.5, 2, size=4).astype(np.float32)
 IMAGES = RANDOM.uniform(0, 255, size=(5, 6, 6, 2)).astype(np.uint8)
 LABELS = np.array([0, 2, -1, 3, 1], np.int32)  # -1 and 3 are no classes.
@@ -26,7 +27,9 @@ def network(images, labels):
     x = tf.reshape(x, [-1, 3, 1, 3, 4])
     x = tf.broadcast_to(x, [tf.shape(x)[0], 3, 2, 3, 4])
     classes = tf.one_hot(labels, 3)
-    return {"image": tf.round(10 * x), "classes": classes, "logits": tf.reduce_mean(x, [1, 2, 3])}
+    logits = tf.reduce_mean(x, [1, 2, 3])
+    steep = tf.nn.leaky_relu(logits, 1.5)
+    return {"image": tf.round(10 * x), "classes": classes, "logits": logits, "steep": steep}
 
 
 def model_of(function, **inputs):
@@ -79,6 +82,14 @@ def test_other_runtimes_compute_the_same(tmp_path, runtime):
         (
             lambda x: {"y": tf.compat.v1.nn.fused_batch_norm(x[:, None, None], [1.0], [0.0])[0]},
             "by stored statistics",
+        ),
+        (
+            lambda x: {"y": tf.nn.conv2d(x[:, None, None] * [1.0, 2.0], GROUPED, 1, "SAME")},
+            "convolutions of one group",
+        ),
+        (
+            lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
+            "NumPy has, got bfloat",
         ),
     ],
 )
