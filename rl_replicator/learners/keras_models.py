@@ -264,11 +264,12 @@ class KerasLearner(Learner):
         """Returns the model: its inputs by name to `outputs`, or to its outputs by name.
 
         A single input is named `inputs`. Inputs in a dictionary have its keys as names. Inputs in a
-        tuple have the names of the model's `tf.keras.Input`s, or `inputs_0`, `inputs_1`.
+        tuple have the names of the model's `tf.keras.Input`s, or `inputs_0`, `inputs_1`. Outputs in
+        a list have the names of the layers that compute them, or `outputs_0`, `outputs_1`.
         """
         specs = self._input_spec
         flat = tf.nest.flatten(specs)
-        names = _input_names(specs, getattr(self._model, "input_names", None) or ())
+        names = _input_names(specs, getattr(self._model, "input_names", None))
         inputs = {
             name: tf.TensorSpec([None, *one.shape], one.dtype)
             for name, one in zip(names, flat, strict=True)
@@ -277,28 +278,44 @@ class KerasLearner(Learner):
         def function(**given: tf.Tensor) -> Mapping[str, tf.Tensor]:
             x = tf.nest.pack_sequence_as(specs, [given[name] for name in names])
             outputs = self._model(x, training=False)
-            return outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
+            if isinstance(outputs, Mapping):
+                return outputs
+            if tf.is_tensor(outputs):
+                return {"outputs": outputs}
+            flat = tf.nest.flatten(outputs)
+            of_model = getattr(self._model, "output_names", None)
+            return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
         return Served(function, inputs)
 
 
-def _input_names(specs: Any, of_model: Sequence[str]) -> list[str]:
+def _input_names(specs: Any, of_model: Sequence[str] | None) -> list[str]:
     """Returns the names of a model's inputs, in the order of `tf.nest.flatten(specs)`.
 
     Args:
       specs: what the training data have for x.
-      of_model: names that the model gives to its inputs; none if it is a subclass.
+      of_model: see `_names`.
     """
-    flat = tf.nest.flatten(specs)
     if isinstance(specs, tf.TypeSpec):
         return ["inputs"]
     if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
         return sorted(specs)
+    return _names("inputs", len(tf.nest.flatten(specs)), of_model)
+
+
+def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
+    """Returns the names of a model's inputs or outputs.
+
+    Args:
+      kind: first part of the names if the model gives none.
+      count: number of inputs or outputs.
+      of_model: names that the model gives to them; none if it is a subclass.
+    """
     # The names of a graph, which are those of an export, have no spaces.
-    names = [re.sub(r"\W", "_", name) for name in of_model]
-    if len({*names}) == len(flat) == len(names):
+    names = [re.sub(r"\W", "_", name) for name in of_model or ()]
+    if len({*names}) == count == len(names):
         return names
-    return [f"inputs_{i}" for i in range(len(flat))]
+    return [f"{kind}_{i}" for i in range(count)]
 
 
 class _Weights(tf.Module):

@@ -326,6 +326,56 @@ def test_several_inputs_are_exported_by_name(model_fn, data_fn, names, tmp_path)
     np.testing.assert_allclose(loaded.run(**given)["outputs"], want, rtol=1e-5)
 
 
+def two_headed(config: learners.KerasConfig) -> tf.keras.Model:
+    x = tf.keras.Input([2])
+    heads = [tf.keras.layers.Dense(size, name=name) for size, name in ((1, "value"), (2, "a-b"))]
+    model = tf.keras.Model(x, [head(x) for head in heads])
+    model.compile("sgd", ["mse", "mse"])
+    return model
+
+
+class TwoHeaded(tf.keras.Model):
+    """Returns a tuple, whose elements have no names."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = [tf.keras.layers.Dense(1), tf.keras.layers.Dense(2)]
+
+    def call(self, x):
+        return tuple(head(x) for head in self.heads)
+
+
+def two_headed_subclass(config: learners.KerasConfig) -> tf.keras.Model:
+    model = TwoHeaded()
+    model.compile("sgd", ["mse", "mse"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "names"),
+    [(two_headed, ["value", "a_b"]), (two_headed_subclass, ["outputs_0", "outputs_1"])],
+)
+def test_several_outputs_are_exported_by_name(model_fn, names, tmp_path):
+    def data_fn(config):
+        x = np.ones([8, 2], np.float32)
+        return tf.data.Dataset.from_tensor_slices((x, (x[:, :1], x)))
+
+    config = learners.KerasConfig()
+    learner = learners.from_keras(model_fn, data_fn)(rr.make("single_device"), config)
+    served = learner.served()
+    x = rng.normal(size=[5, 2]).astype(np.float32)
+    want = dict(zip(names, learner._model(x), strict=True))
+    model = ExportedModel(served.function, served.inputs, Card("Two outputs", {}, "", {}))
+    for kind in ("savedmodel", "numpy"):
+        formats.write(model, kind, tmp_path / kind)
+    call = tf.saved_model.load(str(tmp_path / "savedmodel")).signatures["serving_default"]
+    loaded = standalone.Model(tmp_path / "numpy" / "model.npz")
+    for outputs in (call(inputs=tf.constant(x)), loaded.run(inputs=x)):
+        assert set(outputs) == set(names)
+        for name, value in want.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-5)
+
+
 def test_a_run_with_two_inputs_is_exported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
     run, out = str(tmp_path / "run"), tmp_path / "model"
