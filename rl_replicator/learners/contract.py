@@ -127,7 +127,8 @@ class Learner(abc.ABC):
             batch size.
 
         Returns:
-          A dataset, or a callable that returns the next batch; see `Replicator.make_inputs`.
+          A dataset, or a callable, which every replica calls as a part of its step; see
+          `Replicator.make_inputs`.
         """
 
     def step_fn(self, batch: Any) -> "Mapping[str, tf.Tensor]":
@@ -185,7 +186,10 @@ class Learner(abc.ABC):
     ) -> "tf.data.Dataset | Callable[[], Any]":
         """Returns the training data of a resumed run: that of `input_fn` after the first batches.
 
-        Reads and drops the first batches. Override it if your data can skip them faster.
+        Reads and drops the first batches of a dataset. Override it if your data can skip them
+        faster. A callable is not called for them: it is a part of the step, so the variables that
+        tell it the batch, such as the seed of its next random numbers, belong in `trackables()`,
+        and are restored.
 
         Args:
           context: see `input_fn`.
