@@ -74,8 +74,22 @@ def train(
     share_processors()
     if options.open_ports:
         os.environ[OPEN_PORTS] = "1"
+    if options.deterministic:  # A local replay has single rows, which nobody waits for.
+        options = dataclasses.replace(options, agent=one_by_one(options.agent))
+    root, base = _RUNS / source.name, f"{folder_name(options.env)}-seed{options.seed}"
+    with choose(root, base, source.name, options.identity, options.run_dir, options.resume) as run:
+        return _train_in(run, source, options, environment_spec, listener)
+
+
+def _train_in(
+    run: RunDirectory,
+    source: AgentSource,
+    options: AgentOptions,
+    environment_spec: specs.EnvironmentSpec,
+    listener: RunListener,
+) -> int:
     asked_actors = options.actors
-    run, options = _choose_run(source.name, options)
+    options = _as_of(run, options)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     task = options.task
     agent = source.make_agent(options.agent, environment_spec)
@@ -133,22 +147,18 @@ def train(
             prefilling.close()
 
 
-def _choose_run(name: str, options: AgentOptions) -> tuple[RunDirectory, AgentOptions]:
-    """Returns the run's directory, and the options with the settings that its past decides.
+def _as_of(run: RunDirectory, options: AgentOptions) -> AgentOptions:
+    """Returns the options with the settings that the run's past decides.
 
     These are settings that are "auto", and the number of actors that `scale` has asked for.
     """
-    if options.deterministic:  # A local replay has single rows, which nobody waits for.
-        options = dataclasses.replace(options, agent=one_by_one(options.agent))
-    base = f"{folder_name(options.env)}-seed{options.seed}"
-    run = choose(_RUNS / name, base, name, options.identity, options.run_dir, options.resume)
     stored: Mapping[str, Any] = {}
     if run.exists:
         options = settle(run, options)
         stored = run.config()["identity"].get("agent", {})
     agent = at_repeat(settled(options.agent, stored), options.task.action_repeat)
     agent = as_stored(agent, "agent.")
-    return run, dataclasses.replace(options, agent=agent)
+    return dataclasses.replace(options, agent=agent)
 
 
 def _warn_if_too_short(options: AgentOptions) -> None:

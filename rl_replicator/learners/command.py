@@ -1,5 +1,6 @@
 """The command line's learners: the registered ones, and those in a user's own module."""
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -168,7 +169,12 @@ class LearnerCommand:
         if options.open_ports:
             os.environ[OPEN_PORTS] = "1"
         replicator = _make_replicator(options.replicas, options.deterministic)
-        run = self._directory(replicator, options)
+        with self._directory(replicator, options) as run:
+            return self._train_in(run, replicator, options, listener)
+
+    def _train_in(
+        self, run: RunDirectory, replicator: "Replicator", options: Any, listener: RunListener
+    ) -> int:
         stored = run.config()["identity"].get("config", {}) if run.exists else {}
         config = as_stored(settled(options.config, stored))
         learner = self._make_learner(replicator, config)
@@ -177,7 +183,7 @@ class LearnerCommand:
             listener.started(run)
             return _train(replicator, learner, run, options, SILENT)
         identity = _identity(config)
-        is_new = not run.path.exists()
+        is_new = options.run_dir is None or not run.path.exists()
         with run.opened(self.name, identity, _FREE) as there:
             listener.started(run)
             Checkpointer(run.checkpoints).set_aside_damaged()
@@ -199,7 +205,7 @@ class LearnerCommand:
                 from rl_replicator.runs.metrics import read_metrics
 
                 trained = Checkpointer(run.checkpoints).latest() or read_metrics(run.path, "train")
-                if is_new and not trained:
+                if is_new and not there and not trained:
                     shutil.rmtree(run.path)  # Refused before its first step: there is no run.
                 raise
 
@@ -273,15 +279,15 @@ class LearnerCommand:
             )
         return learner
 
-    def _directory(self, replicator: "Replicator", options: Any) -> RunDirectory:
+    def _directory(
+        self, replicator: "Replicator", options: Any
+    ) -> contextlib.AbstractContextManager[RunDirectory]:
         if replicator.num_processes > 1 and options.run_dir is None:
             raise ConfigError(
                 f"expected --run-dir in a job of {replicator.num_processes} processes, got none; "
                 "name a directory that all of them share"
             )
         base = folder_name(self.name.removesuffix(":make_learner"))
-        if not replicator.is_chief:
-            return RunDirectory(options.run_dir)
         return choose(
             _RUNS / base,
             base,

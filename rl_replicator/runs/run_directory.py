@@ -93,8 +93,17 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run has begun here."""
-        return (self.path / _CONFIG).exists()
+        """Whether a run has begun here.
+
+        Raises:
+          UsageError: if the directory cannot be read.
+        """
+        try:
+            return (self.path / _CONFIG).exists()
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the run directory {self.path}: {error}; choose another --run-dir"
+            ) from None
 
     def config(self) -> dict[str, Any]:
         """Reads what `describe` wrote.
@@ -236,7 +245,8 @@ class RunDirectory:
         """Locks out other processes that would train here.
 
         Raises:
-          UsageError: if another process trains here, or the directory cannot be written.
+          UsageError: if another process trains here, the directory cannot be written, or its file
+            system has no locks.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -244,15 +254,24 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            if not _take(lock):
+            try:
+                is_taken = _take(lock)
+            except OSError as error:
+                raise UsageError(
+                    f"expected a file system with locks (flock) for the run directory {self.path}, "
+                    f"got {error}; choose a --run-dir on another one"
+                ) from None
+            if not is_taken:
                 raise UsageError(
                     f"another process trains in {self.path}; wait for it, or choose another "
                     "--run-dir"
                 )
-            yield
+            try:
+                yield
+            finally:
+                # Closing is not enough: what this process has forked holds the same lock.
+                fcntl.flock(lock, fcntl.LOCK_UN)
         finally:
-            # Closing is not enough: what this process has forked holds the same lock.
-            fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
     def _has_other_files(self) -> bool:
@@ -357,6 +376,7 @@ def folder_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)
 
 
+@contextlib.contextmanager
 def choose(
     root: Path,
     base: str,
@@ -365,8 +385,11 @@ def choose(
     run_dir: Path | None,
     resume: bool,
     free: Collection[str] = (),
-) -> RunDirectory:
-    """Returns the directory that the options of a run ask for. Touches no file.
+) -> Iterator[RunDirectory]:
+    """Chooses the directory that the options of a run ask for.
+
+    That of a new run without `--run-dir` is made at once, so that runs which start together have
+    different ones. If the run raises before anything is in it, it is removed.
 
     Args:
       root: directory of the runs of this kind.
@@ -378,34 +401,69 @@ def choose(
         `root` of this identity.
       free: see `RunDirectory.opened`.
 
+    Yields:
+      The directory.
+
     Raises:
-      UsageError: if there is no run to resume.
+      UsageError: if there is no run to resume, or the directory cannot be made.
     """
     if run_dir is not None:
         run = RunDirectory(run_dir)
         if resume:
             run.config()  # Raises if there is no run.
-        return run
-    if resume:
-        wanted = _stored(trainable, identity)
-        for run in runs(root):
+        yield run
+    elif resume:
+        found = _newest(root, _stored(trainable, identity), free)
+        if found is None:
+            raise UsageError(
+                f"--resume: expected a run of {base} with these settings under {root}, found none; "
+                "leave --resume out, or name the run with --run-dir"
+            )
+        yield found
+    else:
+        made = [folder for folder in (root, *root.parents) if not os.path.exists(folder)]
+        run = _new(root, base)
+        try:
+            yield run
+        except BaseException:
+            for folder in (run.path, *made):
+                with contextlib.suppress(OSError):  # Something is in it.
+                    folder.rmdir()
+            raise
+
+
+def _newest(root: Path, wanted: Mapping[str, Any], free: Collection[str]) -> RunDirectory | None:
+    """Returns the newest run of an identity under `root`; None if there is none."""
+    for run in runs(root):
+        with contextlib.suppress(UsageError):  # Another run, whose config cannot be read.
             if not any(_differences("", run.config()["identity"], wanted, free)):
                 return run
-        raise UsageError(
-            f"--resume: expected a run of {base} with these settings under {root}, found none; "
-            "leave --resume out, or name the run with --run-dir"
-        )
+    return None
+
+
+def _new(root: Path, base: str) -> RunDirectory:
+    """Makes a directory with the first free number."""
     number = 1
-    while (root / f"{base}-{number}").exists():
-        number += 1
-    return RunDirectory(root / f"{base}-{number}")
+    while True:
+        run = RunDirectory(root / f"{base}-{number}")
+        try:
+            run.path.mkdir(parents=True)
+            return run
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise run._unwritable(error) from None
 
 
 def runs(root: Path) -> list[RunDirectory]:
-    """Returns the runs directly under `root`, the newest first."""
+    """Returns the runs directly under `root` that can be read, the newest first."""
     check_local(root)
-    if not root.is_dir():
+    try:
+        folders = list(root.iterdir())
+    except OSError:
         return []
-    found = [path for path in root.iterdir() if (path / _CONFIG).is_file()]
-    found.sort(key=lambda path: (path / _CONFIG).stat().st_mtime, reverse=True)
-    return [RunDirectory(path) for path in found]
+    times = {}
+    for path in folders:
+        with contextlib.suppress(OSError):  # It is no run, or not readable.
+            times[path] = (path / _CONFIG).stat().st_mtime
+    return [RunDirectory(path) for path in sorted(times, key=lambda p: times[p], reverse=True)]

@@ -346,7 +346,7 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     kind = mine.options_type()
     with pytest.raises(UsageError, match="refused"):
         mine.train(kind(config=tiny_learners.Config()))
-    assert not list((tmp_path / "runs" / "mine").iterdir())
+    assert not any(tmp_path.iterdir())
 
     class Late(Refused):
         def input_fn(self, context):
