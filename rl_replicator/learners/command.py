@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.learners import signatures
 from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
@@ -327,27 +328,29 @@ def of_module(name: str) -> Any:
     if hasattr(function, "options_type"):
         return function  # A command itself, such as that of an agent.
     if not callable(function):
+        # Neither built-in modules nor namespace packages have a file.
+        place = getattr(module, "__file__", None) or f"the module {module_name}"
         raise UsageError(
-            f"expected a function {attribute!r} in {module.__file__}, found none; define "
+            f"expected a function {attribute!r} in {place}, found none; define "
             f"{attribute or 'make_learner'}(replicator, config)"
         )
-    hints = typing.get_type_hints(function)
-    config_type = hints.get("config")
+    config_type = signatures.annotation(function, "config")
     if not (isinstance(config_type, type) and dataclasses.is_dataclass(config_type)):
         raise UsageError(
-            f"expected {name} to annotate its config with a dataclass, got {config_type}; write "
+            f"expected {name} to annotate its config with a dataclass, got {config_type!r}; write "
             f"def {attribute}(replicator, config: Config)"
         )
     return LearnerCommand(name, config_type, function)
 
 
 def _check_fields(config_type: type) -> None:
-    taken = {field.name for field in dataclasses.fields(RunOptions)}
+    # The options have them beside those of the config, which itself is called `config` there.
+    taken = {"config", *(field.name for field in dataclasses.fields(RunOptions))}
     for field in dataclasses.fields(config_type):
         if field.name in taken:
             raise ConfigError(
-                f"expected {config_type.__name__} to have no field of RunOptions, got "
-                f"{field.name!r}; rename it"
+                f"expected {config_type.__name__} to have no field 'config', and none of "
+                f"RunOptions, got {field.name!r}; rename it"
             )
         if dataclasses.MISSING is field.default is field.default_factory:
             raise ConfigError(

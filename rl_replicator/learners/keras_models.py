@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.learners import signatures
 from rl_replicator.learners.contract import Evaluation, Learner, Served
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
@@ -82,14 +82,12 @@ def from_keras(
 
 
 def _config_type(model_fn: ModelFn) -> type[KerasConfig]:
-    hints = typing.get_type_hints(model_fn)
-    hints.pop("return", None)
-    kinds = list(hints.values())
-    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], KerasConfig):
-        return kinds[0]
+    found = signatures.annotation(model_fn)
+    if isinstance(found, type) and issubclass(found, KerasConfig):
+        return found
     raise ConfigError(
         "expected model_fn to annotate its parameter with a dataclass that extends "
-        f"learners.KerasConfig, got {kinds or 'no annotation'}; write "
+        f"learners.KerasConfig, got {found or 'no annotation'}; write "
         "def model_fn(config: Config)"
     )
 

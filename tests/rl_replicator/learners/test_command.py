@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -243,11 +244,40 @@ def importable(folder, monkeypatch):
         ("spirals_learner:make", "expected a function 'make' in .*; define make"),
         ("spirals_learner:spirals", "expected spirals_learner:spirals to annotate its config"),
         ("spiral_learner:make_learner", "such as the file spiral_learner.py"),
+        ("sys:make", "expected a function 'make' in the module sys, found none"),
+        ("sys:exit", "expected sys:exit to annotate its config"),
     ],
 )
 def test_names_that_name_nothing(importable, name, error):
     with pytest.raises(UsageError, match=error):
         command.of_module(name)
+
+
+def test_only_the_annotation_of_the_config_must_exist(tmp_path, monkeypatch):
+    text = """
+        from __future__ import annotations
+        import dataclasses, functools
+        from typing import TYPE_CHECKING
+
+        if TYPE_CHECKING:
+            import rl_replicator as rr
+
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            steps: int = 3
+
+        def make_learner(replicator: rr.Replicator, config: Config) -> rr.learners.Learner: ...
+        def make_kind(replicator: rr.Replicator, config: Config, kind): ...
+        partial = functools.partial(make_kind, kind="a")
+        def unknown(replicator, config: Settings): ...
+    """
+    (tmp_path / "annotated_learner.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("make_learner", "partial"):
+        found = command.of_module(f"annotated_learner:{name}")
+        assert found.config_type.__name__ == "Config"
+    with pytest.raises(UsageError, match="annotate its config with a dataclass, got 'Settings'"):
+        command.of_module("annotated_learner:unknown")
 
 
 def test_options_are_those_of_the_config(importable):
@@ -263,8 +293,13 @@ def test_options_that_every_learner_has():
     class Config:
         replicas: int = 3
 
-    with pytest.raises(UsageError, match="no field of RunOptions, got 'replicas'"):
-        command.LearnerCommand("mine", Config, lambda replicator, config: None).options_type()
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        config: str = "a"
+
+    for kind, name in ((Config, "replicas"), (Own, "config")):
+        with pytest.raises(UsageError, match=f"none of RunOptions, got '{name}'"):
+            command.LearnerCommand("mine", kind, lambda replicator, config: None).options_type()
 
 
 def test_a_field_without_default():

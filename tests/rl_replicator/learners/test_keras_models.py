@@ -188,6 +188,7 @@ def test_what_is_no_compiled_model_is_refused():
     def bare(config: Config) -> tf.keras.Model:
         return tf.keras.Sequential([tf.keras.layers.Dense(2)])
 
+    bare.__annotations__["return"] = "keras.Model"  # Imported for type checkers only.
     with pytest.raises(rr.ConfigError, match="expected model_fn to return a compiled model"):
         learners.from_keras(bare, data_fn)(rr.make("single_device"), Config())
     with pytest.raises(rr.ConfigError, match="to annotate its parameter with a dataclass"):

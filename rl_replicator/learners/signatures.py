@@ -1,0 +1,35 @@
+"""What the parameters of a user's function are annotated with."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
+    """Returns what a parameter is annotated with; other annotations need not exist at run time.
+
+    Args:
+      function: a function, or a partial of one.
+      name: name of the parameter; None for the first one.
+
+    Returns:
+      The annotation: a type, or its text if nothing has that name. None if there is none.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Functions in C have none.
+        return None
+    if name is None:
+        name = next(iter(parameters), "")
+    found = parameters[name].annotation if name in parameters else inspect.Parameter.empty
+    if found is inspect.Parameter.empty:
+        return None
+    if isinstance(found, str):
+        while isinstance(function, functools.partial):
+            function = function.func
+        try:
+            return eval(found, getattr(inspect.unwrap(function), "__globals__", {}))
+        except Exception:
+            return found
+    return found
