@@ -15,7 +15,7 @@ from dm_env import specs
 from gymnasium import spaces
 
 from environments import flat, randomness
-from environments.errors import EnvironmentSpecError, RenderingUnavailableError
+from environments.errors import EnvironmentSpecError, RenderingUnavailableError, of_user_code
 from environments.pixels import gl_context, rendering
 
 # The methods `step` of wrappers that pass rewards on as they are.
@@ -45,6 +45,7 @@ def adapt(
       The environment, which renders if it was made with `render_mode="rgb_array"`.
 
     Raises:
+      EnvironmentConstructionError: if it has no spaces.
       EnvironmentSpecError: if its spaces are not made of `spaces.Box`, or it is a vector of
         environments.
     """
@@ -60,8 +61,9 @@ def adapt(
             "expected an environment made with render_mode='rgb_array', got "
             f"{environment.render_mode!r}; pass it to gymnasium.make"
         )
-    bridge = GymnasiumEnvironment(environment, seed)
     name = name or type(environment.unwrapped).__qualname__
+    with of_user_code(f"the specs of {name}", "be returned"):
+        bridge = GymnasiumEnvironment(environment, seed)
     return flat.Environment(
         bridge, random=bridge, render=render, name=name, drops_images=drops_images
     )

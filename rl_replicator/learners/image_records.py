@@ -265,17 +265,24 @@ def _evenly(num_threads: int) -> np.ndarray:
 
 
 def _find_tfds(folder: Path, split: str) -> ImageRecords:
-    info = json.loads((folder / "dataset_info.json").read_text())
-    splits = {entry["name"]: entry for entry in info.get("splits", [])}
+    path = folder / "dataset_info.json"
+    try:
+        entries = json.loads(path.read_text()).get("splits", [])
+        sizes = {one["name"]: sum(map(int, one.get("shardLengths", []))) for one in entries}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise errors.ConfigError(
+            f"expected {path} to describe the splits, got {type(error).__name__}: {error}; prepare "
+            "the data set again"
+        ) from None
+    splits = {name: size for name, size in sizes.items() if size}
     name = "test" if split == "validation" and split not in splits else split
     if name not in splits:
         raise errors.ConfigError(
             f"expected a split {split!r} in {folder}, found {', '.join(splits) or 'none'}; "
             "prepare the data set again"
         )
-    count = sum(map(int, splits[name]["shardLengths"]))
     files = _shards(folder, f"*-{name}.tfrecord-*")
-    return ImageRecords(_texts(files), count, "image", "label", first_label=0)
+    return ImageRecords(_texts(files), splits[name], "image", "label", first_label=0)
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:

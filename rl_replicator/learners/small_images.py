@@ -5,6 +5,8 @@ import gzip
 import math
 import pickle
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +49,7 @@ def fashion_mnist(folder: Path | None = None) -> SmallImages:
       60,000 training and 10,000 test images, grey, 28x28x1, of 10 classes.
 
     Raises:
-      UsageError: if the files are missing, or are not IDX files.
+      UsageError: if the files are missing or damaged, or are not IDX files.
     """
     location = folder or _DEBIAN_FOLDER
     advice = (
@@ -75,7 +77,7 @@ def cifar10(folder: Path | None) -> SmallImages:
       50,000 training and 10,000 test images, in colour, 32x32x3, of 10 classes.
 
     Raises:
-      UsageError: if the files are missing.
+      UsageError: if the files are missing or damaged.
     """
     names = ("", "cifar-10-batches-py", "cifar-10-batches-bin")
     for location in [folder / name for name in names] if folder else []:
@@ -85,8 +87,8 @@ def cifar10(folder: Path | None) -> SmallImages:
             read, suffix = _cifar_binary, ".bin"
         else:
             continue
-        parts = [read(location / f"data_batch_{i}{suffix}") for i in range(1, 6)]
-        test_images, test_labels = read(location / f"test_batch{suffix}")
+        parts = [_cifar(read, location / f"data_batch_{i}{suffix}") for i in range(1, 6)]
+        test_images, test_labels = _cifar(read, location / f"test_batch{suffix}")
         return SmallImages(
             np.concatenate([images for images, _ in parts]),
             np.concatenate([labels for _, labels in parts]),
@@ -118,8 +120,11 @@ def _idx(folder: Path, name: str, rank: int, advice: str) -> np.ndarray:
     """
     for path, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if path.is_file():
-            with opened(path, "rb") as file:
-                content = file.read()
+            try:
+                with opened(path, "rb") as file:
+                    content = file.read()
+            except (OSError, EOFError, zlib.error) as error:
+                raise UsageError(f"expected {path} to be whole, got {error}; {advice}") from None
             break
     else:
         raise UsageError(f"expected Fashion-MNIST's {name} in {folder}, found none; {advice}")
@@ -138,13 +143,26 @@ def _idx(folder: Path, name: str, rank: int, advice: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _cifar_pickle(path: Path) -> tuple[np.ndarray, np.ndarray]:
+_Labelled = tuple[np.ndarray, np.ndarray]
+
+
+def _cifar(read: Callable[[Path], _Labelled], path: Path) -> _Labelled:
+    try:
+        return read(path)
+    except Exception as error:  # A damaged pickle may raise any.
+        raise UsageError(
+            f"expected images of CIFAR-10 in {path}, got {type(error).__name__}: {error}; unpack "
+            "the archive again"
+        ) from None
+
+
+def _cifar_pickle(path: Path) -> _Labelled:
     with path.open("rb") as file:
         content = pickle.load(file, encoding="bytes")
     return _channels_last(content[b"data"]), np.asarray(content[b"labels"], np.int32)
 
 
-def _cifar_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _cifar_binary(path: Path) -> _Labelled:
     rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, _CIFAR_BYTES)
     return _channels_last(rows[:, 1:]), rows[:, 0].astype(np.int32)
 

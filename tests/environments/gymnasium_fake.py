@@ -93,6 +93,12 @@ def make_unbounded(seed: int) -> gymnasium.Env:
     return environment
 
 
+def make_spaceless(seed: int) -> gymnasium.Env:
+    environment = Seven(terminates=True)
+    del environment.observation_space
+    return environment
+
+
 def make_vector(seed: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.vector.SyncVectorEnv([lambda: Seven(terminates=True)] * 3)
 

@@ -215,6 +215,7 @@ def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line)
     [
         (f"{FAULTY}:boom", (), RuntimeError, "factory .*:boom to .*, got RuntimeError: my factory"),
         (f"{FAULTY}:no_specs", (), AttributeError, "specs of .*:no_specs .*got AttributeError: "),
+        (f"{FAKE}:make_spaceless", (), AttributeError, "specs of .*no attribute 'observation_sp"),
         (f"{FAULTY}:good", (f"{FAULTY}:refuses_to_wrap",), KeyError, "wrapper .*got KeyError: 'r"),
         ("broken_module:make", (), ZeroDivisionError, "module broken_module .*, line 2.; correct"),
         (f"{FAULTY}:good", ("broken_module:wrap",), ZeroDivisionError, "module broken_module"),

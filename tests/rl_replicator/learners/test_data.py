@@ -77,6 +77,26 @@ def test_cifar10_files(tmp_path, is_binary):
     np.testing.assert_array_equal(found.test_labels, [5, 9])
 
 
+def test_fashion_mnist_that_is_cut_off(tmp_path):
+    image_files.fashion_mnist(tmp_path)
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(errors.UsageError, match="train-images-idx3-ubyte.gz to be whole, got Comp"):
+        small_images.fashion_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_cifar10_that_is_damaged(tmp_path, is_binary):
+    image_files.cifar(tmp_path / "cifar-10-batches-py", is_binary)
+    *_, file = sorted((tmp_path / "cifar-10-batches-py").glob("data_batch*"))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(errors.UsageError, match=f"{file}, got .*; unpack the archive again"):
+        small_images.cifar10(tmp_path)
+    file.unlink()
+    with pytest.raises(errors.UsageError, match=f"{file}, got FileNotFoundError"):
+        small_images.cifar10(tmp_path)
+
+
 def test_cifar10_that_is_not_there(tmp_path):
     with pytest.raises(errors.UsageError, match=r"cifar-10-python.tar.gz"):
         small_images.cifar10(tmp_path)
@@ -162,6 +182,20 @@ def test_tfds_directory(tmp_path):
     assert image_records.num_classes(folder) == 37
     _, labels = take(data.RecordImages(folder, 8, seed=1).evaluate(InputContext(1), 5), 1)
     np.testing.assert_array_equal(np.sort(labels), np.arange(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "dataset_info.json to describe the splits, got JSONDecodeError"),
+        ("[]", "dataset_info.json to describe the splits, got AttributeError"),
+        ('{"splits": [{"name": "train"}]}', "expected a split 'train' in .*, found none"),
+    ],
+)
+def test_a_damaged_tfds_directory(tmp_path, text, message):
+    (image_files.tfds(tmp_path) / "dataset_info.json").write_text(text)
+    with pytest.raises(errors.ConfigError, match=f"{message}.*; prepare the data set again"):
+        image_records.find(tmp_path, "train")
 
 
 def test_missing_shards_are_an_error(tmp_path):
