@@ -86,9 +86,12 @@ class ResNetConfig:
             value = getattr(self, name)
             check_option(value is None or value > 0, name, "more than 0", value)
         # Images in memory keep their size, which is 0 here.
-        is_size = self.image_size is None or self.image_size > 0
-        is_kept = self.image_size == 0 and self.data != "imagenet"
-        check_option(is_size or is_kept, "image_size", "more than 0", self.image_size)
+        size = self.image_size
+        if self.data == "imagenet":
+            check_option(size is None or size > 0, "image_size", "more than 0", size)
+        else:
+            expected = f"none with --data {self.data}, whose images keep their size"
+            check_option(size in (None, 0), "image_size", expected, size)
         for name in ("weight_decay", "warm_up_epochs"):
             value = getattr(self, name)
             check_option(value is None or value >= 0, name, "at least 0", value)

@@ -108,9 +108,12 @@ class SNGANConfig:
             check_option(value is None or value > 0, name, "more than 0", value)
         # The networks double 4x4 or more at least once. Images in memory keep their size, 0 here.
         size = self.image_size
-        is_size = size is None or (size >= 8 and size % 2 == 0)
-        is_kept = size == 0 and self.data != "imagenet"
-        check_option(is_size or is_kept, "image_size", "an even number from 8 on", size)
+        if self.data == "imagenet":
+            is_size = size is None or (size >= 8 and size % 2 == 0)
+            check_option(is_size, "image_size", "an even number from 8 on", size)
+        else:
+            expected = f"none with --data {self.data}, whose images keep their size"
+            check_option(size in (None, 0), "image_size", expected, size)
         for name in ("beta_1", "beta_2", "average_decay"):
             value = getattr(self, name)
             check_option(0 <= value < 1, name, "a number from 0 to below 1", value)
