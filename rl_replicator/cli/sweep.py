@@ -165,7 +165,12 @@ def _check_parameters(
     """Checks that a run accepts the values at the ends of every search, one after the other."""
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     for one in parameters:
-        if f"--{one.option}" in (*given, "--run-dir", *_OURS):
+        if f"--{one.option}" in ("--run-dir", *_OURS):
+            raise UsageError(
+                f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
+                "other options"
+            )
+        if f"--{one.option}" in given:
             raise UsageError(
                 f"expected --{one.option} to be either searched or set, got both; leave one out"
             )

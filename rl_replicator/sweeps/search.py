@@ -131,8 +131,8 @@ def parse(text: str) -> Parameter:
       UsageError: if it cannot be read; the text is one line.
     """
     option, equals, expression = text.partition("=")
-    option = option.strip().removeprefix("--").replace("_", "-")
-    if not equals or not re.fullmatch(r"[\w.-]+", option):
+    option = option.strip().replace("_", "-")
+    if not equals or not re.fullmatch(r"\w[\w.-]*", option):
         raise UsageError(
             f"--search: expected 'option=expression', such as 'agent.n-step=choice(1,3,5)', got "
             f"{text!r}"

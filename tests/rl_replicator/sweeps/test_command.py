@@ -80,6 +80,8 @@ def wait_for(condition, process):
         ([HILL, "--search", "plase=uniform(0,1)"], "did you mean --place?"),
         ([HILL, "--search", "shape.height=uniform(0,1.5)"], "expected a whole number for --shape"),
         ([HILL, "--search", "place=uniform(0,1)", "--place", "3"], "either searched or set"),
+        ([HILL, "--search", "seed=choice(1,2)"], "--search: expected no seed, which"),
+        ([HILL, "--search=--place=uniform(0,1)"], "expected 'option=expression', such as 'agent"),
         ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
         ([HILL, "--search", "place=uniform(0,1)", "--trials", "0"], "--trials: expected at least"),
         (

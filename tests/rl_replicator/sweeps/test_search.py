@@ -11,7 +11,7 @@ from rl_replicator.sweeps.search import Choice, Range
     ("text", "space"),
     [
         ("a.n-step=choice(1,3,5)", Choice(("1", "3", "5"))),
-        ("--a.n_step = choice( relu , elu )", Choice(("relu", "elu"))),
+        ("a.n_step = choice( relu , elu )", Choice(("relu", "elu"))),
         ("a.n-step=choice(256 256, '512  512')", Choice(("256 256", "512  512"))),
         ("a.n-step=uniform(-1, 2.5)", Range(-1, 2.5)),
         ("a.n-step=loguniform(1e-4,1e-3)", Range(1e-4, 1e-3, is_log=True)),
