@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping
@@ -266,7 +267,8 @@ def _run(
     if manager.signal_number is not None:
         saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
-        print(f"{done}; continue with: rl-replicator train --run-dir {run.path}", flush=True)
+        command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"
+        print(f"{done}; continue with: {command}", flush=True)
         name = signal.Signals(manager.signal_number).name
         events.record(run.path, events.RUN, events.STOPPED, name)
         return 128 + manager.signal_number

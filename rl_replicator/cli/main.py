@@ -160,6 +160,7 @@ def configure_libraries() -> None:
 def _run(args: list[str]) -> int:
     from rl_replicator.errors import UsageError
 
+    args = [_with_home(word) for word in args]
     name = args[0] if args else "--help"
     if name in ("-h", "--help", "help"):
         print(_help())
@@ -186,6 +187,12 @@ def _run(args: list[str]) -> int:
         f"expected a command ({', '.join(known)}), got {name!r}; {hint}"
         "'rl-replicator --help' explains them"
     )
+
+
+def _with_home(word: str) -> str:
+    """Returns `--option=~/path` with the home directory, which the shell writes out elsewhere."""
+    option, equals, value = word.partition("=")
+    return f"{option}={os.path.expanduser(value)}" if equals and option[:2] == "--" else word
 
 
 def _commands() -> dict[str, Callable[[Sequence[str]], int]]:

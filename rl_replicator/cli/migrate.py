@@ -1,6 +1,7 @@
 """`rl-replicator migrate RUN_DIR`."""
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -41,5 +42,5 @@ def run(args: Sequence[str]) -> int:
         print(f"{run_dir} needs no change")
         return 0
     print(*changes, sep="\n")
-    print(f"{run_dir} can be continued: 'rl-replicator train --run-dir {run_dir}'")
+    print(f"continue with: rl-replicator train --run-dir {shlex.quote(str(run_dir))}")
     return 0

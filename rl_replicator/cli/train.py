@@ -104,13 +104,14 @@ def train(
       UsageError: after bad input.
       KeyboardInterrupt: if a signal ended the run, which is saved.
     """
-    path = None if run_dir is None else Path(run_dir)
-    stored = _stored(name, None if config is None else str(config), path)
+    path = None if run_dir is None else Path(run_dir).expanduser()
+    file = None if config is None else os.path.expanduser(os.fspath(config))
+    stored = _stored(name, file, path)
     if stored is None:
         if name is None:
             raise UsageError("expected name, run_dir of an existing run, or config, got none")
         stored = Stored(name, {})
-    given = to_plain(settings | ({} if path is None else {"run_dir": path}))
+    given = _with_home(to_plain(settings) | ({} if path is None else {"run_dir": str(path)}))
     plain = _merged(stored.options, given)
     trainable = trainables.load(stored.trainable)
     evaluations = Evaluations(on_evaluation)
@@ -204,7 +205,16 @@ def _read(path: Path) -> dict[str, Any]:
             f"--config: expected 'trainable' and 'options' in {path}, as in the config.json of a "
             "run, got something else"
         )
-    return found
+    return _with_home(found)
+
+
+def _with_home(plain: Any) -> Any:
+    """Returns settings of a user with the home directory in place of `~` in texts."""
+    if isinstance(plain, Mapping):
+        return {key: _with_home(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_with_home(value) for value in plain]
+    return os.path.expanduser(plain) if isinstance(plain, str) else plain
 
 
 def _with_kind(plain: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import shlex
 import shutil
 import signal
 import typing
@@ -446,7 +447,7 @@ def _train(
         if replicator.is_chief:
             print(
                 f"stopped and saved at step {training.step:,}; continue with: "
-                f"rl-replicator train --run-dir {run.path}",
+                f"rl-replicator train --run-dir {shlex.quote(str(run.path))}",
                 flush=True,
             )
         return 128 + signal_number

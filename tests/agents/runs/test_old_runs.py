@@ -65,7 +65,7 @@ def test_it_is_migrated_and_goes_on(old_run, capfd):
     lines = migrate(old_run, capfd)
     assert "config.json: agent.exploration_spread = 1.0" in lines  # As 0.1.0 explored.
     assert "config.json: agent.replay.transitions_per_item = 1" in lines
-    assert lines[-1].endswith(f"'rl-replicator train --run-dir {old_run}'")
+    assert lines[-1] == f"continue with: rl-replicator train --run-dir {old_run}"
     assert (old_run / "config.json.old").read_text() == (OLD / "config.json").read_text()
     assert [path.name for path in sorted((old_run / "checkpoints").iterdir())] == [
         "000001_step_170",

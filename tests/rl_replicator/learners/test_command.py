@@ -18,10 +18,12 @@ import pytest
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import main, options, stderr_filter
+from rl_replicator.cli.train import train
 from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.runs import events, metrics, tensorboard
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
 
@@ -98,17 +100,15 @@ def test_two_replicas_kill_and_resume(folder):
 
 @pytest.mark.processes
 def test_interrupt_says_how_to_go_on(folder):
-    process = start(folder, "train", NAME, "--steps", 10**6, "--run-dir", "run")
-    while not (folder / "run" / "metrics" / "train.csv").exists():
+    process = start(folder, "train", NAME, "--steps", 10**6, "--run-dir", "my run")
+    while not (folder / "my run" / "metrics" / "train.csv").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out = finish(process, 128 + signal.SIGINT)
-    step = Checkpointer(folder / "run" / "checkpoints").latest().step
-    assert (
-        f"stopped and saved at step {step:,}; continue with: rl-replicator train --run-dir run"
-        in out
-    )
+    step = Checkpointer(folder / "my run" / "checkpoints").latest().step
+    how = "continue with: rl-replicator train --run-dir 'my run'"
+    assert f"stopped and saved at step {step:,}; {how}\n" in out
 
 
 FROM_PYTHON = f"""
@@ -369,6 +369,29 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     options_type = mine.options_type()
     assert mine.train(options_type(config=Machine(steps=30), resume=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class WithFolder(tiny_learners.Config):
+    folder: str = ""
+
+
+def make_with_folder(replicator, config: WithFolder):
+    return tiny_learners.Regression(replicator, config)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = f"{__name__}:make_with_folder"
+    run = train(name, run_dir="~/python", steps=1, folder="~/data")
+    assert run.path == tmp_path / "python"
+    assert run.config()["options"]["folder"] == str(tmp_path / "data")
+    text = f'trainable = "{name}"\n[options]\nsteps = 1\nfolder = "~/data"\n'
+    (tmp_path / "settings.toml").write_text(text)
+    assert main.main(["train", "--config=~/settings.toml", "--run-dir=~/words"]) == 0
+    options = RunDirectory(tmp_path / "words").config()["options"]
+    assert options["folder"] == str(tmp_path / "data")
 
 
 def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
