@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from absl import flags
+
 from launchpad import address_book as lp_address_book
 from launchpad import context
 from launchpad import flags as lp_flags
 from launchpad import program as lp_program
 from launchpad import runtime as lp_runtime
-from launchpad.launch import engine
+from launchpad.launch import engine, serialization
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
@@ -87,8 +89,8 @@ def launch(
 
     Raises:
       ValueError: no program, no nodes, an unknown terminal, an unknown or unsupported launch type,
-        more resources than there are, a LAUNCHPAD_SECRET that is none; the program has servers and
-        runs already, or two servers of one address.
+        more resources than there are, text that an absl flag does not take, a LAUNCHPAD_SECRET
+        that is none; the program has servers and runs already, or two servers of one address.
       TypeError: a node does not pickle, resources are not a PythonProcess, or what is to be done
         when nodes fail is not a RestartPolicy.
       ConnectionError: there is no such cluster.
@@ -181,6 +183,10 @@ def _describe(
                 f"local_resources[{label!r}] is a {type(config).__name__}; expected a "
                 "lp.PythonProcess"
             )
+        try:
+            serialization.parsed(config.args)
+        except flags.IllegalFlagValueError as error:
+            raise ValueError(f"args of local_resources[{label!r}]: {error}; correct it") from None
     if launch_type != context.LaunchType.RAY and address is not None:
         raise ValueError(f"address={address!r} is only for launch_type='ray'")
     if launch_type == context.LaunchType.RAY and address is None:

@@ -93,6 +93,20 @@ def _holder(name: str, value: Any) -> flags.FlagHolder[Any]:
     return flags.FlagHolder(FLAGS, FLAGS[name])
 
 
+def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parses the text among values of flags, where the flags are defined here.
+
+    Only this process knows those of the main script; others may be defined in nodes alone.
+
+    Raises:
+      absl.flags.IllegalFlagValueError: a flag does not take its text.
+    """
+    return {
+        name: FLAGS[name]._parse(value) if isinstance(value, str) and name in FLAGS else value
+        for name, value in values.items()
+    }
+
+
 def dump_flags(overrides: Mapping[str, Any]) -> bytes:
     """Pickles the values of the flags that are set here, and `overrides` over them."""
     values: dict[str, Any] = {}
@@ -103,13 +117,13 @@ def dump_flags(overrides: Mapping[str, Any]) -> bytes:
             flag = FLAGS[name]
             if name in own or flag.present or not flag.using_default_value:
                 values[name] = flag.value
-    values.update(overrides)
+    values.update(parsed(overrides))
     kept = {name: value for name, value in values.items() if _pickles(value)}
     return dumps((FLAGS.is_parsed() or bool(overrides), kept))
 
 
 def load_flags(data: bytes) -> None:
-    """Sets the flags of this process; flags that are not defined here yet are defined."""
+    """Sets the flags of this process, those too that are defined only later."""
     is_parsed, values = pickle.loads(data)
     if not is_parsed:
         return
@@ -122,11 +136,33 @@ def load_flags(data: bytes) -> None:
         FLAGS.mark_as_parsed()
 
 
+class _Sent(flags.Flag[Any]):
+    """The value of a flag that is not defined here yet; its definition takes the value over."""
+
+    def __init__(self, name: str, value: Any):
+        parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
+        super().__init__(parser, None, name, None, "Sent by the launcher.", allow_override=True)
+        self.value = value
+
+
+class _LateFlagValues(flags.FlagValues):
+    """Hands what the launcher has sent to flags that are defined after that."""
+
+    def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
+        sent = self._flags().get(name)
+        super().__setitem__(name, flag)
+        if isinstance(sent, _Sent):
+            _assign(flag, sent.value)
+
+
+# absl then names the module that defines a flag twice, and not this one.
+flags.disclaim_key_flags()
+
+
 def _define(name: str, value: Any) -> None:
-    # A module that is imported later may define it properly: it then takes the value over.
-    flags.DEFINE_string(name, None, "Forwarded by the launcher.", allow_override=True)
-    FLAGS[name].value = value
-    FLAGS[name].using_default_value = False
+    # absl offers no hook for definitions, and everybody has a reference to this object.
+    object.__setattr__(FLAGS, "__class__", _LateFlagValues)
+    FLAGS[name] = _Sent(name, value)
 
 
 def _assign(flag: flags.Flag, value: Any) -> None:

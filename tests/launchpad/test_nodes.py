@@ -480,7 +480,8 @@ def test_nodes_of_a_process_colocation_are_processes(tmp_path):
 # -- flags -------------------------------------------------------------------------------
 
 
-def test_flags_reach_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", [6, "6"])
+def test_flags_reach_processes(tmp_path, value):
     from absl import flags
 
     if "lp_demo_flag" not in flags.FLAGS:
@@ -491,14 +492,50 @@ def test_flags_reach_processes(tmp_path, monkeypatch):
         program, recorder = programs.recorder_program(tmp_path / "entries")
         with program.group("reader"):
             program.add_node(lp.PyNode(programs.read_flags, recorder))
-        resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": 6})}
+        resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": value})}
         assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
         assert (tmp_path / "entries").read_text() == "(7, 6)\n"
+        resources = {"reader": lp.PythonProcess(args={"lp_demo_flag": "six"})}
+        with pytest.raises(ValueError, match=r"_resources\['reader'\]: flag --lp_demo_flag=six: "):
+            lp.launch(program, "test_mp", local_resources=resources)
     finally:
         flags.FLAGS.unparse_flags()
         flags.FLAGS["lp_termination_notice_secs"].unparse()
         if was_parsed:
             flags.FLAGS.mark_as_parsed()
+
+
+def _define_flags(recorder):
+    """Defines flags, as a module does that is imported in the node only."""
+    from absl import flags
+
+    flags.DEFINE_integer("lp_late_number", 1, "For this test.", short_name="lp_late")
+    flags.DEFINE_bool("lp_late_switch", True, "For this test.")
+    names = flags.DEFINE_multi_string("lp_late_names", ["x"], "For this test.")
+    flags.DEFINE_list("lp_late_list", [], "For this test.")
+    found = flags.FLAGS
+    recorder.add((found.lp_late_number, found.lp_late_switch, names.value, found.lp_late_list))
+    recorder.add((found.lp_late, found["lp_late_list"].flag_type(), found.lp_late_never))
+    with pytest.raises(flags.DuplicateFlagError, match=f", second from {__name__}"):
+        flags.DEFINE_bool("lp_late_switch", True, "For this test.")
+
+
+def test_text_for_a_flag_is_parsed_where_the_flag_is_defined(tmp_path):
+    """It was taken for the value: "false" was true."""
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    program.add_node(lp.PyNode(_define_flags, recorder), label="node")
+    args = {
+        "lp_late_number": "5",
+        "lp_late_switch": "false",
+        "lp_late_names": ["a", "b"],
+        "lp_late_list": "x,y",
+        "lp_late_never": "text",
+    }
+    resources = {"node": lp.PythonProcess(args=args)}
+    assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
+    assert (tmp_path / "entries").read_text() == (
+        "(5, False, ['a', 'b'], ['x', 'y'])\n(5, 'comma separated list of strings', 'text')\n"
+    )
 
 
 def test_waiting_for_some_of_the_nodes(caplog):

@@ -17,7 +17,8 @@ class PythonProcess:
     Every node of the group gets this for itself. Threads share one process, and ignore it.
 
     Attributes:
-      args: absl flags for the processes of the group, over those of the launcher.
+      args: absl flags for the processes of the group, over those of the launcher. Text is parsed as
+        on a command line.
       env: Environment variables, set before anything is imported in the process.
       interpreter: Python executable; the launcher's where empty. Ray always uses its own.
       cpus: CPUs that Ray keeps for the node; processes only check that the machine has them.
