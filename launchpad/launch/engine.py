@@ -13,6 +13,7 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch import child, serialization
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
+from launchpad.nodes.python import local_multi_processing
 
 
 def search_path() -> list[str]:
@@ -64,6 +65,13 @@ class Launch:
     directory: str = dataclasses.field(default_factory=working_directory)
     search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))
+
+    def search_path_of(self, config: local_multi_processing.PythonProcess) -> list[str]:
+        """Returns where a node imports from: its group's own PYTHONPATH comes first."""
+        own = config.environment().get("PYTHONPATH")
+        entries = own.split(os.pathsep) if own else []
+        directories = (os.path.join(self.directory, entry) for entry in entries)
+        return [*map(os.path.normpath, directories), *self.search_path]
 
 
 class Engine(Protocol):

@@ -356,6 +356,12 @@ def record_environment(names: list[str], recorder: Any) -> None:
     recorder.add([os.environ.get(name) for name in names])
 
 
+def record_import(recorder: Any) -> None:
+    import lp_demo_module
+
+    recorder.add(lp_demo_module.__file__)
+
+
 class Slow:
     """Is constructed once there is a file."""
 

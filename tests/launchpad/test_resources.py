@@ -122,3 +122,26 @@ def test_nodes_see_their_environment(engine, request, tmp_path, monkeypatch):
     assert sorted((tmp_path / "entries").read_text().splitlines()) == sorted(
         [f"['3', '', '2', {path!r}]", f"[None, {hidden!r}, None, {path!r}]"]
     )
+
+
+@pytest.mark.parametrize("engine", ["test_mp", "ray"])
+def test_a_groups_own_python_path_comes_first(engine, request, tmp_path, monkeypatch):
+    """It was set, and nothing was imported from there."""
+    if engine == "ray":
+        request.getfixturevalue("ray_connection")
+    for directory in ("launcher", "group"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "lp_demo_module.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "launcher")
+    monkeypatch.chdir(tmp_path)
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    for label in ("own", "fresh", "launcher"):
+        program.add_node(lp.PyNode(programs.record_import, recorder), label=label)
+    env = {"PYTHONPATH": f"{tmp_path}:group"}  # Relative to the working directory.
+    resources = {
+        "own": lp.PythonProcess(env=env),
+        "fresh": lp.PythonProcess(env=env, fresh_interpreter=True),
+    }
+    lp.launch(program, engine, local_resources=resources).wait(timeout=60)
+    found = [f"{tmp_path}/{name}/lp_demo_module.py" for name in ("group", "group", "launcher")]
+    assert sorted((tmp_path / "entries").read_text().splitlines()) == found

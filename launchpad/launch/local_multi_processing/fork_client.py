@@ -26,7 +26,6 @@ RUN_TIME_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
         "PYTEST_CURRENT_TEST",  # Another one in each test.
-        "PYTHONPATH",
         "PYTHONUNBUFFERED",
         "TF_CONFIG",
         "TF_NUM_INTEROP_THREADS",

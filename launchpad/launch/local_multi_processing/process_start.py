@@ -53,6 +53,10 @@ class ProcessStart:
         """ "label/index" of the node."""
         return f"{self.spec.label}/{self.spec.index}"
 
+    @property
+    def _search_path(self) -> list[str]:
+        return self.launch.search_path_of(self.spec.launch_config)
+
     def __call__(self) -> Started:
         """Starts it. The kernel kills a fresh interpreter when the thread that calls this ends.
 
@@ -77,7 +81,7 @@ class ProcessStart:
         """Calls `begin` with the descriptors of channel, memory file, stdout and stderr."""
         channel, theirs = socket.socketpair()
         memory = node_process.Start(
-            os.getpid(), environment, self.launch.directory, self.launch.search_path, self.spec
+            os.getpid(), environment, self.launch.directory, self._search_path, self.spec
         ).write()
         stdout, its_stdout = os.pipe()
         stderr, its_stderr = os.pipe()
@@ -111,8 +115,8 @@ class ProcessStart:
                 str(channel),
                 str(memory),
             ],
-            # The node sees the launcher's own PYTHONPATH again.
-            env={**environment, "PYTHONPATH": engine.python_path(self.launch.search_path)},
+            # The node sees the PYTHONPATH of its environment again.
+            env={**environment, "PYTHONPATH": engine.python_path(self._search_path)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

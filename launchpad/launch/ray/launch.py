@@ -68,6 +68,6 @@ class RayEngine:
         return node_actor.Surroundings(
             is_local=self._is_own,
             directory=self._launch.directory,
-            search_path=self._launch.search_path if self._is_own else [],
+            search_path=self._launch.search_path_of(config) if self._is_own else [],
             environment={name: value for name, value in variables.items() if name not in told},
         )
