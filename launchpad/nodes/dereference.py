@@ -38,14 +38,21 @@ class Deferred(Dereferenceable[T]):
 
     def dereference(self) -> T:
         """Calls the function, with clients in place of the handles among its arguments."""
-        args, kwargs = dereference_tree((self._args, self._kwargs))
-        return self._constructor(*args, **kwargs)
+        return self._construct({})
+
+    def _construct(self, made: dict[Deferred[Any], Any]) -> T:
+        """Like `dereference`, with the objects that are made already: each is made once."""
+        if self not in made:
+            args, kwargs = _dereference_tree((self._args, self._kwargs), made)
+            made[self] = self._constructor(*args, **kwargs)
+        return made[self]
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `function` to the leaves of mappings, lists, tuples, dataclasses, attrs and partials.
 
-    Numbers, strings and None in such containers are left as they are.
+    A `Dereferenceable` is a leaf, whatever it is else. Numbers, strings and None in such containers
+    are left as they are.
 
     A container in which nothing changes is returned as it is, not as a copy, so that objects keep
     their identity where nodes are threads of one process.
@@ -56,6 +63,8 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 def _map(function: Callable[[Any], Any], tree: Any, parents: tuple[int, ...]) -> Any:
     if id(tree) in parents:  # A structure that holds itself.
         return tree
+    if isinstance(tree, Dereferenceable):
+        return function(tree)
     recurse = functools.partial(_map, function, parents=(*parents, id(tree)))
     if isinstance(tree, Mapping):
         changed = _changes(recurse, tree.items())
@@ -112,5 +121,15 @@ def maybe_dereference(value: Any) -> Any:
 
 
 def dereference_tree(tree: Any) -> Any:
-    """Replaces every handle and `Deferred` in `tree` by what it stands for."""
-    return map_tree(maybe_dereference, tree)
+    """Replaces every handle and `Deferred` in `tree` by what it stands for.
+
+    A `Deferred` that is found several times, also in the arguments of others, is one object.
+    """
+    return _dereference_tree(tree, {})
+
+
+def _dereference_tree(tree: Any, made: dict[Deferred[Any], Any]) -> Any:
+    def leaf(value: Any) -> Any:
+        return value._construct(made) if isinstance(value, Deferred) else maybe_dereference(value)
+
+    return map_tree(leaf, tree)

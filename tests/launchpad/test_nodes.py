@@ -103,6 +103,30 @@ def test_handles_are_found_in_any_tree():
     assert base.extract_handles(tree) == [handle] * 4
 
 
+@dataclasses.dataclass(frozen=True)
+class _HandleWithFields(_Handle):
+    label: str
+
+
+def test_a_handle_with_fields_is_a_handle():
+    """It was taken for a container, and left as it is."""
+    handle = _HandleWithFields("a")
+    tree = [handle, _Frozen(handle)]
+    assert dereference.dereference_tree(tree) == ["client", _Frozen("client")]
+    assert base.extract_handles(tree) == [handle, handle]
+
+
+def test_a_deferred_object_is_made_once_in_a_node():
+    shared = lp.Deferred(list)
+    made = []
+    args = (shared, {"again": shared}, lp.Deferred(_Frozen, shared), lp.Deferred(list))
+    for each in (pickle.loads(pickle.dumps(args)), args):
+        lp.PyNode(lambda *found: made.append(found), *each).execute()
+    for one, tree, frozen, other in made:
+        assert tree["again"] is one and frozen.handle is one and other is not one
+    assert made[0][0] is not made[1][0]
+
+
 def test_plain_leaves_are_passed_over():
     """A list of two million numbers took ten seconds."""
     visited = []
