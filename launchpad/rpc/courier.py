@@ -52,6 +52,7 @@ class Server:
           thread_pool_size: Number of calls that are handled at once.
 
         Raises:
+          ValueError: `thread_pool_size` is not positive.
           OSError: The port is taken.
         """
         del name

@@ -59,7 +59,16 @@ class MethodServer:
           runtime: Current runtime while a method runs.
           identity: The identity of the node that is served: calls that are meant for another one
             are refused.
+
+        Raises:
+          ValueError: `thread_pool_size` is not positive.
+          OSError: no port of the host can be bound.
         """
+        if thread_pool_size < 1:
+            raise ValueError(
+                f"expected thread_pool_size of at least 1, got {thread_pool_size}: it is the "
+                "number of calls that are handled at once"
+            )
         self._secret = secret
         self._identity = identity
         self._runtime = runtime
@@ -81,6 +90,11 @@ class MethodServer:
     def bind(self, name: str, function: Callable[..., Any]) -> None:
         """Serves `function` as method `name`."""
         self._methods[name] = function
+
+    def bind_methods(self, instance: Any) -> None:
+        """Serves the public methods of an object."""
+        for name, method in public_methods(instance).items():
+            self.bind(name, method)
 
     def bind_forward(self, forward: Callable[[bytes], bytes]) -> None:
         """Answers calls of unbound names by `forward`: a whole request to a whole answer."""

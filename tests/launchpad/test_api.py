@@ -20,6 +20,7 @@ import pytest
 import launchpad as lp
 from launchpad.launch import serialization, worker_manager
 from launchpad.nodes import base, dereference
+from launchpad.nodes.courier import courier_utils
 from tests.launchpad import programs
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,15 @@ def test_courier_outside_of_a_program(courier):
     gone = courier.Client(server.address, wait_for_ready=False, call_timeout=60)
     with pytest.raises(courier.StatusNotOk):
         gone.add(1, 2)
+
+
+def test_a_courier_server_of_an_object(courier):
+    server = courier_utils.make_courier_server(Adder(), "name", thread_pool_size=2)
+    server.Start()
+    assert server.has_started and courier.list_methods(courier.Client(server.address)) == ["add"]
+    with pytest.raises(OSError, match="is taken"):
+        courier_utils.make_courier_server(Adder(), port=server.port)
+    server.Stop()
 
 
 @attrs.frozen

@@ -401,6 +401,33 @@ def test_a_batch_takes_calls_of_any_style(call_together):
         assert call_together(same, *calls)[0] in ("[None, {}]", "[{}, None]")
 
 
+class _WhoAmI:
+    """Tells in which node it runs."""
+
+    def __init__(self):
+        self.batched = lp.batched_handler(batch_size=1)(self.batched)
+
+    def plain(self):
+        return id(lp.stop_event())
+
+    def batched(self, numbers):
+        return [id(lp.stop_event()) for _ in numbers]
+
+
+def test_a_batched_method_runs_in_its_node():
+    """Its threads found the program launched last, or refused to choose one of several."""
+    managers, clients = [], []
+    for _ in range(2):
+        program = lp.Program("test")
+        handle = program.add_node(lp.CourierNode(_WhoAmI), label="node")
+        managers.append(lp.launch(program, "test_mt"))
+        clients.append(managers[-1].resolve(handle))
+    plain = [client.plain() for client in clients]
+    assert [client.batched(1) for client in clients] == plain and plain[0] != plain[1]
+    for manager in managers:
+        manager.stop_and_wait()
+
+
 def test_batched_handlers_are_checked():
     def two_rows(values):
         return [1, 2]

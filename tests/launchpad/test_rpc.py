@@ -682,6 +682,12 @@ def test_futures_need_no_threads(runtime):
         server.stop()
 
 
+def test_a_server_needs_a_thread():
+    """Every call hung."""
+    with pytest.raises(ValueError, match="expected thread_pool_size of at least 1, got 0"):
+        _serve(thread_pool_size=0)
+
+
 def test_a_taken_port_is_replaced_by_a_free_one():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

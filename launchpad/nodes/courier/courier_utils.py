@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
+from launchpad import runtime as lp_runtime
+from launchpad.rpc import courier
 from launchpad.rpc import server as rpc_server
 
 
@@ -64,6 +66,7 @@ def batched_handler(
 @dataclasses.dataclass(frozen=True)
 class _Call:
     arguments: inspect.BoundArguments
+    runtime: lp_runtime.NodeRuntime | None
     result: futures.Future[Any]
 
 
@@ -94,7 +97,7 @@ class _Batcher:
                 self._has_started = True
                 for _ in range(self._max_parallelism):
                     threading.Thread(target=self._work, name="batch", daemon=True).start()
-        call = _Call(arguments, futures.Future())
+        call = _Call(arguments, lp_runtime.current(), futures.Future())
         self._calls.put(call)
         return call.result.result()
 
@@ -126,6 +129,8 @@ class _Batcher:
         if self._pad_batch:
             arguments += [arguments[-1]] * (self._batch_size - len(arguments))
         args, kwargs = _batch(arguments)
+        # The calls of a batch come to one object, and so from one node's server.
+        lp_runtime.set_thread_runtime(calls[0].runtime)
         results = self._function(*args, **kwargs)
         return [_row(results, i, len(arguments)) for i in range(len(calls))]
 
@@ -178,17 +183,19 @@ def _row(batch: Any, index: int, size: int) -> Any:
     return batch[index]
 
 
-def make_courier_server(instance: Any, **courier_kwargs: Any) -> rpc_server.MethodServer:
+def make_courier_server(instance: Any, *args: Any, **kwargs: Any) -> courier.Server:
     """Returns a server of the public methods of `instance`, not started yet.
 
-    Its calls are signed with the running program's secret, or with the user's outside one.
-    """
-    from launchpad import runtime as lp_runtime
-    from launchpad.rpc import credentials
+    Args:
+      instance: The object.
+      *args: Arguments of `courier.Server`.
+      **kwargs: Its keyword arguments.
 
-    runtime = lp_runtime.current()
-    secret = runtime.info.secret if runtime else credentials.of_user()
-    server = rpc_server.MethodServer(secret, runtime=runtime, **courier_kwargs)
+    Raises:
+      ValueError: `thread_pool_size` is not positive.
+      OSError: The port is taken.
+    """
+    server = courier.Server(*args, **kwargs)
     for name, method in rpc_server.public_methods(instance).items():
-        server.bind(name, method)
+        server.Bind(name, method)
     return server

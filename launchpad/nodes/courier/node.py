@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base
-from launchpad.nodes.courier import courier_utils
 from launchpad.nodes.python import node as python
 from launchpad.rpc import client as rpc_client
+from launchpad.rpc import credentials
 from launchpad.rpc import server as rpc_server
 
 WorkerType = TypeVar("WorkerType")
@@ -92,8 +92,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
             # constructed. Calls wait until the server starts.
             runtime.publish(self._address.key, server.address)
             instance = self.construct_instance()
-            for name, method in rpc_server.public_methods(instance).items():
-                server.bind(name, method)
+            server.bind_methods(instance)
             takes_server = getattr(instance, "set_courier_server", None)
             if takes_server is not None:
                 takes_server(server)
@@ -134,9 +133,9 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         instance = self.construct_instance()
         port = lp_address.get_port_from_address(self._address.resolve())
         kwargs = {"port": port, **self._courier_kwargs}
-        server = courier_utils.make_courier_server(
-            instance, identity=self._address.key.encode(), **kwargs
-        )
+        secret, identity = credentials.of_user(), self._address.key.encode()
+        server = rpc_server.MethodServer(secret, identity=identity, **kwargs)
+        server.bind_methods(instance)
         if kwargs["port"] and server.port != kwargs["port"]:  # Clients would look for it there.
             server.stop()
             raise OSError(f"port {kwargs['port']} is taken; call bind_addresses() for a free one")
