@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import pickle
 import sys
 import traceback
@@ -131,35 +132,44 @@ def _message(error: BaseException) -> str:
         return "<the exception's __str__ failed>"
 
 
+def _messages(error: BaseException) -> list[str]:
+    """Returns the message of an exception, and those of the members of a group."""
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [_message(error), *(text for member in members for text in _messages(member))]
+
+
 def _dumps(error: BaseException) -> bytes:
-    """Pickles an exception so that it loads, with its message if that is possible.
+    """Pickles an exception so that it loads, with its messages if that is possible.
 
     Raises:
       Exception: it does not load.
     """
-    pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
-    loaded = pickle.loads(pickled)  # Exceptions with own __init__ often dump and do not load.
-    if _message(loaded) == _message(error):
-        return pickled
-    # Its __init__ makes the message out of an argument, and was given the message instead.
+    messages = _messages(error)
+    with contextlib.suppress(Exception):  # Exceptions with own __init__ often dump and do not load.
+        pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
+        if _messages(pickle.loads(pickled)) == messages:
+            return pickled
+    # Its __init__ takes other arguments, or makes the message out of one.
     with contextlib.suppress(Exception):
-        restorable = cloudpickle.dumps(_Restorable(error))
-        if _message(pickle.loads(restorable)) == _message(error):
-            return restorable
+        file = io.BytesIO()
+        _Pickler(file).dump(error)
+        if _messages(pickle.loads(file.getvalue())) == messages:
+            return file.getvalue()
+    pickled = cloudpickle.dumps(error)  # Without its messages is better than not at all.
+    pickle.loads(pickled)
     return pickled
 
 
-class _Restorable:
-    """Loads as the exception, made by the `__init__` of its built-in base and not by its own."""
+class _Pickler(cloudpickle.Pickler):
+    """Exceptions load by the `__init__` of their built-in base and not by their own."""
 
-    def __init__(self, error: BaseException):
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        base: Any = type(self._error)
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, BaseException):
+            return super().reducer_override(obj)
+        base: Any = type(obj)
         while base.__module__ != "builtins":
             base = base.__base__
-        return _restore, (base, *base.__reduce__(self._error))
+        return _restore, (base, *base.__reduce__(obj))
 
 
 def _restore(

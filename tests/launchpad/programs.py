@@ -106,10 +106,11 @@ class Failing:
 
 
 class UnpicklableError(Exception):
-    """An exception that dumps and does not load."""
+    """An exception that holds what does not pickle."""
 
     def __init__(self, one: int, two: int):
         super().__init__(f"{one} and {two}")
+        self.lock = threading.Lock()
 
 
 def raise_unpicklable() -> None:

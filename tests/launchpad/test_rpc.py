@@ -97,6 +97,18 @@ class _Disk(errors.LaunchpadError, OSError):
         super(RuntimeError, self).__init__(code, f"disk {name}")
 
 
+class _Pair(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+        self.both = [one, two]
+
+
+class _Coded(ValueError):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
 class _Changing(Exception):
     def __str__(self):
         return str(time.monotonic())
@@ -117,6 +129,18 @@ def test_an_exception_keeps_its_message_whatever_its_init_makes_of_it():
     assert str(rebuilt) == "[Errno 5] disk sda" and rebuilt.errno == 5
     for kind in (_Changing, _Mute):
         assert isinstance(errors.ExceptionRecord.of(kind(1)).rebuild(), kind)
+
+
+def test_an_exception_keeps_its_type_whatever_its_init_takes():
+    """It became a RemoteError, and a group of exceptions with it."""
+    for error in (_Pair(1, 2), _Coded(code=3)):
+        for number, each in enumerate((error, ExceptionGroup("all", [_Quota("bob"), error]))):
+            rebuilt = errors.ExceptionRecord.of(each).rebuild()
+            assert type(rebuilt) is type(each) and str(rebuilt) == str(each)
+            if number:
+                quota, rebuilt = rebuilt.exceptions
+                assert type(quota) is _Quota and str(quota) == "user bob is over quota"
+            assert type(rebuilt) is type(error) and vars(rebuilt) == vars(error)
 
 
 def test_private_names_are_not_calls(service):
