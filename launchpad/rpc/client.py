@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-import grpc
-
 from launchpad import address as lp_address
 from launchpad import errors
 from launchpad.rpc import connection, pending, wire
@@ -50,7 +48,7 @@ class CourierClient:
 
         Args:
           server_address: "host:port", or the address of a node.
-          compress: gzip the messages.
+          compress: gzip requests and answers.
           call_timeout: Deadline of each call in seconds; None or 0 for none.
           wait_for_ready: False to fail at once if the server is not there.
           chunk_tensors: Accepted for upstream's sake; messages have no size limit.
@@ -68,7 +66,7 @@ class CourierClient:
             min(call_timeout, _LONGEST_TIMEOUT_SECS) if call_timeout else None,
             retry_secs,
             wait_for_ready,
-            grpc.Compression.Gzip if compress else None,
+            compress,
         )
         self._futures = _FuturesClient(self._connection, self._unpack)
 

@@ -57,7 +57,7 @@ class Connection:
         timeout: float | None,
         retry_secs: float,
         wait_for_ready: bool,
-        compression: Any,
+        compress: bool,
     ):
         """Prepares; connects at the first call. For the arguments see `CourierClient`."""
         self.timeout = timeout
@@ -66,7 +66,7 @@ class Connection:
         self.was_reached = False
         self.link: rpc_link.Link | None = None
         self._target = target
-        self._compression = compression
+        self._compress = compress
         self.runtime = lp_runtime.current() if isinstance(target, str) else target.runtime()
         self._lock = threading.Lock()
         self._client_id = secrets.token_bytes(credentials.CLIENT_ID_BYTES)
@@ -155,7 +155,7 @@ class Connection:
                 self._join_program()
                 identity = b"" if isinstance(self._target, str) else self._target.key.encode()
                 secret = self.runtime.info.secret if self.runtime else credentials.of_user()
-                self.link = rpc_link.Link(address, secret, identity, self._compression)
+                self.link = rpc_link.Link(address, secret, identity, self._compress)
             return self.link
 
     def drop(self, link: rpc_link.Link) -> None:

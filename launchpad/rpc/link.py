@@ -38,20 +38,23 @@ class Link:
       was_ready: Whether the server has accepted a connection.
     """
 
-    def __init__(self, address: str, secret: bytes, identity: bytes, compression: Any):
+    def __init__(self, address: str, secret: bytes, identity: bytes, compress: bool):
         """Prepares; connects at the first call.
 
         Args:
           address: "host:port".
           secret: The secret of the program.
           identity: The identity of the server that is meant; empty for any server of the program.
-          compression: gRPC's setting.
+          compress: Whether requests and answers travel compressed.
         """
         self.address = address
         self.was_ready = False
         self._secret = secret
         self._identity = identity
-        self._channel = certificates.channel(address, secret, list(_OPTIONS), compression)
+        self._compress = compress
+        self._channel = certificates.channel(
+            address, secret, list(_OPTIONS), rpc_server.COMPRESSION if compress else None
+        )
         self._method = self._channel.unary_unary(rpc_server.CALL_PATH)
 
     def start(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> Any:
@@ -60,8 +63,7 @@ class Link:
         Raises:
           ValueError: the link is closed.
         """
-        metadata = credentials.sign_request(self._secret, self._identity, ticket)
-        return self._method.future(request, timeout=timeout, metadata=metadata)
+        return self._method.future(request, timeout=timeout, metadata=self._metadata(ticket))
 
     def call(self, request: bytes, ticket: credentials.Ticket, timeout: float | None) -> bytes:
         """Sends a request and returns the verified answer.
@@ -71,9 +73,14 @@ class Link:
           ValueError: the link is closed.
           UnverifiedAnswerError: another process than the one that is meant has answered.
         """
-        metadata = credentials.sign_request(self._secret, self._identity, ticket)
-        answer, call = self._method.with_call(request, timeout=timeout, metadata=metadata)
+        answer, call = self._method.with_call(
+            request, timeout=timeout, metadata=self._metadata(ticket)
+        )
         return self.verified(answer, call, ticket)
+
+    def _metadata(self, ticket: credentials.Ticket) -> tuple[tuple[str, bytes | str], ...]:
+        signed = credentials.sign_request(self._secret, self._identity, ticket)
+        return (*signed, rpc_server.COMPRESS) if self._compress else signed
 
     def verified(self, answer: bytes, call: Any, ticket: credentials.Ticket) -> bytes:
         """Returns the answer of a call that has ended.

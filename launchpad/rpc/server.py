@@ -19,6 +19,11 @@ logger = logging.getLogger("launchpad")
 CALL_PATH = "/launchpad.Courier/Call"
 METHODS = "\0methods"  # Lists the methods; not a Python name, so no method can have it.
 
+COMPRESSION = grpc.Compression.Gzip
+# In the metadata of a request whose answer is to be compressed: gRPC tells a handler nothing of how
+# its request was.
+COMPRESS = ("launchpad-compress", "1")
+
 # Handlers may block, for example in a long poll: this many at once.
 DEFAULT_THREAD_POOL_SIZE = 128
 
@@ -132,16 +137,23 @@ class MethodServer:
         ticket = credentials.verify_request(self._secret, self._identity, metadata)
         if ticket is None:
             return grpc.stream_unary_rpc_method_handler(_refuse)
-        return grpc.unary_unary_rpc_method_handler(functools.partial(self._handle, ticket))
+        handle = functools.partial(self._handle, ticket, COMPRESS in metadata)
+        return grpc.unary_unary_rpc_method_handler(handle)
 
     def _handle(
-        self, ticket: credentials.Ticket, request: bytes, context: grpc.ServicerContext
+        self,
+        ticket: credentials.Ticket,
+        compress: bool,
+        request: bytes,
+        context: grpc.ServicerContext,
     ) -> bytes:
         try:
             answer = self._answers.get(ticket, lambda: self._answer(request))
         except answers.AnsweredError:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "this call has its answer")
             return b""  # Never reached: abort() raises.
+        if compress:
+            context.set_compression(COMPRESSION)
         pickled = wire.pickled_part(answer, 1)
         context.set_trailing_metadata(credentials.sign_answer(self._secret, ticket, pickled))
         return answer

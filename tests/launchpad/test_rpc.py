@@ -500,6 +500,7 @@ class _Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self.is_silent = False
+        self.num_bytes = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -516,6 +517,7 @@ class _Proxy:
     def _pump(self, source, sink):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self.num_bytes += len(data)
                 if not self.is_silent:
                     sink.sendall(data)
 
@@ -586,6 +588,19 @@ def test_a_call_whose_connection_breaks_is_counted_once(runtime, proxied):
     with pytest.raises(lp.CourierUnavailableError):
         hasty.hold()
     assert len(runs) == 4
+
+
+def test_compression_works_in_both_directions(runtime, proxied):
+    """It did in requests alone."""
+    server, proxy, _ = proxied
+    server.bind("large", lambda: np.zeros(1_000_000))
+    for compress in (True, False):
+        client = lp.CourierClient(proxy.address, compress=compress)
+        again = pickle.loads(pickle.dumps(client))
+        before = proxy.num_bytes
+        assert not client.large().any() and not client.futures.large().result(60).any()
+        assert not again.same(np.zeros(1_000_000)).any()
+        assert (proxy.num_bytes - before < 1_000_000) == compress
 
 
 @pytest.mark.parametrize("way", ["call", "future"])

@@ -156,12 +156,12 @@ def test_calls_between_machines_are_encrypted(monkeypatch):
     request = wire.encode(b"", b"same", (("secret words",), {}))
     ticket = credentials.Ticket(b"c" * 16, 1, 0)
     try:
-        link = rpc_link.Link(server.address, _SECRET, b"", None)
+        link = rpc_link.Link(server.address, _SECRET, b"", False)
         # An attempt to connect has 0.1 s, which a busy machine may exceed.
         assert link.is_ready(60)
         assert wire.decode(link.call(request, ticket, 60), 1) == "secret words"
         link.close()
-        link = rpc_link.Link(server.address, _WRONG, b"", None)
+        link = rpc_link.Link(server.address, _WRONG, b"", False)
         with pytest.raises(grpc.RpcError) as caught:
             link.call(request, ticket, 60)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "it never came to a call"
@@ -207,7 +207,7 @@ def call(address, secret):
     ticket = credentials.Ticket(b"c" * 16, 1, 0)
     body = wire.encode(b"", b"same", (("words",), {}))
     if secret is not None:
-        link = rpc_link.Link(address, secret, b"", None)
+        link = rpc_link.Link(address, secret, b"", False)
         is_own = secret != b"w" * 32 and link.is_ready(60)  # A stranger never is.
         return wire.decode(link.call(body, ticket, 60 if is_own else 5), 1)
     with grpc.insecure_channel(address) as channel:
