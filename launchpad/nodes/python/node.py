@@ -34,7 +34,7 @@ class PyNode(base.Node[Any], Generic[HandleType, ReturnType]):
         self._input_handles = base.extract_handles((args, kwargs))
 
     def create_handle(self) -> Any:
-        """Raises NotImplementedError: a function offers nothing to call."""
+        """Returns a handle that no node can use: a function offers nothing to call."""
         return self._track_handle(_NoHandle())
 
     @property
