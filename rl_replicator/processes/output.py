@@ -18,6 +18,12 @@ from typing import IO
 # Takes a target, "stdout" or "stderr", and a line with its end.
 Writer = Callable[[str, str], None]
 
+# A progress bar, which a process overwrites by means of "\r", is a line this often, in seconds, and
+# once more in its last state.
+_BAR_SECS = 5.0
+# A longer line is cut.
+_LINE_BYTES = 1 << 20
+
 _lock = threading.Lock()
 
 
@@ -41,7 +47,11 @@ def prefixed(prefix: str) -> Writer:
 
 
 class LineCopier:
-    """Copies the lines of a process, in the background."""
+    """Copies the lines of a process, in the background.
+
+    What a process overwrites by means of "\\r", such as a progress bar, is a line every few seconds
+    and at its end. Other text is copied when its line has ended.
+    """
 
     def __init__(self, write: Writer, streams: Mapping[str, IO[bytes]]):
         """Starts to copy.
@@ -71,6 +81,7 @@ class _Copy:
     def __init__(self, write: Writer, target: str, stream: IO[bytes]):
         self._write, self._target, self._stream = write, target, stream
         self._num_bytes = 0
+        self._next_bar = 0.0
         # Held from each read until the lines are written.
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"copy {target}", daemon=True)
@@ -106,13 +117,37 @@ class _Copy:
                 rest += chunk
                 if b"\n" in chunk:
                     *lines, rest = rest.split(b"\n")
-                    self._write_lines(lines)
+                    self._write_lines(map(_visible, lines))
+                if b"\r" in chunk:
+                    rest = self._copy_bar(rest)
+                if len(rest) > _LINE_BYTES:
+                    self._write_lines([_visible(rest)])
+                    rest = bytearray()
+
+    def _copy_bar(self, rest: bytearray) -> bytearray:
+        """Writes what is overwritten at the end of the output, if it is time; returns the rest."""
+        end = rest.rfind(b"\r", 0, -1)  # One at the very end may belong to "\r\n".
+        if end < 0:
+            return rest
+        state, rest = _visible(rest[:end]), rest[end + 1 :]
+        now = time.monotonic()
+        if now < self._next_bar or not state.strip():
+            return state + b"\r" + rest
+        self._next_bar = now + _BAR_SECS
+        self._write_lines([state])
+        return rest
 
     def _write_lines(self, lines: Iterable[bytearray]) -> None:
         for line in lines:
             # If the reader of our output is gone, the process must not block on a full pipe.
             with _lock, contextlib.suppress(OSError, ValueError):
                 self._write(self._target, f"{line.decode(errors='replace')}\n")
+
+
+def _visible(line: bytearray) -> bytearray:
+    """Returns the text of a line that was written last: that after a "\\r" overwrites others."""
+    states = line.split(b"\r")
+    return next((state for state in reversed(states) if state.strip()), states[0])
 
 
 def _wait(pipe: IO[bytes]) -> None:
