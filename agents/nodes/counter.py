@@ -1,6 +1,7 @@
 """The counter node: the progress of a run, who is waiting, and the only writer of its metrics."""
 
 import dataclasses
+import logging
 import math
 import threading
 import time
@@ -14,8 +15,11 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.stopwatch import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
+from rl_replicator.errors import CheckpointError
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+
+_LOG = logging.getLogger("agents")
 
 # Environment steps that an actor may take before it asks for more.
 LEASE = 100
@@ -99,9 +103,6 @@ class Counter:
         self._environment_steps = int(state.get("environment_steps", 0))
         self._episodes = int(state.get("episodes", 0))
         self._random_states: dict[str, Any] = dict(state.get("random_states", {}))
-        self._evaluation = _newest_evaluation(run_dir, self._environment_steps) or (
-            state.get("evaluation") or {"return": None, "step": 0}
-        )
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
@@ -116,14 +117,18 @@ class Counter:
         self._write_time_at = 0.0
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
-        self._best_return = _best_return(self._best)
-        self._evaluated: dict[str, Any] = {}
+        self._best_return = _best_return(self._best, self._environment_steps)
         # A killed run may have written rows beyond its checkpoint; it will write them again.
         self._writer = MetricWriter(
             run_dir,
             "environment_steps",
             resume_step=self._environment_steps,
             seconds=float(state.get("wall_time", 0.0)),
+        )
+        # The rows that are left tell which evaluations need not be repeated.
+        self._writer.discard_beyond_resume("evaluator")
+        self._evaluation = _newest_evaluation(run_dir) or (
+            state.get("evaluation") or {"return": None, "step": 0}
         )
 
     def lease(self, actor: int, done: int, waiting: float, episodes: list[Episode]) -> int:
@@ -281,9 +286,13 @@ class Counter:
             self._learner_done = True
 
     def record_evaluation(
-        self, environment_steps: int, figures: Mapping[str, float], picture: np.ndarray | None
-    ) -> bool:
-        """Takes an evaluation.
+        self,
+        environment_steps: int,
+        figures: Mapping[str, float],
+        picture: np.ndarray | None,
+        weights: Mapping[str, np.ndarray],
+    ) -> None:
+        """Takes an evaluation; saves the policy if it is the best one of the run so far.
 
         Args:
           environment_steps: steps of the run at the start of the evaluation.
@@ -291,46 +300,38 @@ class Counter:
             learner steps that made the evaluated weights.
           picture: an observation of the evaluation, [height, width, 3] uint8; None if observations
             are no images.
-
-        Returns:
-          Whether it is the best of the run so far; `keep_best` then takes its weights.
-        """
-        with self._lock:
-            if picture is not None:
-                self._writer.write_image("pictures", environment_steps, "observation", picture)
-            mean = figures["episode_return"]
-            self._evaluation = {"return": mean, "step": environment_steps}
-            row = dict(figures)
-            if "discounted_return" in figures and self._q_mean is not None:
-                row["q_bias"] = self._q_mean - figures["discounted_return"]
-            self._write("evaluator", row, step=environment_steps)
-            self._write_time()
-            self._evaluated = {
-                "environment_steps": environment_steps,
-                "learner_steps": int(figures["learner_steps"]),
-                "evaluation": {**self._evaluation, **figures},
-            }
-            return mean >= self._best_return
-
-    def keep_best(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Saves the policy of the last evaluation as the best one of the run.
-
-        Args:
           weights: the weights of the networks that act, by path.
 
         Raises:
           CheckpointError: if the disk is full or cannot be written.
         """
+        mean = figures["episode_return"]
+        evaluation = {"return": mean, "step": environment_steps}
+        # Before the row: an evaluation that has one is never repeated.
+        if mean >= self._best_return:
+            learner_steps = int(figures["learner_steps"])
+            progress = {
+                "environment_steps": environment_steps,
+                "learner_steps": learner_steps,
+                "evaluation": {**evaluation, **figures},
+            }
+            self._best.save(
+                learner_steps,
+                {
+                    "weights": WeightsPart(weights),
+                    "progress": JsonPart(lambda: progress, lambda _: None),
+                },
+            )
+            self._best_return = mean
         with self._lock:
-            evaluated = dict(self._evaluated)
-        self._best.save(
-            evaluated["learner_steps"],
-            {
-                "weights": WeightsPart(weights),
-                "progress": JsonPart(lambda: evaluated, lambda _: None),
-            },
-        )
-        self._best_return = evaluated["evaluation"]["return"]
+            if picture is not None:
+                self._writer.write_image("pictures", environment_steps, "observation", picture)
+            self._evaluation = evaluation
+            row = dict(figures)
+            if "discounted_return" in figures and self._q_mean is not None:
+                row["q_bias"] = self._q_mean - figures["discounted_return"]
+            self._write("evaluator", row, step=environment_steps)
+            self._write_time()
 
     def snapshot(self) -> dict[str, Any]:
         """Returns what a checkpoint must hold of the run's progress, as plain data."""
@@ -378,30 +379,37 @@ class Counter:
         self._writer.write(group, step, values, clocks)
 
 
-def _newest_evaluation(run_dir: Path, environment_steps: int) -> dict[str, Any] | None:
-    """Returns the newest evaluation of a run that goes on at some step; None if there is none.
+def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """Returns the newest evaluation in the metrics of a run; None if there is none.
 
     A checkpoint does not know those that came after it, such as the last one of a run that is
     continued with more steps: at the same step, it would be repeated with fewer episodes.
     """
     table = read_metrics(run_dir, "evaluator")
-    if "episode_return" not in table:
+    returns = table.get("episode_return", np.zeros(0))
+    if not returns.size:
         return None
-    rows = np.flatnonzero(table["environment_steps"] <= environment_steps)
-    if not rows.size:
-        return None
-    return {
-        "return": float(table["episode_return"][rows[-1]]),
-        "step": int(table["environment_steps"][rows[-1]]),
-    }
+    return {"return": float(returns[-1]), "step": int(table["environment_steps"][-1])}
 
 
-def _best_return(best: Checkpointer) -> float:
-    """Returns the return of the best evaluation that a run has kept; -inf if there is none."""
-    if best.latest() is None:
-        return -math.inf
+def _best_return(best: Checkpointer, environment_steps: int) -> float:
+    """Returns the return of the best evaluation that a run has kept; -inf if there is none.
+
+    Args:
+      best: where the run keeps it.
+      environment_steps: where the run goes on. What was evaluated later is of another future: a
+        killed run may have saved it beyond its checkpoint.
+    """
     progress: dict[str, Any] = {}
-    best.restore({"progress": JsonPart(dict, progress.update)})
+    try:
+        if best.latest() is None:
+            return -math.inf
+        best.restore({"progress": JsonPart(dict, progress.update)})
+    except CheckpointError as error:
+        _LOG.warning("the next evaluation counts as the best one so far: %s", error)
+        return -math.inf
+    if progress["environment_steps"] > environment_steps:
+        return -math.inf
     return float(progress["evaluation"]["return"])
 
 

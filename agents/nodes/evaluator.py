@@ -92,8 +92,7 @@ class EvaluatorNode:
         figures = evaluation_figures.figures(played, reward_spec, self._discount)
         figures["learner_steps"] = learner_steps
         picture = strip(self._actor.last_observation)
-        if self._counter.record_evaluation(environment_steps, figures, picture):
-            self._counter.keep_best(self._source.arrays)
+        self._counter.record_evaluation(environment_steps, figures, picture, self._source.arrays)
 
 
 class _NewestWeights:

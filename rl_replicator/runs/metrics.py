@@ -120,11 +120,8 @@ class MetricWriter:
         self.check(group, values, clocks)
         values = {**clocks, **values}
         with self._lock, space_needed():
-            if group not in self._tables:
-                path = self._run_dir / "metrics" / f"{_checked(group)}.csv"
-                self._tables[group] = _Table(path, self._x_axis, self._resume_step)
             numbers = {name: float(value) for name, value in values.items()}
-            self._tables[group].write(int(step), self.seconds, numbers)
+            self._table(group).write(int(step), self.seconds, numbers)
             if self._trackers is None:
                 self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
             self._trackers.write(group, int(step), self.seconds, numbers)
@@ -150,6 +147,19 @@ class MetricWriter:
             board.add_image(name, image, step)
             board.flush()
 
+    def discard_beyond_resume(self, group: str) -> None:
+        """Removes the rows of a group beyond `resume_step` now, if it has any rows.
+
+        Args:
+          group: see `write`.
+
+        Raises:
+          UsageError: see `write`.
+        """
+        with self._lock, space_needed():
+            if self._path(group).exists():
+                self._table(group)
+
     def close(self) -> None:
         """Closes the files; a later `write` opens them again.
 
@@ -167,6 +177,14 @@ class MetricWriter:
                 self._trackers.close()
                 self._trackers = None
             self._resume_step = None
+
+    def _path(self, group: str) -> pathlib.Path:
+        return self._run_dir / "metrics" / f"{_checked(group)}.csv"
+
+    def _table(self, group: str) -> "_Table":
+        if group not in self._tables:
+            self._tables[group] = _Table(self._path(group), self._x_axis, self._resume_step)
+        return self._tables[group]
 
     def _board(self, group: str) -> EventFile:
         if group not in self._boards:

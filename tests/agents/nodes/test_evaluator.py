@@ -16,6 +16,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.evaluator import EvaluatorNode
 from agents.plan.evaluation import EvaluationSchedule
 from environments.fakes import TargetMatching
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import make_plan
@@ -65,6 +66,19 @@ class Learner:
 
 
 SCHEDULE = EvaluationSchedule(every=100, episodes=1, last_episodes=2)
+
+
+def record(counter, environment_steps, value, **figures):
+    """Records an evaluation of this return."""
+    figures = {"episode_return": value, "learner_steps": 7.0, **figures}
+    counter.record_evaluation(environment_steps, figures, None, {"policy/w": np.array(value)})
+
+
+def best_return(run_dir):
+    """The return of the best policy that a run has kept."""
+    weights = WeightsPart()
+    RunDirectory(run_dir).checkpointer(best=True).restore({"weights": weights})
+    return weights.get_variables(["policy"])["policy/w"]
 
 
 @pytest.fixture
@@ -139,7 +153,7 @@ def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypat
     plan = make_plan(tmp_path, end, seed=1, evaluation=SCHEDULE)
     EvaluatorNode(Agent(), plan, learner, counter).run()
     # A run that was killed has rows beyond its checkpoint, which do not count.
-    counter.record_evaluation(end + 1, {"episode_return": 0.0, "learner_steps": 0.0}, None)
+    record(counter, end + 1, 0.0)
 
     counter = Counter(tmp_path, total_steps=900, restored=snapshot)
     learner = Learner(counter)
@@ -152,6 +166,55 @@ def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypat
     table = read_metrics(tmp_path, "evaluator")
     assert table["environment_steps"].tolist() == [end, later, 900]
     assert table["episodes"].tolist() == [2, 1, 2]
+
+
+def test_an_evaluation_of_a_lost_future_is_made_again(tmp_path):
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.lease(0, 90, 0.0, [])
+    snapshot = counter.snapshot()
+    counter.lease(0, 10, 0.0, [])
+    record(counter, 100, 5.0)
+    # Killed; while 100 is evaluated again, there is a checkpoint of 110 steps.
+    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
+    counter.lease(0, 20, 0.0, [])
+    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    assert counter.progress().evaluation_step == 0
+    assert read_metrics(tmp_path, "evaluator")["environment_steps"].size == 0
+
+
+def test_a_best_policy_of_a_lost_future_does_not_count(tmp_path):
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.lease(0, 500, 0.0, [])
+    record(counter, 500, 5.0)
+    snapshot = counter.snapshot()
+    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
+    record(counter, 600, 4.0)
+    assert best_return(tmp_path) == 5.0
+    counter = Counter(tmp_path, total_steps=900, restored=None)  # There was no checkpoint.
+    record(counter, 400, 4.0)
+    assert best_return(tmp_path) == 4.0
+
+
+def test_a_damaged_best_policy_is_replaced(tmp_path, caplog):
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.lease(0, 500, 0.0, [])
+    record(counter, 500, 5.0)
+    for path in (tmp_path / "best").glob("*/progress/*"):
+        path.write_bytes(b"")
+    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    assert "the next evaluation counts as the best one so far" in caplog.text
+    record(counter, 600, 4.0)
+    assert best_return(tmp_path) == 4.0
+
+
+def test_the_best_policy_is_there_before_its_row(tmp_path, stops):
+    """A run that is killed in between repeats the evaluation, unless its row is there."""
+    counter = Counter(tmp_path, total_steps=500, restored=None)
+    node = EvaluatorNode(Agent(), make_plan(tmp_path, 500), Learner(counter), counter)
+    (tmp_path / "metrics" / "evaluator.csv").mkdir(parents=True)  # The row cannot be written.
+    with pytest.raises(UsageError, match="cannot write the metrics"):
+        node.evaluate(300, 1)
+    assert RunDirectory(tmp_path).checkpointer(best=True).latest().step == 16
 
 
 @pytest.mark.parametrize("fails", [False, True])

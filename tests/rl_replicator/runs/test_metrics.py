@@ -51,6 +51,19 @@ def test_resume_drops_what_will_be_made_again(tmp_path):
         metrics.MetricWriter(tmp_path, "frames").write("eval", 1, {"x": 1})
 
 
+def test_what_will_be_made_again_can_be_dropped_at_once(tmp_path):
+    with contextlib.closing(metrics.MetricWriter(tmp_path, "steps")) as writer:
+        for step in (0, 10, 20, 30):
+            writer.write("eval", step, {"return": step})
+    with contextlib.closing(metrics.MetricWriter(tmp_path, "steps", resume_step=20)) as writer:
+        writer.discard_beyond_resume("eval")
+        writer.discard_beyond_resume("nothing")
+        assert metrics.read_metrics(tmp_path, "eval")["steps"].tolist() == [0, 10, 20]
+        assert metrics.read_metrics(tmp_path, "nothing") == {}
+        writer.write("eval", 25, {"return": -1})
+    assert metrics.read_metrics(tmp_path, "eval")["return"].tolist() == [0, 10, 20, -1]
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\r\nb", "a\u2028b", "a\x0cb", 'a,"b"'])
 def test_a_metric_of_any_name_survives_a_resume(tmp_path, name):
     for step in (1, 2):
