@@ -1,6 +1,7 @@
 """The node of a deterministic run: actor, learner and evaluator in one loop."""
 
 import time
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -78,6 +79,7 @@ class DeterministicNode:
         self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
         self._unreported = 0
         self._saved_at_step = -1
+        self._restored_metrics: dict[str, float] = {}
         self._save_at = time.monotonic() + plan.checkpoint_seconds
         if self._checkpointer.latest() is not None:
             self._restore()
@@ -123,7 +125,7 @@ class DeterministicNode:
         if episodes or self._steps % _STEPS_PER_REPORT == 0:
             self._report(episodes)
         if self._steps % _STEPS_PER_METRICS == 0:
-            self._counter.report_learner(self._learner.num_steps, 0.0, self._learner.metrics())
+            self._counter.report_learner(self._learner.num_steps, 0.0, self._metrics())
         self._evaluate_if_due()
 
     def _evaluate_if_due(self) -> None:
@@ -136,6 +138,10 @@ class DeterministicNode:
             self._report([])
             if self._counter.progress().evaluation_step < self._steps:
                 self._evaluator.evaluate(self._steps, self._plan.evaluation.episodes)
+
+    def _metrics(self) -> dict[str, float]:
+        """Returns the metrics of the learner's last call, which may be one before a restore."""
+        return self._learner.metrics() or self._restored_metrics
 
     def _report(self, episodes: list[Episode]) -> None:
         self._counter.lease(0, self._unreported, 0.0, episodes)
@@ -152,7 +158,11 @@ class DeterministicNode:
         self._report([])
         started = time.monotonic()
         steps = self._learner.num_steps
-        progress = {**self._counter.snapshot(), "learner_steps": steps}
+        progress = {
+            **self._counter.snapshot(),
+            "learner_steps": steps,
+            "learner_metrics": self._metrics(),
+        }
         self._checkpointer.save(
             steps,
             {
@@ -168,8 +178,12 @@ class DeterministicNode:
         self._save_at = now + pause
 
     def _restore(self) -> None:
+        progress: dict[str, Any] = {}
         with self._replay.muted():
-            self._checkpointer.restore(self._parts())
+            self._checkpointer.restore(
+                {**self._parts(), "progress": JsonPart(dict, progress.update)}
+            )
+        self._restored_metrics = progress.get("learner_metrics", {})
         self._learner.refresh()
         self._actor.update()
         self._saved_at_step = self._steps

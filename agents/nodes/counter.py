@@ -112,7 +112,7 @@ class Counter:
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
         self._episode_return: float | None = None
-        self._q_mean: float | None = None
+        self._q_mean: float | None = state.get("q_mean")
         self._time = TimeSplit()
         self._write_time_at = 0.0
         self._learner_done = False
@@ -342,6 +342,7 @@ class Counter:
                 "episodes": self._episodes,
                 "random_states": dict(self._random_states),
                 "evaluation": dict(self._evaluation),
+                "q_mean": self._q_mean,
                 "wall_time": self._writer.seconds,
             }
 

@@ -1,6 +1,7 @@
-"""What the node of a deterministic run refuses before it starts."""
+"""The node of a deterministic run: what it refuses before it starts, and what it records."""
 
 import dataclasses
+import threading
 
 import pytest
 import sonnet as snt
@@ -8,13 +9,15 @@ import tensorflow as tf
 from acme import specs
 
 import environments
+import launchpad as lp
 from agents.config import NoiseSettings, OffPolicyConfig
 from agents.deterministic.node import DeterministicNode
 from agents.learning.replay_learner import StepOutput
-from agents.nodes.counter import Counter
+from agents.nodes.counter import restored_counter
 from agents.off_policy_agent import OffPolicyAgent
 from agents.replay.config import ReplayConfig
 from rl_replicator.errors import ConfigError
+from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import TARGET, make_plan
 
 
@@ -63,12 +66,12 @@ class NoisyPolicy(Agent):
         return snt.Sequential([policy, lambda x: x + tf.random.normal(tf.shape(x))], name=name)
 
 
-def make_node(kind, run_dir):
-    config = Config(replay=ReplayConfig(transitions_per_item=1))
+def make_node(kind, run_dir, total_steps=300, **replay):
+    config = Config(replay=ReplayConfig(transitions_per_item=1, **replay))
     agent = kind(config, specs.make_environment_spec(environments.make(TARGET.name, seed=0)))
     (run_dir / "config.json").write_text("{}")
-    counter = Counter(run_dir, total_steps=300, restored=None)
-    return DeterministicNode(agent, make_plan(run_dir, 300), counter)
+    counter = restored_counter(run_dir, total_steps)
+    return DeterministicNode(agent, make_plan(run_dir, total_steps), counter)
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +101,21 @@ def test_random_numbers_that_a_continued_run_would_not_draw_again_are_refused(
 
 def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):
     assert make_node(Agent, tmp_path) is not None
+
+
+def test_a_continued_run_records_the_metrics_of_the_last_call_before_it(tmp_path, monkeypatch):
+    """From step 930 on, the learner makes a call every 50 steps: the last one is at 1480."""
+    monkeypatch.setattr(lp, "stop_event", threading.Event)
+    monkeypatch.setattr(lp, "stop", lambda: None)
+
+    def run(name, *ends):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for end in ends:
+            make_node(Agent, folder, end, min_size=930, samples_per_insert=0.04).run()
+        table = read_metrics(folder, "learner")
+        return table["environment_steps"].tolist(), table["noise"].tolist()
+
+    whole = run("whole", 1510)
+    assert whole == run("cut", 1490, 1510)
+    assert whole[0][-1] == 1500

@@ -217,6 +217,14 @@ def test_the_best_policy_is_there_before_its_row(tmp_path, stops):
     assert RunDirectory(tmp_path).checkpointer(best=True).latest().step == 16
 
 
+def test_a_continued_run_knows_the_bias_of_q(tmp_path):
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.report_learner(7, 0.0, {"q_mean": 2.0})
+    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    record(counter, 100, 5.0, discounted_return=3.0)
+    assert read_metrics(tmp_path, "evaluator")["q_bias"].tolist() == [-1.0]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_each_evaluation_closes_its_environment(tmp_path, stops, monkeypatch, fails):
     closed = []
