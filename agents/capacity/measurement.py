@@ -157,9 +157,11 @@ class _Bench:
             while count > 0:
                 _, step = next(steps)
                 count -= not step.first()
-            adder.finish(_SECONDS_TO_CONFIRM)
 
+        # As in a run, the newest transitions of a window are confirmed in the next one: an episode
+        # cannot go on after `finish`.
         cost = self._timed(act, "insert")
+        adder.finish(_SECONDS_TO_CONFIRM)
         adder.close()
         others = environment["environment"] + calls[1].thread
         return environment | {

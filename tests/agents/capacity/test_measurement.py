@@ -8,9 +8,10 @@ import pytest
 from agents.capacity import measurement
 from agents.capacity.parts import Parts
 from agents.d4pg.agent import D4PG
-from agents.d4pg.config import D4PGConfig
-from agents.replay.config import ReplayConfig
+from agents.d4pg.config import D4PGConfig, PixelD4PGConfig
+from agents.replay.config import FrameReplayConfig, ReplayConfig
 from agents.task import Task
+from environments import PixelConfig
 
 # Two processes import TensorFlow, and two learners are compiled.
 pytestmark = pytest.mark.timeout(300)
@@ -57,6 +58,23 @@ def test_sizes_are_exact(parts):
     # A row of 2 + 1 + 1 + 1 + 2 float32, and what goes with it on the wire.
     assert 0 < parts.insert_bytes < 2000
     assert 0 < parts.sample_bytes < 4000
+
+
+def test_windows_that_end_in_the_middle_of_an_episode():
+    """Items of frames are longer than its episodes of 10 actions."""
+    config = PixelD4PGConfig(
+        policy_layers=(6,),
+        critic_layers=(7,),
+        feature_size=4,
+        discount=0.9,
+        n_step=1,
+        frame_stack=2,
+        global_batch_size=8,
+        replay=FrameReplayConfig(transitions_per_item=16),
+    )
+    task = Task("environments.fakes:target", pixels=PixelConfig(height=24, width=24))
+    parts = measurement.measure(D4PG, config, task, "d4pg on frames", {}, seconds=1.0)
+    assert parts.insert_bytes > 0 and parts.sample_bytes > 0
 
 
 def test_parts_are_kept_in_a_file(parts, tmp_path):
