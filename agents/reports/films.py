@@ -108,7 +108,8 @@ def _pictures(run: ReportedRun) -> Iterator[Picture]:
     """Yields the films and images of a run, the most telling one first."""
     for suffix in (".mp4", ".gif"):
         yield from _picture(run, run.path / f"evaluation{suffix}", "newest policy")
-    for path in sorted((run.path / _FOLDER).glob("*.mp4"), key=_age, reverse=True):
+    films = (run.path / _FOLDER).glob("[!.]*.mp4")  # Those that begin with "." are being made.
+    for path in sorted(films, key=_age, reverse=True):
         yield from _picture(run, path, _steps(path))
     newest: dict[str, Path] = {}
     for path in sorted(run.path.glob("*/*.png"), key=_age):  # Images of a learner.

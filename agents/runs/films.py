@@ -115,6 +115,8 @@ class Films:
         if self._process is not None and self._is_filming():
             self._process.terminate()
             self._process.wait()
+        for partial in (self._run.path / _FOLDER).glob(".*.partial.mp4"):
+            partial.unlink(missing_ok=True)
         self._errors.close()
 
     def _is_filming(self) -> bool:

@@ -179,6 +179,7 @@ def test_films_up_to_a_size(make_run):
     (run / "films").mkdir()
     for name, size in (("evaluation", 600), ("films/000000100", 500), ("films/000000050", 300)):
         (run / f"{name}.mp4").write_bytes(bytes(size))
+    (run / "films" / ".000000150.partial.mp4").write_bytes(bytes(10))  # It is being made.
     text = _render([run], film_bytes=1000)
     films = re.findall(r'<video src="data:video/mp4;base64,([\w+/=]+)#t=0.01"', text)
     assert [len(base64.b64decode(film)) for film in films] == [600, 300]

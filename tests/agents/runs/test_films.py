@@ -14,6 +14,12 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 TOUCH = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
 WAIT = "import time; time.sleep(600)"
+UNFINISHED = """
+import pathlib, sys, time
+from agents.policies import video_file
+with video_file.film(pathlib.Path(sys.argv[1])):
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -72,6 +78,14 @@ def test_one_film_at_a_time_and_none_outlives_the_run(run):
     assert one._process is process
     one.close()
     assert process.returncode is not None
+
+
+def test_the_end_of_a_run_leaves_no_unfinished_film(run):
+    one = make(run, 1000, UNFINISHED)
+    one.tick(1000)
+    assert films(run, [".000001000.partial.mp4"]) == [".000001000.partial.mp4"]
+    one.close()
+    assert films(run, []) == []
 
 
 def test_no_film_without_a_checkpoint_or_without_the_option(tmp_path, run):
