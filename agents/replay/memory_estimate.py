@@ -105,8 +105,11 @@ def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.nd
     return np.stack(differences)
 
 
-def available_memory() -> float:
+def available_memory(group: Path = Path("/sys/fs/cgroup")) -> float:
     """Returns the bytes that this process may still allocate, on the machine or in its cgroup.
+
+    Args:
+      group: folder of the cgroup.
 
     Returns:
       Bytes; infinity if they are unknown.
@@ -116,10 +119,11 @@ def available_memory() -> float:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available.append(1024.0 * int(line.split()[1]))
-        group = Path("/sys/fs/cgroup")
         limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()
         if limit.strip() != "max":
-            available.append(float(limit) - float(used))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # The kernel gives up cached files that nobody reads, as it does for MemAvailable.
+            available.append(float(limit) - float(used) + float(stat["inactive_file"]))
     except OSError:
         pass
     return min(available)

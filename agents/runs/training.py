@@ -99,7 +99,7 @@ def _train_in(
         replicas.check_gpus()
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas, options.replay_shards)
-    about = _announce(agent, task)
+    about = _announce(agent, task, options.address)
     _warn_if_too_short(options)
     prefilling = Prefilling(options, run)
 
@@ -176,11 +176,16 @@ def _warn_if_too_short(options: AgentOptions) -> None:
         )
 
 
-def _announce(agent: Agent, task: Task) -> list[str]:
+def _announce(agent: Agent, task: Task, address: str | None) -> list[str]:
     """Returns what a run from pixels announces: frame rate and size of the replay.
 
+    Args:
+      agent: the agent.
+      task: its task.
+      address: address of the Ray cluster that holds the replay; None for this machine.
+
     Raises:
-      UsageError: if the replay does not fit into the memory.
+      UsageError: if the replay does not fit into the memory of this machine.
     """
     if task.pixels is None:
         return []
@@ -189,17 +194,18 @@ def _announce(agent: Agent, task: Task) -> list[str]:
     environment.close()
     if size is None:
         return []
-    size.check_fits(available_memory())
+    if address is None:
+        size.check_fits(available_memory())
     return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
 
 
 def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
-    """Whether a run with a checkpoint has taken exactly `steps` steps and was evaluated after them.
+    """Whether a run with a checkpoint has taken `steps` steps and was evaluated after them.
 
     Args:
       run: the run.
       steps: environment steps that were asked for.
-      excess: by how many steps the last, repeated actions may have exceeded them.
+      excess: by how many steps the last, repeated actions of its actors may exceed them.
 
     Raises:
       ConfigError: if it has taken more.
@@ -208,7 +214,8 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
     Checkpointer(run.checkpoints).restore({"progress": JsonPart(dict, progress.update)})
     done = progress["environment_steps"]
     evaluated = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
-    if steps <= done < steps + excess and len(evaluated) and evaluated[-1] == steps:
+    # Other actors may have taken them, whose last actions exceeded them by more.
+    if done >= steps and len(evaluated) and evaluated[-1] == steps:
         return True
     check_option(
         done < steps + excess,

@@ -84,3 +84,12 @@ def test_what_does_not_fit_is_refused_with_the_size_that_would():
 
 def test_the_free_memory_is_that_of_this_machine():
     assert 1e6 < available_memory() < 1e15
+
+
+def test_cached_files_of_a_container_are_free_memory(tmp_path):
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("2500000\n")
+    (tmp_path / "memory.stat").write_text("anon 700000\ninactive_file 1200000\nslab 1000\n")
+    assert available_memory(tmp_path) == 1_700_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 1_700_000

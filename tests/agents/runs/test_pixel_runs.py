@@ -96,12 +96,16 @@ def test_steps_are_those_of_the_simulator(tmp_path):
     assert set(actor["episode_length"]) == {20.0}
 
 
-def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
+def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
         d4pg.command.train(options(tmp_path / "run", agent=agent))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
+    # The machines of a cluster may have more memory than this one.
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    cluster = {"launch": "ray", "address": "10.0.0.1:6379"}
+    assert d4pg.command.train(options(tmp_path / "run", agent=agent, **cluster)) == 0
 
 
 def test_pixels_and_no_pixels_at_once(tmp_path):

@@ -21,6 +21,7 @@ from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from agents.suites import results
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
@@ -138,6 +139,18 @@ def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
         "continues it\n"
     )
     assert untouched(run_dir) == before
+
+
+def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys):
+    """The last action of each of its actors was repeated beyond them."""
+    progress = latest_progress(run_dir) | {"environment_steps": 1030}
+    Checkpointer(run_dir / "checkpoints").save(
+        progress["learner_steps"], {"progress": JsonPart(lambda: progress, lambda _: None)}
+    )
+    assert d4pg.command.train(options(run_dir)) == 0
+    assert capsys.readouterr().out.startswith("finished: all 1,000 environment steps")
+    with pytest.raises(UsageError, match="--steps: expected at least 1,030, which the run in"):
+        d4pg.command.train(options(run_dir, steps=1010))
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
