@@ -23,6 +23,7 @@ from agents.replay.transitions import TABLE, transitions_per_item
 from rl_replicator.errors import UsageError
 
 _SECONDS_TO_CONFIRM = 300.0
+_SCRATCH = ".prefill-"
 
 
 def fill(
@@ -47,7 +48,7 @@ def fill(
     make_tables = functools.partial(agent.make_tables, num_replicas, num_shards)
     held = 0
     try:
-        with tempfile.TemporaryDirectory(prefix=".prefill-", dir=run_dir) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=run_dir) as scratch:
             for shard in range(num_shards):
                 episodes = dataset.episodes(range(shard, dataset.num_episodes, num_shards))
                 folder = Path(scratch) / "filled" / str(shard)
@@ -59,8 +60,9 @@ def fill(
 
 
 def discard(run_dir: Path) -> None:
-    """Deletes the files that `fill` has written."""
-    shutil.rmtree(prefilled(run_dir), ignore_errors=True)
+    """Deletes the files that `fill` has written, also those of a process that was killed."""
+    for folder in (prefilled(run_dir), *run_dir.glob(f"{_SCRATCH}*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fill_server(

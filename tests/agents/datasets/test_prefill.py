@@ -164,6 +164,13 @@ def test_a_small_table_keeps_the_newest(tmp_path):
     np.testing.assert_array_equal(row[:2], played[2].observations[10])
 
 
+def test_what_a_process_that_was_killed_has_written_is_deleted(tmp_path):
+    for name in ("prefill", ".prefill-x1y2", "checkpoints"):
+        (tmp_path / "run" / name / "0").mkdir(parents=True)
+    prefill.discard(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A complete run that started with 400 recorded transitions, and the path of its dataset."""
