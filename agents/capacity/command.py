@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
-from agents.config import at_repeat
+from agents.config import OffPolicyConfig, at_repeat
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
 
@@ -24,8 +24,14 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
       hardware: its machines.
 
     Raises:
-      ConfigError: if they do not fit each other.
+      ConfigError: if they do not fit each other, or the agent has no replay.
     """
+    agent = options.agent
+    if not isinstance(agent, OffPolicyConfig):
+        raise ConfigError(
+            f"expected an agent whose config is an agents.config.OffPolicyConfig, got "
+            f"{type(agent).__name__}: a plan needs its batch and its replay"
+        )
     check_option(not options.deterministic, "deterministic", "False for a plan", True)
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
@@ -45,12 +51,13 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
         learner_processes=replicas if is_group else 1,
         replay_shards=options.replay_shards,
         caches=options.caches,
-        batch=options.agent.global_batch_size,
-        samples_per_insert=options.agent.replay.samples_per_insert,
+        batch=agent.global_batch_size,
+        samples_per_insert=agent.replay.samples_per_insert,
         action_repeat=options.task.action_repeat,
         evaluation=options.evaluation.episodes / options.evaluation.every,
-        item_length=options.agent.replay.item_length,
-        steps_per_call=options.agent.steps_per_call,
+        item_length=agent.replay.item_length,
+        max_in_flight_items=agent.replay.max_in_flight_items,
+        steps_per_call=agent.steps_per_call,
     )
 
 

@@ -54,6 +54,7 @@ class Deployment:
       action_repeat: environment steps of an action.
       evaluation: episodes of evaluation for each environment step.
       item_length: transitions in an item of the replay.
+      max_in_flight_items: transitions of an actor that the replay has not confirmed.
       steps_per_call: learner steps of one call, after which the weights are published.
     """
 
@@ -69,6 +70,7 @@ class Deployment:
     action_repeat: int
     evaluation: float = 0.0
     item_length: int = 1
+    max_in_flight_items: int = 32
     steps_per_call: int = 1
 
     @property

@@ -23,6 +23,7 @@ import rl_replicator as rr
 from agents.agent import Agent, AgentLearner, BatchActor, ExplorationContext
 from agents.capacity.parts import Parts
 from agents.capacity.server import ReplayProcess, Usage
+from agents.config import OffPolicyConfig
 from agents.environment_loop import explore
 from agents.learning.policy_average import without_averages
 from agents.replay.input import draw
@@ -31,7 +32,6 @@ from agents.replay.transitions import transitions_per_item
 from agents.task import Task
 from environments.engines.batch import EnvironmentsInTurn
 from launchpad.rpc import courier
-from rl_replicator.errors import ConfigError
 
 # The policy is called with one observation and with so many, the learner with the batch and with
 # this part of it: two points make the line between which the model interpolates.
@@ -68,7 +68,7 @@ class Cost(NamedTuple):
 
 def measure(
     make_agent: Callable[[Any, Any], Agent],
-    config: Any,
+    config: OffPolicyConfig,
     task: Task,
     what: str,
     settings: Mapping[str, Any],
@@ -86,15 +86,8 @@ def measure(
 
     Returns:
       The parts.
-
-    Raises:
-      ConfigError: if the agent has no batch.
     """
-    batch = getattr(config, "global_batch_size", None)
-    if batch is None:
-        raise ConfigError(
-            f"expected an agent whose config has global_batch_size, got {type(config).__name__}"
-        )
+    batch = config.global_batch_size
     environment = task.make(seed=0)
     agent = make_agent(config, task.spec())
     small_batch = max(1, batch // _DIVISOR)

@@ -27,8 +27,6 @@ from agents.replay.table import PREFETCHED_BATCHES, draws_ahead
 
 # Others get the processor, or Python's lock, after so many seconds: a scheduler is about as fair.
 _SLICE = 1e-3
-# An actor's transitions that the table has not confirmed; `max_in_flight_items` of the replay.
-_IN_FLIGHT = 32
 # So many items inserted, and steps of replicas, take some ten seconds to simulate.
 _MOST_EVENTS = 30_000
 _EVALUATOR_LOOKS = 0.1
@@ -279,7 +277,7 @@ class _Run:
             acted = self.clock.now
             self._ages.append(self._steps - version)
             sent.append(self.clock.process(self._delivery(machine, server)))
-            if len(sent) > _IN_FLIGHT // run.item_length:
+            if len(sent) > run.max_in_flight_items // run.item_length:
                 yield sent.popleft()
             delivered = self.clock.now
             to_lease += count * run.action_repeat

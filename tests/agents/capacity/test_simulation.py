@@ -38,6 +38,14 @@ def test_actors_wait_for_the_learner():
     assert simulated.actor["wait for the replay"] == pytest.approx(1 / 3, abs=0.01)
 
 
+def test_actors_wait_for_what_they_have_sent():
+    """The server needs 3 ms for a transition. An actor that sends two at once waits 2 of 4 ms."""
+    parts = dataclasses.replace(PARTS, insert_server=3e-3)
+    hardware = Hardware(cores=64.0)
+    assert run(parts, hardware).actions == pytest.approx(1000, rel=0.01)
+    assert run(parts, hardware, max_in_flight_items=1).actions == pytest.approx(500, rel=0.01)
+
+
 def test_threads_wait_for_the_lock():
     simulated = run(actors=8, in_threads=True)
     assert simulated.actions == pytest.approx(1000, rel=0.01)

@@ -5,8 +5,11 @@ import json
 
 import pytest
 
-from agents.capacity.command import measured_settings
+from agents.capacity.command import deploy, measured_settings
+from agents.capacity.hardware import Hardware
+from agents.runs.options import AgentOptions
 from rl_replicator.cli import main, options, stderr_filter, trainables
+from rl_replicator.errors import ConfigError
 from tests.agents.capacity.parts import PARTS
 
 FAKE = ("plan", "d4pg", "--env", "environments.fakes:target")
@@ -56,6 +59,15 @@ def test_it_names_what_saturates_and_what_helps(capsys):
     assert any(line.startswith("  actors use weights that are ") for line in lines)
     assert any("--network-gbps 10" in line for line in lines)
     assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
+
+
+def test_an_agent_without_a_replay_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rate: float = 0.1
+
+    with pytest.raises(ConfigError, match="is an agents.config.OffPolicyConfig, got Config: a pl"):
+        deploy(AgentOptions(env="a:b", agent=Config()), Hardware())
 
 
 def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
