@@ -81,11 +81,15 @@ def simulate(
     """
     bound = predict(parts, deployment, hardware)
     items = bound.actions / deployment.item_length
-    seconds = min(seconds, _MOST_EVENTS / (items + bound.learner_steps * deployment.replicas))
+    most = _MOST_EVENTS / (items + bound.learner_steps * deployment.replicas)
+    seconds = min(seconds, most)
     run = _Run(parts, deployment, hardware, samples_ahead, seed)
-    run.clock.run(seconds / 3)  # Queues fill.
+    clock = run.clock
+    # Until then, actors or learner are faster than the others let them be in the long run.
+    clock.run(run.held_back | clock.timeout(most))
+    clock.run(clock.now + seconds / 3)  # Queues fill.
     run.forget()
-    run.clock.run(seconds)
+    clock.run(clock.now + seconds * 2 / 3)
     return run.summary(seconds * 2 / 3)
 
 
@@ -100,7 +104,11 @@ class _Machine:
 
 
 class _Limiter:
-    """Reverb's SampleToInsertRatio, with the table filled to its least size."""
+    """Reverb's SampleToInsertRatio, with the table filled to its least size.
+
+    Attributes:
+      held_back: the event at which an insert or a sample has to wait for the first time.
+    """
 
     def __init__(self, clock: simpy.Environment, samples_per_insert: float, ahead: float):
         self._clock = clock
@@ -108,6 +116,7 @@ class _Limiter:
         self._owed = 0.0  # Samples that inserts allow beyond those taken.
         self._inserts: deque[tuple[float, simpy.Event]] = deque()
         self._samples: deque[tuple[float, simpy.Event]] = deque()
+        self.held_back = simpy.Event(clock)
 
     def insert(self, count: float) -> simpy.Event:
         """Returns the event at which so many transitions are inserted."""
@@ -122,6 +131,8 @@ class _Limiter:
         queue.append((samples, event))
         while self._serves(self._inserts, 1.0) or self._serves(self._samples, -1.0):
             pass
+        if not (event.triggered or self.held_back.triggered):
+            self.held_back.succeed()
         return event
 
     def _serves(self, queue: deque[tuple[float, simpy.Event]], sign: float) -> bool:
@@ -146,6 +157,7 @@ class _Run:
         self._machines = [_Machine(self.clock, hardware.cores) for _ in range(hardware.machines)]
         self._lock = [simpy.Resource(self.clock, 1)] if run.in_threads else []
         self._limiter = _Limiter(self.clock, run.samples_per_insert, samples_ahead)
+        self.held_back = self._limiter.held_back
         threads = max(1, math.floor(hardware.server_cores))
         self._servers = [simpy.Resource(self.clock, threads) for _ in range(run.replay_shards)]
         self._next_server = itertools.cycle(range(run.replay_shards))

@@ -38,6 +38,18 @@ def test_actors_wait_for_the_learner():
     assert simulated.actor["wait for the replay"] == pytest.approx(1 / 3, abs=0.01)
 
 
+@pytest.mark.parametrize(("actors", "side"), [(16, "learner"), (1, "actors")])
+def test_a_short_simulation_is_no_faster_than_the_bound(actors, side):
+    """Whoever is faster runs free until the tolerance of the limiter is used up."""
+    parts = dataclasses.replace(PARTS, step_call=1e-3 if side == "learner" else 1e-5)
+    hardware = Hardware(cores=64.0)
+    deployment = dataclasses.replace(RUN, actors=actors)
+    simulated = simulate(parts, deployment, hardware, 50_000.0, seconds=0.2)
+    bound = predict(parts, deployment, hardware)
+    assert simulated.actions <= 1.05 * bound.actions
+    assert simulated.learner_steps <= 1.05 * bound.learner_steps
+
+
 def test_actors_wait_for_what_they_have_sent():
     """The server needs 3 ms for a transition. An actor that sends two at once waits 2 of 4 ms."""
     parts = dataclasses.replace(PARTS, insert_server=3e-3)
