@@ -49,22 +49,23 @@ def run(args: Sequence[str]) -> int:
 
     stderr_filter.silence()
     chosen = options.parse(PlayOptions, "rl-replicator play", args)
-    task, environment, actor = _opened(chosen)
+    task, environment, actor, most = _opened(chosen)
 
     def seen(episode_return: float) -> None:
         print(f"return {episode_return:.1f} ({task.name})", flush=True)
 
     if chosen.output is None and playing.has_display():
-        playing.play_in_window(environment, actor, task, seen, chosen.episodes)
+        playing.play_in_window(environment, actor, task, most, seen, chosen.episodes)
         return 0
     output = chosen.output or Path("play.mp4")
-    playing.play_into_file(environment, actor, task, seen, chosen.episodes, output)
+    playing.play_into_file(environment, actor, task, most, seen, chosen.episodes, output)
     print(f"video {output}")
     return 0
 
 
-def _opened(chosen: Any) -> tuple[Any, Any, Any]:
-    """Returns the task, its environment, and the actor."""
+def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
+    """Returns the task, its environment, the actor, and the most actions of an episode."""
+    from agents.plan.evaluation import EvaluationSchedule
     from agents.policies import exported
     from rl_replicator.errors import UsageError
 
@@ -77,14 +78,15 @@ def _opened(chosen: Any) -> tuple[Any, Any, Any]:
             )
         task = _task(policy.task, chosen.env)
         environment = task.make(chosen.seed)
-        return task, environment, policy.actor(task, environment)
+        most = task.agent_steps(EvaluationSchedule().max_episode_steps)  # No export holds its own.
+        return task, environment, policy.actor(task, environment), most
     from agents.policies.policy import load_policy
 
     trained = load_policy(chosen.path, chosen.best)
     task = _task(trained.task, chosen.env)
     environment = task.make(chosen.seed)
     _check(trained.task, task)
-    return task, environment, trained.actor
+    return task, environment, trained.actor, trained.max_actions
 
 
 def _task(trained: Any, name: str | None) -> Any:

@@ -101,10 +101,11 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
 def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     """Exports and measures the policy of a run; returns its row of the table."""
     from agents.environment_loop import evaluation_episode
-    from agents.plan.evaluation import EvaluationSchedule
     from agents.policies import exported, playing
+    from agents.policies.policy import max_actions
     from rl_replicator.cli import trainables
     from rl_replicator.exports import formats
+    from rl_replicator.runs.run_directory import RunDirectory
 
     trainable: Any = trainables.of_run(run_dir)
     model = trainable.exported(run_dir, chosen.best, "Apache-2.0")
@@ -116,8 +117,8 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     with policy.task.make(chosen.seed) as environment:
         actor = policy.actor(policy.task, environment)
         film = out / name / _FILM
-        playing.play_into_file(environment, actor, policy.task, returns.append, 1, film)
-        most = policy.task.agent_steps(EvaluationSchedule().max_episode_steps)
+        most = max_actions(RunDirectory(run_dir), policy.task)
+        playing.play_into_file(environment, actor, policy.task, most, returns.append, 1, film)
         played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
     returns += [episode.episode_return for episode in played if episode is not None]
     measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"

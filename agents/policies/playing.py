@@ -13,12 +13,10 @@ import numpy as np
 from acme import core
 
 from agents.environment_loop import interact
-from agents.plan.evaluation import EvaluationSchedule
 from agents.policies import video_file
 from agents.task import Task
 from rl_replicator.errors import UsageError
 
-_MAX_EPISODE_STEPS = EvaluationSchedule().max_episode_steps
 _SCALE = 2
 
 
@@ -99,13 +97,16 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def play(environment: Any, actor: core.Actor, task: Task, screen: Screen) -> float | None:
+def play(
+    environment: Any, actor: core.Actor, task: Task, max_actions: int, screen: Screen
+) -> float | None:
     """Plays an episode.
 
     Args:
       environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
+      max_actions: where to cut off an episode that does not end.
       screen: shows about 30 frames for 90 environment steps.
 
     Returns:
@@ -113,7 +114,7 @@ def play(environment: Any, actor: core.Actor, task: Task, screen: Screen) -> flo
     """
     steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
     total = 0.0
-    steps = itertools.islice(interact(environment, actor), task.agent_steps(_MAX_EPISODE_STEPS) + 1)
+    steps = itertools.islice(interact(environment, actor), max_actions + 1)
     for step, timestep in enumerate(steps):
         total += float(timestep.reward or 0.0)
         if step % steps_per_frame == 0:
@@ -126,7 +127,12 @@ def play(environment: Any, actor: core.Actor, task: Task, screen: Screen) -> flo
 
 
 def play_in_window(
-    environment: Any, actor: core.Actor, task: Task, seen: Callable[[float], None], episodes: int
+    environment: Any,
+    actor: core.Actor,
+    task: Task,
+    max_actions: int,
+    seen: Callable[[float], None],
+    episodes: int,
 ) -> None:
     """Plays episodes in a window, until it is closed.
 
@@ -134,6 +140,7 @@ def play_in_window(
       environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
+      max_actions: where to cut off an episode that does not end.
       seen: receives the return of each episode.
       episodes: number of episodes.
 
@@ -143,7 +150,7 @@ def play_in_window(
     window = Window(task.name)
     try:
         for _ in range(episodes):
-            episode_return = play(environment, actor, task, window)
+            episode_return = play(environment, actor, task, max_actions, window)
             if episode_return is None:
                 return
             seen(episode_return)
@@ -155,6 +162,7 @@ def play_into_file(
     environment: Any,
     actor: core.Actor,
     task: Task,
+    max_actions: int,
     seen: Callable[[float], None],
     episodes: int,
     output: Path,
@@ -165,6 +173,7 @@ def play_into_file(
       environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
+      max_actions: where to cut off an episode that does not end.
       seen: receives the return of each episode.
       episodes: number of episodes.
       output: an .mp4 or .gif.
@@ -174,6 +183,6 @@ def play_into_file(
     """
     with video_file.film(output) as add:
         for _ in range(episodes):
-            episode_return = play(environment, actor, task, Film(add))
+            episode_return = play(environment, actor, task, max_actions, Film(add))
             assert episode_return is not None
             seen(episode_return)

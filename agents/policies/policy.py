@@ -129,9 +129,7 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
     Raises:
       UsageError: if there is no run or no checkpoint.
     """
-    stored = run.config()
-    identity, evaluation = stored["identity"], stored.get("options", {}).get("evaluation", {})
-    most = evaluation.get("max_episode_steps", EvaluationSchedule().max_episode_steps)
+    identity = run.config()["identity"]
     checkpointer = run.checkpointer(best)
     task, config = source.restore(identity)
     agent = source.make_agent(config, task.spec())
@@ -145,5 +143,17 @@ def restore(run: RunDirectory, source: AgentSource, best: bool = False) -> Polic
         weights,
         int(progress["environment_steps"]),
         int(progress["learner_steps"]),
-        task.agent_steps(most),
+        max_actions(run, task),
     )
+
+
+def max_actions(run: RunDirectory, task: Task) -> int:
+    """Returns the actions after which the evaluations of a run cut off an episode.
+
+    Args:
+      run: the run.
+      task: its task.
+    """
+    evaluation = run.config().get("options", {}).get("evaluation", {})
+    most = evaluation.get("max_episode_steps", EvaluationSchedule().max_episode_steps)
+    return task.agent_steps(most)

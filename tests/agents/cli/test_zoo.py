@@ -42,6 +42,19 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     assert [float(low), float(high)] == pytest.approx(sorted(returns[1]), abs=0.11)
 
 
+def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = test_export._make_run(tmp_path / "run", d4pg.command, None)
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["evaluation"] = {"max_episode_steps": 2}
+    (run / "config.json").write_text(json.dumps(config))
+    assert d4pg.command.evaluate(run, episodes=1, seed=3) == 0
+    assert play.run([str(run), "--seed", "3", "--output", "film.gif"]) == 0
+    assert zoo.run([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
+    evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))
+    assert evaluated == played == measured
+
+
 def test_what_fails_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = [str(tmp_path / name) for name in ("first", "second")]
