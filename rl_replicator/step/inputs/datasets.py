@@ -103,7 +103,7 @@ class DatasetInputs(contract.Inputs):
         unused = self._unused
         if unused is None:
             return
-        # An end, or a failure, too: the queue holds its mark only once.
+        # An end, too: where data is padded, it holds a row.
         is_unused = tf.not_equal(status, contract.CANCELLED) & tf.equal(agreed, contract.CANCELLED)
         with tf.device("/cpu:0"):
             tf.cond(is_unused, lambda: unused.enqueue([status, *entry]), tf.no_op)
@@ -177,14 +177,15 @@ class DatasetInputs(contract.Inputs):
         if status == contract.END:
             self._end = errors.EndOfData("the dataset has ended; repeat() it to train on")
         else:
-            error = self._pump.error if self._pump is not None else None
-            self._end = error or errors.StepFailed("the input of another process failed, see there")
+            self._end = self._own_error() or errors.StepFailed(
+                "the input of another process failed, see there"
+            )
         return self._end
 
     def failure(self, error: Exception) -> Exception:
         if isinstance(error, tf.errors.OutOfRangeError):
             if self._queue.is_closed():
-                return contract.closed()
+                return self._own_error() or contract.closed()
             if "is closed and has insufficient elements" in str(error):
                 return errors.StepCancelled("the input was restarted while the step waited for it")
         return error
@@ -195,6 +196,9 @@ class DatasetInputs(contract.Inputs):
     def close(self) -> None:
         self._is_closed = True
         self._queue.close(cancel_pending_enqueues=True)
+
+    def _own_error(self) -> Exception | None:
+        return self._pump.error if self._pump is not None else None
 
     def _new_queue(self) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):

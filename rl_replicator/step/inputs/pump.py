@@ -95,13 +95,14 @@ class Mover:
 
 
 class Pump:
-    """A thread that moves rows into a queue until the data ends or the queue is closed.
+    """A thread that moves rows into a queue, then marks of how they ended, until it is closed.
 
     Knows nothing of the input that it works for, so that an input that nobody uses any more can be
     freed, and its queue closed, while the pump waits.
 
     Attributes:
-      error: what ended the pump; set before the queue receives the status FAILED.
+      error: what ended the rows; set before the queue receives the status FAILED, or is closed
+        because it cannot receive one.
     """
 
     def __init__(self, mover: Mover, queue: tf.queue.FIFOQueue):
@@ -126,14 +127,29 @@ class Pump:
 
     def _run(self, position: int) -> None:
         try:
+            status = self._move(position)
+            # Again and again: the call that takes a mark may fail before it can report it.
+            while not self._queue.is_closed():
+                mark(self._queue, self._mover.entry_specs, status)
+        except Exception as error:
+            self._note(error)
+        finally:
+            self._queue.close(cancel_pending_enqueues=True)  # No step may wait for this thread.
+
+    def _move(self, position: int) -> int:
+        """Moves all rows, and returns the status that says how they ended."""
+        try:
             self._mover.move(self._queue, position)
         except tf.errors.OutOfRangeError:
-            mark(self._queue, self._mover.entry_specs, contract.END)
+            return contract.END
         except Exception as error:  # Of any kind: the caller of the step must see it.
             _forget_locals(error)
-            if not self._queue.is_closed():
-                self.error = error
-                mark(self._queue, self._mover.entry_specs, contract.FAILED)
+            self._note(error)
+        return contract.FAILED
+
+    def _note(self, error: Exception) -> None:
+        if not self._queue.is_closed():  # Else that is why.
+            self.error = error
 
 
 def _forget_locals(error: BaseException | None) -> None:
@@ -151,9 +167,14 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
       specs: `Mover.entry_specs`.
       status: what the step that takes the entry will find.
     """
-    empty = [tf.zeros([0], s.dtype) for s in specs]
+    empty = [_blank(s.dtype) for s in specs]
     with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
         queue.enqueue([status, *empty])
+
+
+def _blank(dtype: tf.DType) -> tf.Tensor:
+    # `tf.zeros` makes no variants.
+    return tf.raw_ops.OptionalNone() if dtype == tf.variant else tf.zeros([0], dtype)
 
 
 def close_later(queue: tf.queue.FIFOQueue, rows: device_rows.DeviceRows) -> None:

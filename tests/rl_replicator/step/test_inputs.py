@@ -335,6 +335,94 @@ def test_an_end_outlasts_a_step_that_another_process_cancels():
         step.cancel()  # If the end was lost, it waits for ever.
 
 
+def result_of(step, inputs):
+    """Calls a step; closes its input if that hangs, so that the test fails and ends."""
+    future = step.begin()
+    try:
+        return future.result(60)
+    except TimeoutError:
+        inputs.close()
+        raise
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_an_end_outlasts_a_call_that_fails(name):
+    replicator = rr.make(name)
+    data = tf.data.Dataset.range(6).batch(4)  # The last batch is shorter: they cannot be stacked.
+    inputs = replicator.make_inputs(lambda context: data, per_replica=True)
+    step = replicator.replicate(lambda x: x, inputs, steps_per_call=3)
+    with pytest.raises(rr.ConfigError, match="same shape"):
+        result_of(step, inputs)
+    for _ in range(2):
+        with pytest.raises(rr.EndOfData, match="ended"):
+            result_of(step, inputs)
+
+
+def test_a_failure_outlasts_a_call_that_fails():
+    def element(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, np.int64(2), "too large")]):
+            return tf.range(x + 1)
+
+    replicator = rr.SingleDeviceReplicator()
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(9).map(element))
+    step = replicator.replicate(lambda x: x, inputs, steps_per_call=3)
+    with pytest.raises(rr.ConfigError, match="same shape"):
+        result_of(step, inputs)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+            result_of(step, inputs)
+
+
+def windows(x):
+    return tf.data.Dataset.range(2 * x, 2 * x + 2)
+
+
+def optionals(x):
+    return tf.experimental.Optional.from_value(4 * x + 1)
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+@pytest.mark.parametrize(
+    ("element", "step_fn"),
+    [
+        (windows, lambda window: window.reduce(np.int64(0), lambda a, b: a + b)),
+        (optionals, lambda optional: optional.get_value()),
+    ],
+    ids=["datasets", "optionals"],
+)
+def test_elements_that_are_variants(name, element, step_fn):
+    replicator = rr.make(name)
+    n = replicator.num_replicas
+    data = tf.data.Dataset.range(n).map(element)
+    inputs = replicator.make_inputs(lambda context: data)
+    step = replicator.replicate(step_fn, inputs)
+    assert replicator.gather(result_of(step, inputs)).tolist() == [4 * i + 1 for i in range(n)]
+    with pytest.raises(rr.EndOfData, match="ended"):
+        result_of(step, inputs)
+    inputs.restart()
+    step.cancel()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            result_of(step, inputs)
+
+
+def test_an_end_that_cannot_be_marked_fails_the_step():
+    """No empty tensor stands for a resource."""
+
+    def table(x):
+        return tf.raw_ops.MutableHashTableV2(
+            key_dtype=tf.int64, value_dtype=tf.int64, shared_name="table"
+        )
+
+    replicator = rr.SingleDeviceReplicator()
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1).map(table))
+    step = replicator.replicate(lambda handle: tf.constant(1), inputs)
+    assert int(result_of(step, inputs)) == 1
+    for _ in range(2):
+        with pytest.raises(TypeError, match="resource"):
+            result_of(step, inputs)
+
+
 @pytest.mark.parametrize("pad_to", [None, 2])
 def test_reading_ends_with_the_last_reference(pad_to):
     """Or every input that was ever used would keep its threads and the rows it read ahead."""
