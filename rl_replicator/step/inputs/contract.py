@@ -175,7 +175,7 @@ class Inputs(abc.ABC):
           position: number of rows to skip.
 
         Raises:
-          ConfigError: if a step was taken already.
+          ConfigError: if a step was taken already since the last `restart`.
         """
 
     @abc.abstractmethod

@@ -67,6 +67,7 @@ class DatasetInputs(contract.Inputs):
         self._pump: pump_lib.Pump | None = None
         self._finalizer: weakref.finalize[..., DatasetInputs] | None = None
         self._end: Exception | None = None
+        self._first = 0  # Position at which the pump starts.
         self._is_closed = False
         self._num_cancels = 0  # Marks that no step has met yet.
 
@@ -124,6 +125,7 @@ class DatasetInputs(contract.Inputs):
                     "expected an input from which no step was taken yet, found one in use; "
                     "restore its position before the first step"
                 )
+            self._first = position
             self._position.assign(position)
 
     def start(self) -> None:
@@ -138,15 +140,15 @@ class DatasetInputs(contract.Inputs):
                 # Rows of before a restart. Not earlier: a step that has taken the entry of a row
                 # would wait for it, and nothing could interrupt that.
                 self._rows.clear()
-                if self._old_queue is not None:
-                    self._old_queue = None
-                    self._position.assign(0)  # A call that ran on has counted its rows since.
+                self._old_queue = None
+                # Again: a call that ran on after a restart has counted its rows since.
+                self._position.assign(self._first)
                 self._pump = pump_lib.Pump(self._mover, self._queue)
                 self._finalizer = weakref.finalize(
                     self, pump_lib.close_later, self._queue, self._rows
                 )
                 self._finalizer.atexit = False
-                self._pump.start(self.position)
+                self._pump.start(self._first)
 
     def restart(self) -> None:
         with self._lock:
@@ -159,10 +161,11 @@ class DatasetInputs(contract.Inputs):
                 self._old_queue.close(cancel_pending_enqueues=True)
                 if self._unused is not None and self._unused.size() > 0:
                     self._unused.dequeue()
+                for _ in range(self._num_cancels):
+                    self._mark_cancelled()
             self._pump = self._finalizer = self._end = None
+            self._first = 0
             self._position.assign(0)
-            for _ in range(self._num_cancels):
-                self._mark_cancelled()
 
     def cancel(self) -> None:
         with self._lock:

@@ -195,6 +195,33 @@ def test_positions(per_replica):
         while True:
             step()
     assert sorted(replicator.gather(step())) == [2 * inputs.position - 2, 2 * inputs.position - 1]
+    inputs.restart()
+    inputs.go_to(50)
+    assert inputs.position == 50
+    assert sorted(replicator.gather(step())) == [100, 101]
+    assert inputs.position == 51
+    inputs.restart()
+    assert sorted(replicator.gather(step())) == [0, 1]
+
+
+def test_a_restart_keeps_the_marks_of_cancels():
+    replicator = rr.SingleDeviceReplicator()
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(100))
+    step = replicator.replicate(lambda x: x, inputs)
+    inputs.cancel()
+    inputs.restart()  # Before the first step: it leaves the queue, and the mark in it, as it is.
+    with pytest.raises(rr.StepCancelled):
+        step()
+    assert int(step()) == 0
+    while inputs.num_ready() < 2:
+        time.sleep(0.01)
+    inputs.cancel()  # Has no place in the queue, and goes with it.
+    inputs.restart()
+    with pytest.raises(rr.StepCancelled):
+        while True:
+            step()
+    while int(step()) < 20:
+        pass
 
 
 @pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
