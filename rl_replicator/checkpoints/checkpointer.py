@@ -17,12 +17,13 @@ import errno
 import functools
 import itertools
 import logging
+import operator
 import os
 import pathlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from types import TracebackType
 from typing import Any, Protocol
@@ -116,15 +117,18 @@ class Checkpointer:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
 
         Args:
-          step: step after which the checkpoint is saved.
+          step: step after which the checkpoint is saved, at least 0.
           parts: parts to save, by name.
 
         Returns:
           The description of the new checkpoint.
 
         Raises:
+          ConfigError: if the step or the name of a part is invalid.
           CheckpointError: if the disk is full or cannot be written. All older checkpoints remain.
         """
+        step = _checked_step(step)
+        _check_names(parts)
         self.wait()
         with pending_work.paused():
             return self._write(step, parts)
@@ -140,8 +144,11 @@ class Checkpointer:
           parts: see `save`.
 
         Raises:
+          ConfigError: see `save`.
           CheckpointError: if the save before failed; see `save`.
         """
+        step = _checked_step(step)
+        _check_names(parts)
         captures = {name: getattr(part, "capture", None) for name, part in parts.items()}
         if None in captures.values():
             self.save(step, parts)
@@ -344,6 +351,29 @@ def _restore(parts: Mapping[str, Part], folder: pathlib.Path) -> CheckpointInfo:
         for name, part in parts.items():
             part.restore(info.path / name)
     return info
+
+
+def _checked_step(step: Any) -> int:
+    """Returns a step as an int, which other kinds of integers are not for JSON."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise errors.ConfigError(
+            f"expected the number of a step, an integer of at least 0, got {step!r}; pass the "
+            "number of steps taken"
+        )
+    return number
+
+
+def _check_names(parts: Iterable[Any]) -> None:
+    for name in parts:
+        is_plain = isinstance(name, str) and re.fullmatch(r"[^/\0]+", name)
+        if not is_plain or name in (".", "..", manifest.NAME):
+            raise errors.ConfigError(
+                f"expected the name of a folder as the name of a part, got {name!r}; rename it"
+            )
 
 
 def check_local(path: str | os.PathLike) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rl_replicator import errors
 
 FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
+NAME = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def write(folder: pathlib.Path, step: int, parts: tuple[str, ...]) -> None:
         sync(path)
     content = {"format": FORMAT_VERSION, "step": step, "parts": parts, "files": files}
     content["checksum"] = _content_checksum(content)
-    manifest = folder / _MANIFEST
+    manifest = folder / NAME
     manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
     sync(manifest)
     sync(folder)
@@ -67,7 +67,7 @@ def read(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str
       CheckpointError: if its format is newer than this program's.
       DamageError: if the manifest cannot be read.
     """
-    path = folder / _MANIFEST
+    path = folder / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["format"]

@@ -340,6 +340,35 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
         checkpoints.Checkpointer(tmp_path / "file" / "run" / "checkpoints").save(1, {})
 
 
+@pytest.mark.parametrize("method", ["save", "begin_save"])
+@pytest.mark.parametrize("step", [3.0, -1, "3", None])
+def test_steps_that_are_no_numbers_of_steps_are_refused(saved, tmp_path, method, step):
+    before = names(tmp_path)
+    with pytest.raises(rr.ConfigError, match=r"expected the number of a step, .* got") as error:
+        getattr(saved, method)(step, {"state": parts.JsonPart(lambda: 1, print)})
+    one_line(error)
+    assert names(tmp_path) == before and saved.wait() is None
+
+
+@pytest.mark.parametrize("method", ["save", "begin_save"])
+def test_a_step_may_be_any_integer(tmp_path, method):
+    checkpointer = checkpoints.Checkpointer(tmp_path)
+    for step in (np.int64(3), tf.constant(4)):
+        getattr(checkpointer, method)(step, {"state": parts.JsonPart(lambda: 1, print)})
+        checkpointer.wait()
+        assert checkpointer.latest().step == int(step)
+
+
+@pytest.mark.parametrize("method", ["save", "begin_save"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "manifest.json", 3])
+def test_part_names_that_cannot_be_folders_are_refused(saved, tmp_path, method, name):
+    before = names(tmp_path)
+    with pytest.raises(rr.ConfigError, match=r"as the name of a part, got .*; rename it") as error:
+        getattr(saved, method)(30, {name: parts.JsonPart(lambda: 1, print)})
+    one_line(error)
+    assert names(tmp_path) == before
+
+
 def test_an_old_checkpoint_that_someone_else_removed_is_no_error(saved, tmp_path):
     class Remover(Blob):
         def save(self, folder):
