@@ -86,7 +86,8 @@ class Cluster:
             content = json.loads(text)
             addresses, task = content["cluster"], content["task"]
             return cls(
-                {kind: tuple(places) for kind, places in addresses.items()},
+                # Anything but a list stays as it is, to be refused as what it is.
+                {k: tuple(v) if isinstance(v, list) else v for k, v in addresses.items()},
                 task["type"],
                 int(task["index"]),
             )

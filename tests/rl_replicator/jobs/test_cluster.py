@@ -43,6 +43,10 @@ def test_writes_what_it_reads():
         ('{"cluster": {"worker": ["a:1"]}}', "KeyError: 'task'"),
         ('{"cluster": {"worker": 3}, "task": {"type": "worker", "index": 0}}', "TypeError"),
         ('{"cluster": {}, "task": {"type": "worker", "index": Infinity}}', "OverflowError"),
+        (
+            '{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}',
+            "expected a list of addresses for 'worker', got 'a:1'",
+        ),
     ],
 )
 def test_text_that_is_no_configuration(text, message):
