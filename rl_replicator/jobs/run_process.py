@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rl_replicator.processes import output
 from rl_replicator.processes.process_group import ProcessGroup
 
 # `rl-replicator train` saves and ends within ten seconds of SIGINT on an idle machine.
@@ -99,9 +100,9 @@ class RunProcess:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         defaults = {"PYTHONUNBUFFERED": "1", **(variables or {})}
-        with log.open("ab") as output:
+        with log.open("ab") as log_file:
             environment = {**defaults, **os.environ, **slot.environment()}
-            self._group = ProcessGroup.start(command, environment, output)
+            self._group = ProcessGroup.start(command, environment, log_file)
         if slot.processors:
             os.sched_setaffinity(self._group.pid, slot.processors)
 
@@ -119,7 +120,6 @@ class RunProcess:
 
     def reason(self) -> str:
         """Returns one line that says how it ended: its status and the last line of its output."""
-        code = self.poll() or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        how = output.describe_end(self.poll() or 0)
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1].strip() if lines else 'no output'} ({self._log})"

@@ -61,12 +61,14 @@ def test_a_terminal_is_drawn_over(tmp_path):
     stream = _Terminal()
     drawn = board.Board([status], 100, ANCHORS, stream)
     drawn.refresh()
-    status.state, status.reason = State.FAILED, "exit status 2: because"
+    status.state, status.reason = State.FAILED, "ended with status 2: because"
     drawn.note(status)
     drawn.close()
     first, second, last = stream.getvalue().split("\x1b[J")[1:]
     assert first.endswith("\x1b[3A") and "1 running" in first  # A headline, a head and a row.
-    assert second.endswith("\x1b[4A") and "a:b seed 1 failed, exit status 2: because" in second
+    assert (
+        second.endswith("\x1b[4A") and "a:b seed 1 failed, ended with status 2: because" in second
+    )
     assert "\x1b" not in last and "0 of 1 runs done, 1 failed" in last
 
 

@@ -75,7 +75,10 @@ def test_a_failed_run_does_not_end_the_others_and_what_is_done_is_skipped(tmp_pa
         ("broken", "2"),
         ("quick", "2"),
     ]
-    assert f"{TASKS}:broken seed 1 failed, exit status 2: rl-replicator: error: this one" in errors
+    assert (
+        f"{TASKS}:broken seed 1 failed, ended with status 2: rl-replicator: error: this one"
+        in errors
+    )
     assert "2 of 4 runs done, 2 failed" in output
     table = [line.split() for line in output.splitlines()]
     assert [f"{TASKS}:quick", "200", "400", "300"] in table
