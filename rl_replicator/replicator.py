@@ -271,7 +271,8 @@ class Replicator(abc.ABC):
           is float32.
 
         Raises:
-          ConfigError: if the op is unknown.
+          ConfigError: if the op is unknown, an output cannot be reduced (bools have no "sum"), or
+            one has different shapes on different replicas.
         """
         results.check_op(op)
         return results.reduce(op, self.gather(outputs))
@@ -284,6 +285,9 @@ class Replicator(abc.ABC):
 
         Returns:
           The nest, with NumPy arrays of shape [num_replicas, ...].
+
+        Raises:
+          ConfigError: if an output has different shapes on different replicas.
         """
         return results.stack(self.local_results(outputs))
 

@@ -50,12 +50,19 @@ def as_tensor(leaf: Any, path: Sequence[Any], receiver: str) -> tf.Tensor | None
     try:
         return tf.convert_to_tensor(leaf)
     except (TypeError, ValueError):
-        place = "".join(f"[{key!r}]" for key in path)
-        at = f" at {place}" if place else ""
         raise errors.ConfigError(
             f"expected tensors or numbers in dictionaries, lists or tuples {receiver}, got a "
-            f"{type(leaf).__name__}{at}; {_advice(leaf)}"
+            f"{type(leaf).__name__}{place(path)}; {_advice(leaf)}"
         ) from None
+
+
+def place(path: Sequence[Any]) -> str:
+    """Returns the place of a leaf for an error: " at ['a'][0]"; "" if the leaf is the whole nest.
+
+    Args:
+      path: see `with_paths`.
+    """
+    return " at " + "".join(f"[{key!r}]" for key in path) if path else ""
 
 
 def _advice(leaf: Any) -> str:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.graphs import leaves
 
 Array = npt.NDArray[Any]
 
@@ -53,9 +54,14 @@ def stack(results: Sequence[Any]) -> Any:
 
     Returns:
       The nest of NumPy arrays, each of shape [num_replicas, ...].
+
+    Raises:
+      ConfigError: if an output has different shapes on different replicas.
     """
-    flat = [tf.nest.flatten(result) for result in results]
-    stacked = [_stack(leaves) for leaves in zip(*flat, strict=True)]
+    flat = [leaves.with_paths(result) for result in results]
+    stacked = [
+        _stack(each[0][0], [output for _, output in each]) for each in zip(*flat, strict=True)
+    ]
     return tf.nest.pack_sequence_as(results[0], stacked)
 
 
@@ -68,7 +74,13 @@ def reduce(op: str, stacked: Any) -> Any:
 
     Returns:
       The nest of NumPy arrays [...]. The mean of integers is float32.
+
+    Raises:
+      ConfigError: if an array cannot be reduced, as in `collectives.all_reduce`.
     """
+    for path, x in leaves.with_paths(stacked):
+        if x is not None:
+            _check_reducible(op, path, x)
     return tf.nest.map_structure(lambda x: None if x is None else _REDUCTIONS[op](x), stacked)
 
 
@@ -88,11 +100,33 @@ _REDUCTIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _stack(leaves: Sequence[Any]) -> Array | None:
-    if leaves[0] is None:
+def _check_reducible(op: str, path: Sequence[Any], x: Array) -> None:
+    at = leaves.place(path)
+    if x.dtype.kind in "OSU":
+        raise errors.ConfigError(
+            f"expected numbers or bools to reduce, got strings{at}; gather them"
+        )
+    if op == "sum" and x.dtype.kind == "b":
+        raise errors.ConfigError(
+            f'expected numbers in a sum, got bools{at}; tf.cast them, or use "max" for a logical or'
+        )
+    if op in ("min", "max") and x.dtype.kind == "c":
+        raise errors.ConfigError(
+            f"expected real numbers in a {op}, got {x.dtype}{at}; take tf.abs first"
+        )
+
+
+def _stack(path: Sequence[Any], outputs: Sequence[Any]) -> Array | None:
+    if outputs[0] is None:
         return None
     # NumPy alone cannot read a bfloat16 scalar tensor.
-    values = [x.numpy() if isinstance(x, tf.Tensor) else x for x in leaves]
+    values = [x.numpy() if isinstance(x, tf.Tensor) else x for x in outputs]
+    shapes = dict.fromkeys(map(np.shape, values))
+    if len(shapes) > 1:
+        raise errors.ConfigError(
+            f"expected outputs of the same shape on all replicas{leaves.place(path)}, got "
+            f"{', '.join(map(str, shapes))}; pad them, or reduce them in the step"
+        )
     # NumPy's own strings have a fixed length, and lose zeros at their end.
     values = [np.array(x, object) if isinstance(x, bytes) else x for x in values]
     stacked: Array = np.stack(values)

@@ -224,6 +224,47 @@ def test_gather_reduce_and_local_results(replicator):
         replicator.reduce("median", outputs)
 
 
+def outputs_of(values, replicator):
+    """Returns values, one for each replica, as the outputs of a step."""
+    values = tuple(values)[: replicator.num_replicas]
+    return values[0] if len(values) == 1 else results.PerReplica(values)
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "message"),
+    [
+        ("sum", True, r"expected numbers in a sum, got bools at \['a'\]"),
+        ("sum", b"text", r"expected numbers or bools to reduce, got strings at \['a'\]"),
+        ("mean", b"text", "expected numbers or bools to reduce, got strings"),
+        ("max", b"text", "expected numbers or bools to reduce, got strings"),
+        ("min", 1j, r"expected real numbers in a min, got complex128 at \['a'\]"),
+    ],
+)
+def test_what_cannot_be_reduced_is_refused(replicator, op, value, message):
+    outputs = {"a": outputs_of([tf.constant(value)] * 4, replicator), "b": None}
+    with pytest.raises(rr.ConfigError, match=message) as error:
+        replicator.reduce(op, outputs)
+    assert "\n" not in str(error.value)
+
+
+def test_bools_are_reduced_as_the_collectives_do(replicator):
+    n = replicator.num_replicas
+    outputs = outputs_of([tf.constant([True, i == 0]) for i in range(4)], replicator)
+    assert replicator.reduce("mean", outputs).tolist() == [1.0, 1 / n]
+    assert replicator.reduce("min", outputs).tolist() == [True, n == 1]
+    assert replicator.reduce("max", outputs).tolist() == [True, True]
+
+
+def test_outputs_of_different_shapes_are_refused(replicator):
+    if replicator.num_replicas == 1:
+        pytest.skip("a single replica has a single shape")
+    outputs = {"a": outputs_of([tf.zeros([1 + i, 2]) for i in range(4)], replicator)}
+    for use in (replicator.gather, lambda x: replicator.reduce("mean", x)):
+        with pytest.raises(rr.ConfigError, match=r"\['a'\].*\(1, 2\), \(2, 2\)") as error:
+            use(outputs)
+        assert "\n" not in str(error.value)
+
+
 def test_gathered_strings_are_whole(replicator):
     texts = tuple(tf.constant(b"%d\0" % i) for i in range(replicator.num_replicas))
     outputs = texts[0] if len(texts) == 1 else results.PerReplica(texts)
