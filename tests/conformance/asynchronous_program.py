@@ -92,15 +92,22 @@ def pause(seconds):
 
 
 def elements_of_all_workers_are_used_once(replicator):
-    step_fn = lambda x: {  # noqa: E731
-        "i": x,
-        "u": tf.cast(x, tf.uint64) + 2**63,
-        "h": tf.cast(x, tf.bfloat16),
-        "s": tf.strings.as_string(x),
-        "nothing": None,
-    }
+    def step_fn(element):
+        x = element["x"]
+        return {
+            "i": x,
+            "u": tf.cast(x, tf.uint64) + 2**63,
+            "h": tf.cast(x, tf.bfloat16),
+            "s": tf.strings.as_string(x),
+            "nothing": element["nothing"],
+        }
+
+    def with_nothing(x):
+        return {"nothing": None, "x": x}
+
     for steps_per_call, count in ((None, 17), (4, 18)):
-        inputs = replicator.make_inputs(numbers(count))
+        data = numbers(count)
+        inputs = replicator.make_inputs(lambda context, data=data: data(context).map(with_nothing))
         step = replicator.replicate(step_fn, inputs, steps_per_call)
         for _ in range(2):  # Again after a restart.
             seen = []

@@ -224,6 +224,16 @@ def test_gather_reduce_and_local_results(replicator):
         replicator.reduce("median", outputs)
 
 
+def test_elements_may_hold_none(replicator):
+    n = replicator.num_replicas
+    data = tf.data.Dataset.range(2 * n).map(lambda x: {"nothing": None, "x": (None, x)})
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: data))
+    for k in range(2):
+        outputs = replicator.gather(step())
+        assert outputs["nothing"] is None and outputs["x"][0] is None
+        assert outputs["x"][1].tolist() == list(range(k * n, k * n + n))
+
+
 def outputs_of(values, replicator):
     """Returns values, one for each replica, as the outputs of a step."""
     values = tuple(values)[: replicator.num_replicas]

@@ -258,6 +258,7 @@ class WorkerDatasets(WorkerInputs):
 
         def element(*element: Any) -> tuple[Any, ...]:
             flat = tf.nest.flatten(element, expand_composites=True)
+            flat = [x for x in flat if x is not None]
             flat = flat if self._pad_to is None else inputs_lib.pad(element, self._pad_to)
             return (tf.constant(inputs_lib.ELEMENT), *flat)
 

@@ -91,7 +91,8 @@ class Mover:
     def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
         """Traced: reads the next row. Returns its status and its flat tensors."""
         row = [iterators[i % len(iterators)].get_next() for i in range(self._num_replicas)]
-        return tf.constant(contract.ELEMENT), tf.nest.flatten(row, expand_composites=True)
+        flat = tf.nest.flatten(row, expand_composites=True)
+        return tf.constant(contract.ELEMENT), [x for x in flat if x is not None]
 
 
 class Pump:
