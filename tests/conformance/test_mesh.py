@@ -386,6 +386,26 @@ def test_micro_batches(replicator):
     np.testing.assert_allclose(got, np.square(IMAGES[:BATCH]).mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("steps_per_call", [None, 1])
+def test_the_steps_after_a_failed_one_are_taken(replicator, steps_per_call):
+    with replicator.scope():
+        count = tf.Variable(0)
+
+    def step_fn(x):
+        with tf.control_dependencies([tf.debugging.check_numerics(x - x, "not finite")]):
+            return x + tf.cast(count.assign_add(1), tf.float32)
+
+    data = tf.data.Dataset.from_tensor_slices([0.0, np.nan, np.inf, 3.0, 4.0])
+    inputs = replicator.make_inputs(lambda context: data)
+    step = replicator.replicate(step_fn, inputs, steps_per_call)
+    assert step() == 1
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+            step()
+        assert count.numpy() == 1
+    assert [float(step()) for _ in range(2)] == [5, 7]
+
+
 def test_filters_cannot_be_split():
     layouts = {"filters/w": ("none", "none", "none", "model")}
     with pytest.raises(rr.ConfigError, match="got Conv2D .Filter for convolution must have fully"):

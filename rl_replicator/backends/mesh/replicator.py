@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.dtensor.python import api as dtensor_api
 from tensorflow.experimental import dtensor
 
 from rl_replicator import errors, replicator
@@ -129,6 +130,10 @@ def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
     os.environ[_COMBINE] = "0"
+    if dtensor_api._dtensor_singleton is None:
+        # DTensor keeps the errors of asynchronous operations: after a failed step, the next reads
+        # and steps would fail, too. Steps wait for their results anyway, so this costs no time.
+        dtensor_api.reset_dtensor_device(is_async=False)
     # TensorFlow's hashing of layouts raises this warning, about which users can do nothing.
     warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
     if not dimensions or any(size < 1 for size in dimensions.values()):
