@@ -262,6 +262,40 @@ def two_steps_share_one_input(replicator):
     assert len(set(np.abs(seen))) == len(seen) >= 39 and inputs.position == 40
 
 
+def a_restart_begins_a_whole_pass(replicator):
+    """Also while calls of the pass before still run, which count their rows and may fail."""
+    with replicator.scope():
+        bad = tf.Variable(0.0)
+
+    def step_fn(x):
+        pause(0.1)
+        return x + tf.cast(tf.debugging.check_numerics(bad + 0.0, "bad"), tf.int64)
+
+    inputs = replicator.make_inputs(numbers(12))
+    step = replicator.replicate(step_fn, inputs)
+
+    def rest():
+        seen = []
+        with pytest.raises(rr.EndOfData):
+            while True:
+                seen.append(int(step()))
+        return sorted(seen)
+
+    step()
+    inputs.restart()
+    assert rest() == list(range(12)) and inputs.position == 12
+    inputs.restart()
+    inputs.go_to(9)
+    assert rest() == [9, 10, 11] and inputs.position == 12
+    inputs.restart()
+    bad.assign(np.nan)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
+        step()
+    inputs.restart()
+    bad.assign(0.0)
+    assert rest() == list(range(12))
+
+
 def a_step_that_waits_for_data_is_cancelled(replicator):
     with tempfile.TemporaryDirectory() as folder, replicator.scope():
         flag = pathlib.Path(folder, "flag")
@@ -279,9 +313,15 @@ def a_step_that_waits_for_data_is_cancelled(replicator):
             return there
 
         source = tf.data.Dataset.range(100).filter(wait)
-        step = replicator.replicate(
-            lambda x: (x, count.assign_add(1)), replicator.make_inputs(lambda context: source), 5
-        )
+        inputs = replicator.make_inputs(lambda context: source)
+        step = replicator.replicate(lambda x: (x, count.assign_add(1)), inputs, 5)
+        future = step.begin()
+        while count.numpy() < 4:
+            time.sleep(0.1)
+        inputs.restart()
+        with pytest.raises(rr.StepCancelled, match="restarted"):
+            future.result(60)
+        count.assign(0)
         cancelled_at = []
 
         def cancel():

@@ -29,6 +29,7 @@ CONTRACT = (
     "staleness_is_bounded_with_a_slow_worker",
     "a_callable_for_every_worker",
     "two_steps_share_one_input",
+    "a_restart_begins_a_whole_pass",
     "a_step_that_waits_for_data_is_cancelled",
     "errors_reach_the_caller",
     "misuse_has_one_line",

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.step import inputs as inputs_lib
 
 # Status of a step that took a tick; the other statuses are those of `step.inputs`.
@@ -37,7 +38,7 @@ class WorkerInputs(inputs_lib.Inputs):
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        news: Any,
+        schedule: scheduler.CallScheduler,
         num_workers: int,
         home: str,
     ):
@@ -45,19 +46,20 @@ class WorkerInputs(inputs_lib.Inputs):
 
         Args:
           coordinator: coordinator of the workers.
-          news: see `CallScheduler`.
+          schedule: scheduler of the steps.
           num_workers: number of pipelines.
           home: device of the counters.
         """
         super().__init__()
         with tf.init_scope(), tf.device(home):
             self._position = tf.Variable(tf.zeros([num_workers], tf.int64), trainable=False)
+        self._origin = self._position.read_value()  # Where the pass begins.
         self._coordinator = coordinator
-        self._news = news
+        self._schedule = schedule
         self.num_workers = num_workers
         self._cancels = 0
         self._closed = False
-        self._is_used = False
+        self._is_used = False  # Since the last restart.
         self._ended: set[int] = set()
         self._arguments: tuple[Any, ...] | None = None
         self._worker: tf.Tensor | None = None
@@ -98,20 +100,33 @@ class WorkerInputs(inputs_lib.Inputs):
                 "its position before the first step"
             )
         shares = range(position, position - self.num_workers, -1)
-        self._position.assign([max(0, -(-share // self.num_workers)) for share in shares])
+        self._begin_at([max(0, -(-share // self.num_workers)) for share in shares])
 
     def restart(self) -> None:
-        with self._news:
+        with self._schedule.news:
             self.generation += 1
             self._arguments = None
             self._ended.clear()
-            self._position.assign(tf.zeros_like(self._position))
+            self._is_used = False
+            self._begin_at([0] * self.num_workers)
+
+    def _begin_at(self, positions: Sequence[int]) -> None:
+        self._position.assign(positions)
+        self._origin = tf.constant(positions, tf.int64)
 
     def start(self) -> None:
-        self._is_used = True
+        if self._is_used:
+            return
+        if self.generation:
+            self._schedule.drain()  # Calls of an earlier pass count their rows until they end.
+        with self._schedule.news:
+            self._position.assign(self._origin)
+            self._is_used = True
 
     def raise_marks(self) -> None:
-        """Raises `StepCancelled` or `EndOfData` if the input was cancelled or closed."""
+        """Raises an error if the input was restarted since `start`, cancelled or closed."""
+        if not self._is_used:
+            raise errors.StepCancelled("the input was restarted while the step waited for it")
         if self._cancels:
             self._cancels -= 1
             raise self.ended(inputs_lib.CANCELLED)
@@ -133,7 +148,7 @@ class WorkerInputs(inputs_lib.Inputs):
 
         A call that died with its worker has counted its rows, and its outputs never arrived.
         """
-        with self._news:
+        with self._schedule.news:
             missing = tuple(i for i in range(self.num_workers) if i not in self._ended)
         if missing:
             raise errors.WorkerLost(
@@ -153,10 +168,10 @@ class WorkerInputs(inputs_lib.Inputs):
         return bool(self._ended) and len(self._ended | given_up) == self.num_workers
 
     def cancel(self) -> None:
-        with self._news:
+        with self._schedule.news:
             if not self._closed:
                 self._cancels += 1
-                self._news.notify_all()
+                self._schedule.news.notify_all()
 
     def ended(self, status: int) -> Exception:
         if status == inputs_lib.CANCELLED:
@@ -164,9 +179,9 @@ class WorkerInputs(inputs_lib.Inputs):
         return errors.EndOfData("the data of all workers has ended; repeat() it to train on")
 
     def close(self) -> None:
-        with self._news:
+        with self._schedule.news:
             self._closed = True
-            self._news.notify_all()
+            self._schedule.news.notify_all()
 
 
 class WorkerDatasets(WorkerInputs):
@@ -197,7 +212,6 @@ class WorkerDatasets(WorkerInputs):
         # Only data of unknown length may have to be waited for, such as that of an empty replay
         # table.
         self._may_wait = tf.data.UNKNOWN_CARDINALITY in cardinalities
-        self._origin = self._position.read_value()
         # How often each worker has opened its data since the last restart.
         with tf.init_scope(), tf.device(places["home"]):
             self._num_openings = tf.Variable(tf.zeros_like(self._position), trainable=False)
@@ -212,13 +226,8 @@ class WorkerDatasets(WorkerInputs):
         status_spec = tf.TensorSpec([], tf.int32)
         self.argument_specs = (tf.data.IteratorSpec((status_spec, *self.specs)),)
 
-    def go_to(self, position: int) -> None:
-        super().go_to(position)
-        self._origin = self._position.read_value()
-
     def restart(self) -> None:
         super().restart()
-        self._origin = self._position.read_value()
         self._num_openings.assign(tf.zeros_like(self._num_openings))
 
     def is_whole_pass(self, num_steps: int) -> bool:

@@ -132,7 +132,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             self.num_workers,
             pad_to,
             coordinator=self._coordinator,
-            news=self._schedule.news,
+            schedule=self._schedule,
             home=self._home,
         )
 

@@ -118,9 +118,11 @@ class AsynchronousStep(compiled.CompiledStep):
     def _end(self, generation: int, packed: Any, error: Exception | None) -> None:
         """Stores the results or the error of a call; the scheduler's callback."""
         self._num_begun -= 1
+        if generation != self._inputs.generation:
+            return
         if error is not None:
             self._error = self._error or error
-        if packed is None or generation != self._inputs.generation:
+        if packed is None:
             return
         tensors = zip(tf.unstack(packed), self._dtypes, strict=True)
         head, *outputs = [tf.io.parse_tensor(x, dtype) for x, dtype in tensors]
@@ -132,11 +134,12 @@ class AsynchronousStep(compiled.CompiledStep):
             self._num_done += num_steps
 
     def _drop_old(self) -> None:
-        """Drops outputs from before the last restart of the input."""
+        """Drops outputs, and an error, from before the last restart of the input."""
         if self._generation != self._inputs.generation:
             self._generation = self._inputs.generation
             self._done.clear()
             self._num_done = 0
+            self._error = None
 
     def _pop(self) -> list[tf.Tensor]:
         """Returns the outputs of the oldest steps: of a whole call, or of all remaining steps."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
+from rl_replicator.backends.parameter_server import scheduler, staleness
 from rl_replicator.step.inputs import padding
 
 NAMES = ("single_device", "multi_device:2", "multi_device:4")
@@ -130,8 +131,9 @@ def test_a_pass_that_lost_a_step_begins_again(monkeypatch, caplog):
 def workers_inputs():
     """The inputs of two workers, which have read four rows and three, to the end of the data."""
     data = tf.data.Dataset.range(4)
+    schedule = scheduler.CallScheduler(None, staleness.Bound(None, 2), None, num_threads=0)
     inputs = asynchronous_inputs.WorkerDatasets(
-        [data, data], coordinator=None, news=threading.Condition(), num_workers=2, home="/cpu:0"
+        [data, data], coordinator=None, schedule=schedule, num_workers=2, home="/cpu:0"
     )
     inputs.restart()
     inputs._num_openings.assign([1, 1])
