@@ -111,8 +111,10 @@ class LARS(Momentum):
         self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
     ) -> None:
         if is_decayed:
-            ratio = trust_ratio(tf.norm(w), tf.norm(g), self._weight_decay, self._trust)
-            rate *= ratio
+            # In float16, the squares of a norm overflow.
+            weight, gradient = (tf.norm(tf.cast(x, tf.float32)) for x in (w, g))
+            ratio = trust_ratio(weight, gradient, self._weight_decay, self._trust)
+            rate *= tf.cast(ratio, g.dtype)
             g += self._weight_decay * w
         v.assign(self._momentum * v + rate * slots.in_layout_of(w, g))
         w.assign_sub(v)

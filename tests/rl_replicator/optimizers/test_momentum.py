@@ -37,6 +37,14 @@ def test_lars():
     np.testing.assert_allclose(offset, [1.8], rtol=1e-6)  # v = 0.5 * 0.1 + 0.05 * 1 = 0.1.
 
 
+def test_lars_with_float16_parameters_of_a_large_norm():
+    w = tf.Variable(tf.ones([300, 300], tf.float16))  # |w| = 300
+    optimizer = momentum.LARS(rate, networks.decayed, weight_decay=1e-4)
+    optimizer.apply([tf.fill([300, 300], tf.constant(0.01, tf.float16))], [w])  # |g| = 3
+    # ratio = 0.001 * 300 / (3 + 0.03) = 0.099; v = 0.1 * 0.099 (0.01 + 0.0001).
+    np.testing.assert_allclose(optimizer.velocities[0], np.full([300, 300], 1e-4), rtol=1e-2)
+
+
 @pytest.mark.parametrize(("weight", "gradient"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
 def test_trust_ratio_of_nothing(weight, gradient):
     ratio = momentum.trust_ratio(tf.constant(weight), tf.constant(gradient), 0.0, 0.001)
