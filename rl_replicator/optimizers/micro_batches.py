@@ -70,7 +70,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     return tf.nest.map_structure(lambda y: None if y is None else next(means), first)
 
 
-def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
+def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
     """Returns the number of examples in a micro-batch, and checks to run in the step."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
@@ -104,8 +104,15 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Operation]]:
     for found in [tf.shape(x)[0] for x in dynamic]:
         one = "expected tensors of one length in the batch, got"
         conditions.append((tf.equal(found, length), [one, found, "and", length]))
-    checks = [tf.debugging.Assert(holds, words) for holds, words in conditions]
-    return length // num_micro_batches, [check for check in checks if check is not None]
+    return length // num_micro_batches, [_check(holds, words) for holds, words in conditions]
+
+
+def _check(holds: tf.Tensor, words: list[Any]) -> tf.Tensor:
+    """Raises `InvalidArgumentError` when the step runs, unless `holds`."""
+    with tf.control_dependencies([tf.debugging.Assert(holds, words)]):
+        # XLA drops the assertion. But it does not compile a slice that is out of range.
+        begin = 1 - tf.cast(holds, tf.int32)
+        return tf.slice([0], [begin], [1], name="unequal_micro_batches")
 
 
 def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
