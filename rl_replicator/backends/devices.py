@@ -74,8 +74,8 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
       Names of the devices, one for each replica.
 
     Raises:
-      ConfigError: if there are fewer devices than replicas, if a device is repeated, or if
-        `num_replicas` and `devices` contradict each other.
+      ConfigError: if there are fewer devices than replicas, if a device is repeated or this machine
+        does not have it, or if `num_replicas` and `devices` contradict each other.
     """
     if devices is not None:
         if num_replicas is not None and num_replicas != len(devices):
@@ -83,12 +83,22 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
                 f"expected {num_replicas} devices, one per replica, got {list(devices)}; "
                 "give either num_replicas or devices"
             )
-        if not devices or len(set(devices)) != len(devices):
+        names = tuple(_short(device) for device in devices)
+        if not names or len(set(names)) != len(names):
             raise errors.ConfigError(
                 f"expected at least one device name, each once, got {list(devices)}; name each "
                 "device once"
             )
-        return tuple(devices)
+        available = _available()
+        missing = [name for name in names if name not in available]
+        if missing:
+            # TensorFlow itself would use other devices in silence.
+            raise errors.ConfigError(
+                f"expected devices of this machine ({', '.join(available)}), got "
+                f"{', '.join(missing)}; name some of them, or split the CPU with rr.split_cpu "
+                "before the first tensor"
+            )
+        return names
     if num_replicas is not None and num_replicas < 1:
         raise errors.ConfigError(
             f"expected at least 1 replica, got {num_replicas}; write multi_device:2, for example"
@@ -106,3 +116,18 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
         num_replicas = len(tf.config.list_logical_devices("CPU"))
     split_cpu(num_replicas)
     return tuple(f"/cpu:{i}" for i in range(num_replicas))
+
+
+def _short(name: str) -> str:
+    """Returns the form in which names are compared, such as "/gpu:0"; bad names as they are."""
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except ValueError:
+        return name
+    return f"/{spec.device_type}:{spec.device_index}".lower()
+
+
+def _available() -> list[str]:
+    """Returns the names of this machine's devices, which are in use from then on."""
+    grow_gpu_memory()
+    return [_short(device.name) for device in tf.config.list_logical_devices()]

@@ -143,5 +143,5 @@ def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> 
         )
     names = devices_lib.choose(layouts.num_devices(dimensions), devices)
     # DTensor expects "CPU:0" instead of "/cpu:0".
-    plain = [name.split("device:")[-1].strip("/").upper() for name in names]
+    plain = [name.strip("/").upper() for name in names]
     return dtensor.create_mesh(list(dimensions.items()), devices=plain)

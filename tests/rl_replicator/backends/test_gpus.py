@@ -38,7 +38,8 @@ def trace(replicator):
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_gpus_add_up_with_nccl():
+def test_gpus_add_up_with_nccl(monkeypatch):
+    monkeypatch.setattr(devices, "_available", lambda: GPUS)
     counts = trace(rr.MultiDeviceReplicator(devices=GPUS))
     sums = {device: n for (op, device), n in counts.items() if op == "NcclAllReduce"}
     # The gradients of both replicas, and what is gathered: on each GPU alike.
@@ -49,7 +50,8 @@ def test_gpus_add_up_with_nccl():
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_the_reduction_can_be_chosen():
+def test_the_reduction_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(devices, "_available", lambda: GPUS)
     ops = tf.distribute.HierarchicalCopyAllReduce()
     replicator = rr.MultiDeviceReplicator(devices=GPUS, cross_device_ops=ops)
     assert not [op for op, _ in trace(replicator) if op == "NcclAllReduce"]

@@ -50,8 +50,16 @@ def test_devices_by_name():
     with replicator.scope():
         variable = tf.Variable(1.0)
     assert [v.device[-5:] for v in variable.values] == ["CPU:2", "CPU:0"]
-    with pytest.raises(rr.ConfigError, match="at least one device name, each once"):
-        rr.MultiDeviceReplicator(devices=("/cpu:0", "/cpu:0"))
+    assert rr.MultiDeviceReplicator(devices=["/device:CPU:1", "cpu:3"]).num_replicas == 2
+    for repeated in ((), ("/cpu:0", "/cpu:0"), ("/cpu:0", "/device:CPU:0")):
+        with pytest.raises(rr.ConfigError, match="at least one device name, each once"):
+            rr.MultiDeviceReplicator(devices=repeated)
+    for missing in ("/gpu:7", "/cpu:4", "bogus", "/cpu:x"):
+        match = rf"this machine \(.*/cpu:3\), got {missing}; name"
+        with pytest.raises(rr.ConfigError, match=match):
+            rr.MultiDeviceReplicator(devices=("/cpu:0", missing))
+        with pytest.raises(rr.ConfigError, match=match):
+            rr.MeshReplicator({"data": 2}, devices=("/cpu:0", missing))
     with pytest.raises(rr.ConfigError, match="expected 3 devices"):
         rr.MultiDeviceReplicator(3, devices)
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.backends import devices
 from rl_replicator.step.inputs import datasets
 
 
@@ -180,8 +181,10 @@ def test_prefetching_can_be_switched_off(replicator):
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
-def test_rows_of_gpus_are_kept_there():
-    replicator = rr.MultiDeviceReplicator(devices=("/gpu:0", "/gpu:1"))
+def test_rows_of_gpus_are_kept_there(monkeypatch):
+    names = ("/gpu:0", "/gpu:1")
+    monkeypatch.setattr(devices, "_available", lambda: names)
+    replicator = rr.MultiDeviceReplicator(devices=names)
     data = tf.data.Dataset.from_tensors((tf.ones([2, 3]), "text"))
     inputs = replicator.make_inputs(lambda _: data.repeat())
     step = replicator.replicate(lambda x: tf.reduce_sum(x[0]), inputs, steps_per_call=2)
