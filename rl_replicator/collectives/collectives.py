@@ -322,9 +322,10 @@ def _extreme(stacked: tf.Tensor, op: str) -> tf.Tensor:
 def _with_sums_of_slices(flat: list[Any], op: str, call: str) -> list[Any]:
     places = [i for i, y in enumerate(flat) if isinstance(y, tf.IndexedSlices)]
     count = num_replicas()
-    if not places or count == 1:
-        return flat
-    joined = sums.concatenate([flat[i] for i in places], call)
+    slices = [flat[i] for i in places]
+    joined = [(y.values, y.indices) for y in slices]
+    if places and count > 1:
+        joined = sums.concatenate(slices, call)
     for i, (values, indices) in zip(places, joined, strict=True):
         if op == "mean":
             exact, result = _types_of_mean(values.dtype)

@@ -74,6 +74,18 @@ def test_halves_add_up_in_float32():
     np.testing.assert_array_equal(got.astype(np.float32), [1 + 2**-7] * 4)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_mean_of_integer_rows_is_float32(count):
+    def step_fn(replica):
+        rows = tf.fill([1, 2], tf.cast(replica + 3, tf.int32))
+        slices = tf.IndexedSlices(rows, tf.constant([0]), tf.constant([2, 2]))
+        return collectives.all_mean(slices).values
+
+    for values in on_replicas(count, step_fn):
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(values[:, 0], [(i + 3) / count for i in range(count)])
+
+
 def test_the_shape_of_a_row_stays_known():
     """Layers that follow need it, though nobody knows how many rows there are."""
     shapes = []
