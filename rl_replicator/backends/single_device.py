@@ -15,6 +15,8 @@ _XLA = "xla"
 _UNSUPPORTED = re.compile(
     r"(?:unsupported operations when trying to compile .*?: |Could not legalize op: tf\.)(\w+)"
 )
+# What it says of what goes into a step or comes out of it, and is no number; likewise.
+_NO_NUMBER = re.compile(r"trying to compile .*?: _(?:Arg|Retval)\b|in DataTypeToPrimitiveType: ")
 
 
 class SingleDeviceReplicator(replicator.Replicator):
@@ -63,6 +65,11 @@ class _CompilingHost(_DeviceHost):
     jit_compile = True
 
     def failure(self, error: Exception) -> Exception:
+        if _NO_NUMBER.search(str(error)):
+            return errors.ConfigError(
+                "expected numbers as elements and outputs of a step that XLA compiles, got strings "
+                "or other types; leave them out of both, or use single_device"
+            )
         found = _UNSUPPORTED.search(str(error))
         if found is None:
             return error

@@ -26,6 +26,23 @@ def test_an_operation_that_xla_lacks_is_named(options, after):
     assert "\n" not in str(error.value)
 
 
+def number(x):
+    return x[0]
+
+
+def text(x):
+    return x[1]
+
+
+@pytest.mark.parametrize("step_fn", [number, text])
+def test_strings_are_named(step_fn):
+    replicator = rr.make("single_device:xla")
+    data = tf.data.Dataset.range(8).map(lambda x: (x, tf.strings.as_string(x)))
+    step = replicator.replicate(step_fn, replicator.make_inputs(lambda context: data))
+    with pytest.raises(rr.ConfigError, match="XLA compiles, got strings or other types"):
+        step()
+
+
 def test_other_errors_and_the_end_of_the_data_are_those_of_any_step():
     step = make_step(lambda x: x + 1, steps_per_call=3)
     np.testing.assert_array_equal(step(), [[1, 2, 3, 4], [5, 6, 7, 8]])
