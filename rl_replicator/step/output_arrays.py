@@ -1,6 +1,6 @@
 """Collects the outputs of several steps inside a graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -98,11 +98,29 @@ class OutputArrays:
         return tf.cond(count > 0, gather, lambda: [self._empty(group) for group in self._groups])
 
 
-def blank(output: tf.Tensor, leading: Sequence[int] = ()) -> tf.Tensor:
+def combine(
+    function: Callable[[Sequence[tf.Tensor]], tf.Tensor], rows: Sequence[Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Combines the outputs of several calls, outside of a graph.
+
+    Args:
+      function: stacks, or concatenates, the values of one output.
+      rows: the outputs of each call.
+
+    Raises:
+      ConfigError: if they differ in shape.
+    """
+    try:
+        return [function(column) for column in zip(*rows, strict=True)]
+    except tf.errors.InvalidArgumentError:
+        raise _different_shapes() from None
+
+
+def blank(output: tf.Tensor | tf.TensorSpec, leading: Sequence[int] = ()) -> tf.Tensor:
     """Returns a tensor of an output's type, for a call that takes no step.
 
     Args:
-      output: the output of a traced step; unknown dimensions become 0.
+      output: the output of a traced step, or a spec; unknown dimensions become 0.
       leading: dimensions before those of the output.
     """
     shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
@@ -112,11 +130,15 @@ def blank(output: tf.Tensor, leading: Sequence[int] = ()) -> tf.Tensor:
 def failure(error: Exception) -> Exception:
     """Translates TensorFlow's error if outputs of different shapes were to be stacked."""
     if isinstance(error, tf.errors.InvalidArgumentError) and f"{_SCOPE}/" in str(error):
-        return errors.ConfigError(
-            "expected outputs of the same shape in all steps of a call (steps_per_call), got "
-            "different ones; return a scalar, pad the output, or leave steps_per_call out"
-        )
+        return _different_shapes()
     return error
+
+
+def _different_shapes() -> errors.ConfigError:
+    return errors.ConfigError(
+        "expected outputs of the same shape in all steps of a call (steps_per_call), got "
+        "different ones; return a scalar, pad the output, or leave steps_per_call out"
+    )
 
 
 def _pack(outputs: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:

@@ -366,6 +366,18 @@ def errors_reach_the_caller(replicator):
                 step()
     fine = replicator.replicate(lambda x: x, replicator.make_inputs(ones))
     assert [fine().numpy() for _ in range(5)] == [1.0] * 5
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(6).batch(4))
+    with pytest.raises(rr.ConfigError, match="same shape in all steps of a call"):
+        replicator.replicate(lambda x: x, inputs, 2)()
+
+
+def elements_may_be_of_unknown_rank(replicator):
+    def parsed(i):
+        return tf.io.parse_tensor(tf.io.serialize_tensor(tf.fill([i], i)), tf.int64)
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(3).map(parsed))
+    step = replicator.replicate(tf.size, inputs)
+    assert sorted(int(step()) for _ in range(6)) == [0, 0, 1, 1, 2, 2]
 
 
 def misuse_has_one_line(replicator):

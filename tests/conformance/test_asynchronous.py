@@ -32,6 +32,7 @@ CONTRACT = (
     "a_restart_begins_a_whole_pass",
     "a_step_that_waits_for_data_is_cancelled",
     "errors_reach_the_caller",
+    "elements_may_be_of_unknown_rank",
     "misuse_has_one_line",
     "padded_evaluation_sees_every_example_once",
     "checkpoints_go_from_and_to_one_device",

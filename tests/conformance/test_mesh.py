@@ -406,6 +406,20 @@ def test_the_steps_after_a_failed_one_are_taken(replicator, steps_per_call):
     assert [float(step()) for _ in range(2)] == [5, 7]
 
 
+def test_a_callable_that_returns_none(replicator):
+    for sample in (lambda: None, lambda: {"x": tf.ones([4]), "mask": None}):
+        inputs = replicator.make_inputs(lambda context, sample=sample: sample)
+        outputs = replicator.replicate(lambda element: element, inputs)()
+        tf.nest.assert_same_structure(outputs, sample())
+        assert outputs is None or outputs["x"].numpy().tolist() == [1.0] * 4
+
+
+def test_outputs_of_different_shapes_cannot_be_stacked(replicator):
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(6).batch(4))
+    with pytest.raises(rr.ConfigError, match="same shape in all steps of a call"):
+        replicator.replicate(lambda x: x, inputs, 2)()
+
+
 def test_filters_cannot_be_split():
     layouts = {"filters/w": ("none", "none", "none", "model")}
     with pytest.raises(rr.ConfigError, match="got Conv2D .Filter for convolution must have fully"):

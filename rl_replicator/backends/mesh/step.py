@@ -11,7 +11,7 @@ from tensorflow.experimental import dtensor
 
 from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
-from rl_replicator.step import compiled, host, random_ops, variable_registry
+from rl_replicator.step import compiled, host, output_arrays, random_ops, variable_registry
 from rl_replicator.step import inputs as inputs_lib
 
 # Operations that DTensor does not support, and what to use instead. For some of them DTensor itself
@@ -65,25 +65,29 @@ class HostCallableInputs(inputs_lib.CallableInputs):
                 "it runs on the host and not on the mesh, found one that does; use them in step_fn"
             )
         self._spec = self._sample.structured_outputs
-        self.specs = tuple(
-            tf.TensorSpec(x.shape, x.dtype)
-            for x in tf.nest.flatten(self._spec, expand_composites=True)
-        )
+        self.specs = tuple(tf.TensorSpec(x.shape, x.dtype) for x in _tensors(self._spec))
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         status, _ = super().take(*arguments)
         flat = tf.cond(
             tf.equal(status, inputs_lib.ELEMENT),
-            lambda: tf.nest.flatten(self._sample(), expand_composites=True),
-            lambda: [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in self.specs],
+            lambda: _tensors(self._sample()),
+            lambda: [output_arrays.blank(s) for s in self.specs],
         )
         return status, flat or ()
 
     def split(self, row: Sequence[tf.Tensor]) -> list[Any]:
-        return [tf.nest.pack_sequence_as(self._spec, row, expand_composites=True)]
+        rest = iter(row)
+        leaves = tf.nest.flatten(self._spec, expand_composites=True)
+        flat = [None if leaf is None else next(rest) for leaf in leaves]
+        return [tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True)]
 
     def element(self, part: Any) -> Any:
         return part
+
+
+def _tensors(nest: Any) -> list[tf.Tensor]:
+    return [x for x in tf.nest.flatten(nest, expand_composites=True) if x is not None]
 
 
 class MeshHost(host.LocalHost):
@@ -157,7 +161,7 @@ class MeshStep(compiled.CompiledStep):
             head = tf.constant([int(status), len(rows)])
             if self.steps_per_call is None:
                 return [head, *(rows[0] if rows else [])]
-            return [head, *(tf.stack(column) for column in zip(*rows, strict=True))]
+            return [head, *output_arrays.combine(tf.stack, rows)]
 
         return call
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.backends.parameter_server import scheduler
 from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step import output_arrays
 
 # Status of a step that took a tick; the other statuses are those of `step.inputs`.
 WAITING = inputs_lib.FAILED + 1
@@ -291,7 +292,7 @@ class WorkerDatasets(WorkerInputs):
         return statuses.map(
             lambda status: (
                 status,
-                *(tf.zeros([d or 0 for d in s.shape], s.dtype) for s in self.specs),
+                *(output_arrays.blank(s) for s in self.specs),
             )
         )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from rl_replicator.backends.parameter_server import inputs as asynchronous_inputs
 from rl_replicator.backends.parameter_server import scheduler, staleness
-from rl_replicator.step import compiled, results
+from rl_replicator.step import compiled, output_arrays, results
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
 
@@ -79,7 +79,7 @@ class AsynchronousStep(compiled.CompiledStep):
                 self._schedule.check()
                 if self._error is not None:
                     error, self._error = self._error, None
-                    raise error
+                    raise output_arrays.failure(error)
                 if self._num_done >= (self.steps_per_call or 1):
                     flat = self._pop()
                     if not self._schedule.is_serial:
@@ -144,13 +144,16 @@ class AsynchronousStep(compiled.CompiledStep):
     def _pop(self) -> list[tf.Tensor]:
         """Returns the outputs of the oldest steps: of a whole call, or of all remaining steps."""
         count = min(self.steps_per_call or 1, self._num_done)
-        self._num_done -= count
-        size, outputs = self._done.popleft()
+        size, rows = 0, []
         while size < count:
-            more, others = self._done.popleft()
+            more, outputs = self._done.popleft()
+            self._num_done -= more
             size += more
-            outputs = [tf.concat(pair, axis=0) for pair in zip(outputs, others, strict=True)]
+            rows.append(outputs)
+        if len(rows) > 1:
+            outputs = output_arrays.combine(functools.partial(tf.concat, axis=0), rows)
         if size > count:
+            self._num_done += size - count
             self._done.appendleft((size - count, [x[count:] for x in outputs]))
             outputs = [x[:count] for x in outputs]
         return outputs
