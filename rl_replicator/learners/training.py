@@ -122,6 +122,8 @@ class Training:
             # After compiling, which creates the variables that the learner had not. The progress
             # again: a live run, which is only measured here, may have saved a newer checkpoint.
             self._checkpointer.restore({"progress": progress, "learner": self._variables})
+            for optimizer in self._optimizers:
+                optimizer.note_reported()  # By the process that saved.
         # Batches of the calls that have returned. `Calls.batches` is ahead of it while calls run.
         self._batches = self._within(self._progress["batches"])
         # The newest step that was evaluated, or that needs no evaluation.

@@ -76,17 +76,28 @@ class Wrapped:
     def report_skipped(self) -> int:
         """Outside of steps: warns of the steps that were skipped since the last report.
 
+        `num_skipped` is part of checkpoints; after a restore, `note_reported` leaves its steps out.
+
         Returns:
           How many these are.
         """
-        count = int(self.num_skipped)
-        new = count - getattr(self, "_num_reported", 0)
-        self._num_reported = count
+        before = getattr(self, "_num_reported", 0)
+        count = self.note_reported()
+        new = count - before
         if new > 0:
             logging.getLogger(__name__).warning(
                 "skipped %d steps whose gradients were not finite (%d in all)", new, count
             )
         return new
+
+    def note_reported(self) -> int:
+        """Outside of steps: takes the steps that were skipped so far for reported.
+
+        Returns:
+          How many these are.
+        """
+        self._num_reported = int(self.num_skipped)
+        return self._num_reported
 
     def _update(
         self,

@@ -250,6 +250,10 @@ def test_skipped_steps_are_reported(tmp_path, caplog):
     training.run()
     assert (int(learner.optimizer.num_skipped), int(learner.optimizer.step)) == (2, 38)
     assert "skipped 1 steps whose gradients were not finite (2 in all)" in caplog.text
+    caplog.clear()
+    resumed, training = make(Overflowing, tmp_path)
+    training._save()
+    assert int(resumed.optimizer.num_skipped) == 2 and "skipped" not in caplog.text
 
 
 def test_data_that_ends(tmp_path):
