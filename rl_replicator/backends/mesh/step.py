@@ -206,17 +206,18 @@ def check_specs(specs: Sequence[Any], data_size: int) -> None:
     """Checks that inputs can be sharded over the mesh.
 
     Args:
-      specs: flat specs of an element.
+      specs: flat specs of an element. Each component of a ragged or sparse tensor counts as a
+        tensor of its own, so such data passes only if `data_size` divides them all.
       data_size: size of the mesh dimension over which batches are sharded.
 
     Raises:
-      ConfigError: if a spec is no dense tensor of known rank, or `data_size` does not divide its
+      ConfigError: if a spec is no tensor of known rank, or `data_size` does not divide its
         first dimension.
     """
     for spec in specs:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
             raise errors.ConfigError(
-                f"expected dense tensors of known rank as inputs of a mesh, got {spec}; "
+                f"expected tensors of known rank as inputs of a mesh, got {spec}; "
                 "batch() or pad the data"
             )
     _check_batches([spec.shape for spec in specs], data_size)
