@@ -104,7 +104,7 @@ def train(
       UsageError: after bad input.
       KeyboardInterrupt: if a signal ended the run, which is saved.
     """
-    path = None if run_dir is None else Path(run_dir).expanduser()
+    path = None if run_dir is None else Path(os.path.expanduser(run_dir))
     file = None if config is None else os.path.expanduser(os.fspath(config))
     stored = _stored(name, file, path)
     if stored is None:

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 
 def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
@@ -28,8 +29,11 @@ def annotation(function: Callable[..., Any], name: str | None = None) -> Any:
     if isinstance(found, str):
         while isinstance(function, functools.partial):
             function = function.func
+        # A class, and an instance of one with `__call__`, know their module alone.
+        module = sys.modules.get(getattr(function, "__module__", ""))
+        names = getattr(inspect.unwrap(function), "__globals__", vars(module) if module else {})
         try:
-            return eval(found, getattr(inspect.unwrap(function), "__globals__", {}))
+            found = eval(found, names)
         except Exception:
             return found
-    return found
+    return get_args(found)[0] if get_origin(found) is Annotated else found

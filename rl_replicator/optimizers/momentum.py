@@ -112,7 +112,8 @@ class LARS(Momentum):
     ) -> None:
         if is_decayed:
             # In float16, the squares of a norm overflow.
-            weight, gradient = (tf.norm(tf.cast(x, tf.float32)) for x in (w, g))
+            dtype = tf.float64 if g.dtype == tf.float64 else tf.float32
+            weight, gradient = (tf.norm(tf.cast(x, dtype)) for x in (w, g))
             ratio = trust_ratio(weight, gradient, self._weight_decay, self._trust)
             rate *= tf.cast(ratio, g.dtype)
             g += self._weight_decay * w

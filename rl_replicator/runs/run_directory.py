@@ -447,12 +447,13 @@ def _new(root: Path, base: str) -> RunDirectory:
     while True:
         run = RunDirectory(root / f"{base}-{number}")
         try:
-            run.path.mkdir(parents=True)
+            root.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir()
             return run
-        except FileExistsError:
-            number += 1
         except OSError as error:
-            raise run._unwritable(error) from None
+            if not os.path.lexists(run.path):
+                raise run._unwritable(error) from None
+        number += 1
 
 
 def runs(root: Path) -> list[RunDirectory]:

@@ -130,10 +130,6 @@ def _parse(parts: Sequence[str], pattern: str, argument: str) -> dict[str, str]:
 
 def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> dtensor.Mesh:
     os.environ[_COMBINE] = "0"
-    if dtensor_api._dtensor_singleton is None:
-        # DTensor keeps the errors of asynchronous operations: after a failed step, the next reads
-        # and steps would fail, too. Steps wait for their results anyway, so this costs no time.
-        dtensor_api.reset_dtensor_device(is_async=False)
     # TensorFlow's hashing of layouts raises this warning, about which users can do nothing.
     warnings.filterwarnings("ignore", "MessageFactory class is deprecated", UserWarning)
     if not dimensions or any(size < 1 for size in dimensions.values()):
@@ -144,4 +140,9 @@ def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> 
     names = devices_lib.choose(layouts.num_devices(dimensions), devices)
     # DTensor expects "CPU:0" instead of "/cpu:0".
     plain = [name.strip("/").upper() for name in names]
+    # Only now, because it initialises TensorFlow, after which its devices cannot be configured.
+    if dtensor_api._dtensor_singleton is None:
+        # DTensor keeps the errors of asynchronous operations: after a failed step, the next reads
+        # and steps would fail, too. Steps wait for their results anyway, so this costs no time.
+        dtensor_api.reset_dtensor_device(is_async=False)
     return dtensor.create_mesh(list(dimensions.items()), devices=plain)

@@ -91,7 +91,8 @@ class ResNetConfig:
             check_option(size is None or size > 0, "image_size", "more than 0", size)
         else:
             expected = f"none with --data {self.data}, whose images keep their size"
-            check_option(size in (None, 0), "image_size", expected, size)
+            own = 28 if self.data == "fashion_mnist" else 32
+            check_option(size in (None, 0, own), "image_size", expected, size)
         for name in ("weight_decay", "warm_up_epochs"):
             value = getattr(self, name)
             check_option(value is None or value >= 0, name, "at least 0", value)

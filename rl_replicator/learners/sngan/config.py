@@ -113,7 +113,8 @@ class SNGANConfig:
             check_option(is_size, "image_size", "an even number from 8 on", size)
         else:
             expected = f"none with --data {self.data}, whose images keep their size"
-            check_option(size in (None, 0), "image_size", expected, size)
+            own = 28 if self.data == "fashion_mnist" else 32
+            check_option(size in (None, 0, own), "image_size", expected, size)
         for name in ("beta_1", "beta_2", "average_decay"):
             value = getattr(self, name)
             check_option(0 <= value < 1, name, "a number from 0 to below 1", value)

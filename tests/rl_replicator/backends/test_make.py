@@ -55,7 +55,7 @@ def test_devices_by_name():
         with pytest.raises(rr.ConfigError, match="at least one device name, each once"):
             rr.MultiDeviceReplicator(devices=repeated)
     for missing in ("/gpu:7", "/cpu:4", "bogus", "/cpu:x"):
-        match = rf"this machine \(.*/cpu:3\), got {missing}; name"
+        match = rf"this machine \(.*/cpu:3.*\), got {missing}; name"
         with pytest.raises(rr.ConfigError, match=match):
             rr.MultiDeviceReplicator(devices=("/cpu:0", missing))
         with pytest.raises(rr.ConfigError, match=match):

@@ -257,7 +257,7 @@ def test_only_the_annotation_of_the_config_must_exist(tmp_path, monkeypatch):
     text = """
         from __future__ import annotations
         import dataclasses, functools
-        from typing import TYPE_CHECKING
+        from typing import TYPE_CHECKING, Annotated
 
         if TYPE_CHECKING:
             import rl_replicator as rr
@@ -270,10 +270,17 @@ def test_only_the_annotation_of_the_config_must_exist(tmp_path, monkeypatch):
         def make_kind(replicator: rr.Replicator, config: Config, kind): ...
         partial = functools.partial(make_kind, kind="a")
         def unknown(replicator, config: Settings): ...
+
+        @dataclasses.dataclass
+        class Kind:
+            replicator: rr.Replicator
+            config: Config
+
+        def noted(replicator, config: Annotated[Config, "a note"]): ...
     """
     (tmp_path / "annotated_learner.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("make_learner", "partial"):
+    for name in ("make_learner", "partial", "Kind", "noted"):
         found = command.of_module(f"annotated_learner:{name}")
         assert found.config_type.__name__ == "Config"
     with pytest.raises(UsageError, match="annotate its config with a dataclass, got 'Settings'"):

@@ -287,6 +287,7 @@ def test_images_in_memory_have_the_size_that_they_have(config):
         match = f"^--image-size: expected none with --data cifar10, whose .* size, got {size}$"
         with pytest.raises(rr.ConfigError, match=match):
             config(data="cifar10", image_size=size)
+    config(data="cifar10", image_size=32)
 
 
 def test_image_sizes():

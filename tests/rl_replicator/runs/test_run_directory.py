@@ -65,6 +65,12 @@ def test_runs_that_start_together_have_directories_of_their_own(tmp_path):
                 assert not exists
 
 
+def test_runs_on_a_disk_that_is_not_there(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(UsageError, match="cannot write"), new(tmp_path / "runs"):
+        pass
+
+
 def test_a_run_that_is_refused_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="refused"), new(tmp_path / "runs"):
         raise UsageError("refused")
