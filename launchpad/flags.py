@@ -39,22 +39,21 @@ def parse_if_needed() -> None:
     """Parses the command line's known flags, for programs that don't use absl's app.run().
 
     Raises:
-      absl.flags.Error: a flag of Launchpad has a wrong value.
+      absl.flags.Error: a flag has a wrong value, or is missing; not one of absl itself.
     """
     if FLAGS.is_parsed():
         return
-    own = flags.FlagValues()
-    for holder in (LAUNCH_TYPE, TERMINATION_NOTICE_SECS, CLUSTER_ADDRESS):
-        own[holder.name] = FLAGS[holder.name]
-    others = own(sys.argv, known_only=True)
+    ours = flags.FlagValues()
+    for module, defined in FLAGS.flags_by_module_dict().items():
+        for flag in defined if module.partition(".")[0] != "absl" else ():
+            ours[flag.name] = flag
+    others = ours(sys.argv, known_only=True)
     try:
         FLAGS(others, known_only=True)
     except flags.Error as error:
         # Words of a script that does not use absl, such as a `-v`, which absl.logging defines too.
         FLAGS.mark_as_parsed()
-        _logger.warning(
-            "absl's flags, but for --lp_*, are not read from this command line: %s", error
-        )
+        _logger.warning("flags of absl itself are not read from this command line: %s", error)
 
 
 def cluster_address() -> str | None:

@@ -117,6 +117,7 @@ class NodeRuntime:
         self._is_stop_aware = False
         self._called_stop = False
         self._handlers: list[Callable[[], Any]] = []
+        self._programs: list[threading.Event] = []  # The ends of those that this node launched.
         self._lock = threading.RLock()
         self._placeholders: list[socket.socket] = []
         self._parts: list[NodeRuntime] = []
@@ -164,6 +165,19 @@ class NodeRuntime:
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         """Calls `handler` when the program stops; at once if it is stopping already."""
         self.mark_stop_aware()
+        self._add_handler(handler)
+
+    def add_program(self, stop: Callable[[], Any], ended: threading.Event) -> None:
+        """Stops a program that this node has launched with its own, before it is interrupted.
+
+        Args:
+          stop: Asks for the end of that program.
+          ended: Is set when that program has ended.
+        """
+        self._programs = [event for event in self._programs if not event.is_set()] + [ended]
+        self._add_handler(stop)
+
+    def _add_handler(self, handler: Callable[[], Any]) -> None:
         with self._lock:
             if not self.stop_event.is_set():
                 self._handlers.append(handler)
@@ -195,8 +209,12 @@ class NodeRuntime:
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
         if not self._is_stop_aware:
-            # The node that asked for the end gets a moment to leave by itself.
-            self._interrupt(_OWN_STOP_SECS if self._called_stop else 0.0)
+            running = [event for event in self._programs if not event.is_set()]
+            for event in running:
+                event.wait()
+            # The node that asked for the end, or waits for that of its own program, gets a moment
+            # to leave by itself.
+            self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)
 
     def _interrupt(self, delay_secs: float) -> None:
         """Raises SystemExit in the node's main thread until it ends or only serves."""

@@ -94,6 +94,7 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
     """
     from agents.suites import anchors, tasks
     from agents.suites.command import SuitePlan
+    from agents.task import Task
     from rl_replicator.cli import options, trainables
     from rl_replicator.runs.plain_data import to_plain
 
@@ -108,8 +109,9 @@ def _plan(chosen: Any, theirs: Sequence[str]) -> "SuitePlan":
         trainable.alternatives(),
     )
     if suite.name not in tasks.SUITES:
-        for task in suite.tasks:
-            dataclasses.replace(settings.task, name=task).make(seed=0).close()
+        template = getattr(settings, "task", None) or Task("")
+        for name in suite.tasks:
+            dataclasses.replace(template, name=name).make(seed=0).close()
     path = chosen.anchors or anchors.DEFAULT
     observations = "pixels" if "--pixels" in arguments else "state"
     published = (

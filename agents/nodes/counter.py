@@ -117,7 +117,6 @@ class Counter:
         self._write_time_at = 0.0
         self._learner_done = False
         self._best = Checkpointer(RunDirectory(run_dir).best, keep=1)
-        self._best_return = _best_return(self._best, self._environment_steps)
         # A killed run may have written rows beyond its checkpoint; it will write them again.
         self._writer = MetricWriter(
             run_dir,
@@ -127,6 +126,7 @@ class Counter:
         )
         # The rows that are left tell which evaluations need not be repeated.
         self._writer.discard_beyond_resume("evaluator")
+        self._best_return = _best_return(run_dir, self._best, self._environment_steps)
         self._evaluation = _newest_evaluation(run_dir) or (
             state.get("evaluation") or {"return": None, "step": 0}
         )
@@ -393,13 +393,14 @@ def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     return {"return": float(returns[-1]), "step": int(table["environment_steps"][-1])}
 
 
-def _best_return(best: Checkpointer, environment_steps: int) -> float:
-    """Returns the return of the best evaluation that a run has kept; -inf if there is none.
+def _best_return(run_dir: Path, best: Checkpointer, environment_steps: int) -> float:
+    """Returns the return that a policy must reach to be the best one; -inf if none was kept.
 
     Args:
-      best: where the run keeps it.
+      run_dir: directory of the run, whose evaluations are those of its past.
+      best: where the run keeps the best policy.
       environment_steps: where the run goes on. What was evaluated later is of another future: a
-        killed run may have saved it beyond its checkpoint.
+        killed run may have saved it beyond its checkpoint, in place of the best one of its past.
     """
     progress: dict[str, Any] = {}
     try:
@@ -410,7 +411,8 @@ def _best_return(best: Checkpointer, environment_steps: int) -> float:
         _LOG.warning("the next evaluation counts as the best one so far: %s", error)
         return -math.inf
     if progress["environment_steps"] > environment_steps:
-        return -math.inf
+        past = read_metrics(run_dir, "evaluator").get("episode_return", ())
+        return max(map(float, past), default=-math.inf)
     return float(progress["evaluation"]["return"])
 
 

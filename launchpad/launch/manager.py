@@ -46,6 +46,7 @@ class ProgramManager:
         self._end_was_seen = False
         self._was_awaited = False
         self._node: lp_runtime.NodeRuntime | None = None
+        self._is_of_main_thread = False
 
     @property
     def signal_number(self) -> int | None:
@@ -235,8 +236,9 @@ class ProgramManager:
         _taking_signals.append(self)
         self._node = lp_runtime.current_node()
         if self._node is not None:
-            self._node.add_stop_handler(self.stop)
+            self._node.add_program(self.stop, self._supervisor.done)
         elif threading.current_thread() is threading.main_thread():
+            self._is_of_main_thread = True
             _old_handlers.update(signals.take(_on_signal, _HANDLED_SIGNALS))
 
     def _leave_signals(self) -> None:
@@ -275,7 +277,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
     """Ends a script that does not look at the end of its programs, such as a loop of its own."""
-    stopped = [manager for manager in list(_taking_signals) if manager._node is None]
+    stopped = [manager for manager in list(_taking_signals) if manager._is_of_main_thread]
     for end in ends:
         end.wait()
     for _ in range(round(_NOTICE_SECS / _PIECE_SECS)):

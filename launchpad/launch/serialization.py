@@ -143,6 +143,7 @@ class _Sent(flags.Flag[Any]):
         parser: flags.ArgumentParser[Any] = flags.ArgumentParser()
         super().__init__(parser, None, name, None, "Sent by the launcher.", allow_override=True)
         self.value = value
+        self.using_default_value = False  # Programs that this node launches get it as well.
 
 
 class _LateFlagValues(flags.FlagValues):
@@ -150,9 +151,12 @@ class _LateFlagValues(flags.FlagValues):
 
     def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
         sent = self._flags().get(name)
+        if not isinstance(sent, _Sent):
+            super().__setitem__(name, flag)
+            return
+        sent.using_default_value = True  # Or a flag with its default would not replace it.
         super().__setitem__(name, flag)
-        if isinstance(sent, _Sent):
-            _assign(flag, sent.value)
+        _assign(flag, sent.value)
 
 
 # absl then names the module that defines a flag twice, and not this one.

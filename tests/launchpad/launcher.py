@@ -83,7 +83,7 @@ def main() -> None:
     if scenario == "nested":
         program = lp.Program("outer")
         program.add_node(lp.PyNode(launch_inside, path), label="outer")
-        lp.launch(program, engine)
+        lp.launch(program, engine, termination_notice_secs=300)
         return
     manager = launch(engine, scenario.removesuffix("-twice"), path)
     if scenario == "save-twice":

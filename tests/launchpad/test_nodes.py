@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import launchpad as lp
+from launchpad.launch import serialization
 from launchpad.nodes import base, dereference
 from launchpad.nodes.cacher import node as cacher_node
 from launchpad.nodes.courier import courier_utils
@@ -567,6 +568,8 @@ def _define_flags(recorder):
     found = flags.FLAGS
     recorder.add((found.lp_late_number, found.lp_late_switch, names.value, found.lp_late_list))
     recorder.add((found.lp_late, found["lp_late_list"].flag_type(), found.lp_late_never))
+    sent = pickle.loads(serialization.dump_flags({}))[1]
+    recorder.add(sorted(name for name in sent if name.startswith("lp_late_")))
     with pytest.raises(flags.DuplicateFlagError, match=f", second from {__name__}"):
         flags.DEFINE_bool("lp_late_switch", True, "For this test.")
 
@@ -586,7 +589,34 @@ def test_text_for_a_flag_is_parsed_where_the_flag_is_defined(tmp_path):
     assert lp.launch(program, "test_mp", local_resources=resources).wait(timeout=90)
     assert (tmp_path / "entries").read_text() == (
         "(5, False, ['a', 'b'], ['x', 'y'])\n(5, 'comma separated list of strings', 'text')\n"
+        f"{sorted(args)}\n"  # What programs that the node launches get.
     )
+
+
+def _loop_after_a_program(recorder):
+    program = lp.Program("inner")
+    program.add_node(lp.PyNode(int), label="inner")
+    lp.launch(program, "local_mt").wait()
+    recorder.add("looping")
+    try:
+        while True:
+            time.sleep(0.02)
+    finally:
+        recorder.add("interrupted")
+
+
+@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
+def test_a_node_that_has_launched_a_program_is_interrupted_as_others_are(tmp_path, engine):
+    program, recorder = programs.recorder_program(tmp_path / "entries")
+    program.add_node(lp.PyNode(_loop_after_a_program, recorder), label="node")
+    manager = lp.launch(program, engine, termination_notice_secs=300)
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "entries").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    manager.stop()
+    assert manager.wait(timeout=90)
+    assert (tmp_path / "entries").read_text().split() == ["looping", "interrupted"]
 
 
 def test_waiting_for_some_of_the_nodes(caplog):

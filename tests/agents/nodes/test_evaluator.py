@@ -195,6 +195,19 @@ def test_a_best_policy_of_a_lost_future_does_not_count(tmp_path):
     assert best_return(tmp_path) == 4.0
 
 
+def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_there_was(tmp_path):
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.lease(0, 250, 0.0, [])
+    record(counter, 200, 4.0)
+    snapshot = counter.snapshot()
+    record(counter, 300, 9.0)  # Takes the place of the one of 200 steps.
+    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
+    record(counter, 300, 1.0)
+    assert best_return(tmp_path) == 9.0
+    record(counter, 400, 5.0)
+    assert best_return(tmp_path) == 5.0
+
+
 def test_a_damaged_best_policy_is_replaced(tmp_path, caplog):
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 500, 0.0, [])
