@@ -150,7 +150,7 @@ class _LateFlagValues(flags.FlagValues):
     """Hands what the launcher has sent to flags that are defined after that."""
 
     def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
-        sent = self._flags().get(name)
+        sent = self[name] if name in self else None
         if not isinstance(sent, _Sent):
             super().__setitem__(name, flag)
             return

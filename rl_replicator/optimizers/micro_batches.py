@@ -39,11 +39,11 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
         different lengths.
       InvalidArgumentError: when the step runs, if B is dynamic and not divisible.
     """
-    size, check = _size(batch, num_micro_batches)
+    size, zeros = _size(batch, num_micro_batches)
 
     def part(i: Any) -> Any:
-        with tf.control_dependencies(check):
-            return tf.nest.map_structure(lambda x: _part(x, i, size), batch)
+        begin = sum(zeros, start=i * size)
+        return tf.nest.map_structure(lambda x: _part(x, begin, size), batch)
 
     # The first runs outside the loop, because the loop's state needs its structure.
     first = function(part(0))
@@ -71,7 +71,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
 
 
 def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the number of examples in a micro-batch, and checks to run in the step."""
+    """Returns the number of examples in a micro-batch, and zeros, which raise if it is wrong."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
             f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
@@ -108,17 +108,18 @@ def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
 
 
 def _check(holds: tf.Tensor, words: list[Any]) -> tf.Tensor:
-    """Raises `InvalidArgumentError` when the step runs, unless `holds`."""
+    """Returns a zero; raises `InvalidArgumentError` when the step runs, unless `holds`."""
     with tf.control_dependencies([tf.debugging.Assert(holds, words)]):
-        # XLA drops the assertion. But it does not compile a slice that is out of range.
-        begin = 1 - tf.cast(holds, tf.int32)
-        return tf.slice([0], [begin], [1], name="unequal_micro_batches")
+        # XLA drops the assertion, and all else that no result needs. But it does not compile a
+        # reshape to another size.
+        size = 2 - tf.cast(holds, tf.int32)
+        return tf.reshape([0], [size], name="unequal_micro_batches")[0]
 
 
-def _part(x: tf.Tensor, i: Any, size: Any) -> tf.Tensor:
+def _part(x: tf.Tensor, begin: Any, size: Any) -> tf.Tensor:
     # Not x[a:b], which a mesh cannot partition if a and b are tensors.
     rest = x.shape.rank - 1
-    part = tf.slice(x, [i * size] + [0] * rest, [size] + [-1] * rest)
+    part = tf.slice(x, [begin] + [0] * rest, [size] + [-1] * rest)
     part.set_shape([size if isinstance(size, int) else None, *x.shape[1:]])
     return part
 

@@ -605,11 +605,11 @@ def _loop_after_a_program(recorder):
         recorder.add("interrupted")
 
 
-@pytest.mark.parametrize("engine", ["test_mt", "test_mp"])
-def test_a_node_that_has_launched_a_program_is_interrupted_as_others_are(tmp_path, engine):
+@pytest.mark.parametrize("launch_type", ["test_mt", "test_mp"])
+def test_a_node_that_has_launched_a_program_is_interrupted_as_others_are(tmp_path, launch_type):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     program.add_node(lp.PyNode(_loop_after_a_program, recorder), label="node")
-    manager = lp.launch(program, engine, termination_notice_secs=300)
+    manager = lp.launch(program, launch_type, termination_notice_secs=300)
     deadline = time.monotonic() + 90
     while not (tmp_path / "entries").exists():
         assert time.monotonic() < deadline

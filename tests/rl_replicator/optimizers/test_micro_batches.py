@@ -101,6 +101,8 @@ def test_a_batch_that_does_not_divide():
             micro_batches.accumulate(tf.nest.flatten, batch, count)
 
 
+# Once the process has used a mesh, XLA says it in other words.
+OF_XLA = "unequal_micro_batches|legalization failed"
 WITH_XLA = pytest.mark.parametrize("jit_compile", [None, True])
 
 
@@ -113,7 +115,7 @@ def test_a_batch_that_does_not_divide_changes_nothing(jit_compile):
     def step(x):
         return micro_batches.accumulate(lambda y: seen.assign_add(y[0]), x, 4)
 
-    match = "unequal_micro_batches" if jit_compile else "multiple of 4 micro-batches"
+    match = OF_XLA if jit_compile else "multiple of 4 micro-batches"
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
         step(tf.ones([10]))
     assert seen.numpy() == 0.0
@@ -130,7 +132,7 @@ def test_a_tensor_of_another_length_is_refused(length, jit_compile):
         return micro_batches.accumulate(lambda part: tf.reduce_mean(part[1]), (x, y), 2)
 
     assert float(step(tf.ones([4]), tf.range(4.0))) == 1.5
-    match = "unequal_micro_batches" if jit_compile else "tensors of one length in the batch"
+    match = OF_XLA if jit_compile else "tensors of one length in the batch"
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
         step(tf.ones([4]), tf.range(8.0))
 
