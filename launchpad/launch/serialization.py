@@ -150,10 +150,10 @@ class _LateFlagValues(flags.FlagValues):
     """Hands what the launcher has sent to flags that are defined after that."""
 
     def __setitem__(self, name: str, flag: flags.Flag[Any]) -> None:
-        sent = self[name] if name in self else None
-        if not isinstance(sent, _Sent):
+        if name not in self or not isinstance(self[name], _Sent):
             super().__setitem__(name, flag)
             return
+        sent = self[name]
         sent.using_default_value = True  # Or a flag with its default would not replace it.
         super().__setitem__(name, flag)
         _assign(flag, sent.value)
