@@ -143,6 +143,6 @@ def _make_mesh(dimensions: Mapping[str, int], devices: Sequence[str] | None) -> 
     # Only now, because it initialises TensorFlow, after which its devices cannot be configured.
     if dtensor_api._dtensor_singleton is None:
         # DTensor keeps the errors of asynchronous operations: after a failed step, the next reads
-        # and steps would fail, too. Steps wait for their results anyway, so this costs no time.
+        # and steps would fail, too. A step waits for its results anyway.
         dtensor_api.reset_dtensor_device(is_async=False)
     return dtensor.create_mesh(list(dimensions.items()), devices=plain)

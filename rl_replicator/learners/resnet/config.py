@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
+from rl_replicator.learners.image_size import check_in_memory
 
 # Defaults that depend on the data set.
 _SMALL: dict[str, Any] = {
@@ -90,9 +91,7 @@ class ResNetConfig:
         if self.data == "imagenet":
             check_option(size is None or size > 0, "image_size", "more than 0", size)
         else:
-            expected = f"none with --data {self.data}, whose images keep their size"
-            own = 28 if self.data == "fashion_mnist" else 32
-            check_option(size in (None, 0, own), "image_size", expected, size)
+            check_in_memory(self.data, size)
         for name in ("weight_decay", "warm_up_epochs"):
             value = getattr(self, name)
             check_option(value is None or value >= 0, name, "at least 0", value)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from rl_replicator.errors import check_option
+from rl_replicator.learners.image_size import check_in_memory
 
 # Defaults that depend on the data set.
 _BY_DATA: dict[str, dict[str, Any]] = {
@@ -112,9 +113,7 @@ class SNGANConfig:
             is_size = size is None or (size >= 8 and size % 2 == 0)
             check_option(is_size, "image_size", "an even number from 8 on", size)
         else:
-            expected = f"none with --data {self.data}, whose images keep their size"
-            own = 28 if self.data == "fashion_mnist" else 32
-            check_option(size in (None, 0, own), "image_size", expected, size)
+            check_in_memory(self.data, size)
         for name in ("beta_1", "beta_2", "average_decay"):
             value = getattr(self, name)
             check_option(0 <= value < 1, name, "a number from 0 to below 1", value)
