@@ -145,7 +145,7 @@ class DatasetInputs(contract.Inputs):
                 self._position.assign(self._first)
                 self._pump = pump_lib.Pump(self._mover, self._queue)
                 self._finalizer = weakref.finalize(
-                    self, pump_lib.close_later, self._queue, self._rows
+                    self, pump_lib.close_later, self._pump, self._rows
                 )
                 self._finalizer.atexit = False
                 self._pump.start(self._first)
@@ -158,7 +158,7 @@ class DatasetInputs(contract.Inputs):
                 # A new queue: rows that were read ahead, and the pump that reads them, go with the
                 # old one.
                 self._old_queue, self._queue = self._queue, self._new_queue()
-                self._old_queue.close(cancel_pending_enqueues=True)
+                self._pump.close()
                 if self._unused is not None and self._unused.size() > 0:
                     self._unused.dequeue()
                 for _ in range(self._num_cancels):
@@ -198,7 +198,10 @@ class DatasetInputs(contract.Inputs):
 
     def close(self) -> None:
         self._is_closed = True
-        self._queue.close(cancel_pending_enqueues=True)
+        if self._pump is not None:
+            self._pump.close()
+        else:
+            self._queue.close(cancel_pending_enqueues=True)
 
     def _own_error(self) -> Exception | None:
         return self._pump.error if self._pump is not None else None

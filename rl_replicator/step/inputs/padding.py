@@ -74,9 +74,9 @@ class _PaddingMover(pump_lib.Mover):
         self._specs = specs
         self._batch_size = batch_size
 
-    def move(self, queue: tf.queue.FIFOQueue, position: int) -> None:
+    def move(self, queue: tf.queue.FIFOQueue, stop: tf.queue.FIFOQueue, position: int) -> None:
         try:
-            super().move(queue, position)
+            super().move(queue, stop, position)
         except tf.errors.InvalidArgumentError as error:
             if _TOO_LARGE not in str(error):
                 raise

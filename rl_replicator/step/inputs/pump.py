@@ -6,7 +6,7 @@ import itertools
 import queue as queues
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,11 +42,12 @@ class Mover:
         self._sources = sources
         self._num_replicas = num_replicas
 
-    def move(self, queue: tf.queue.FIFOQueue, position: int) -> None:
-        """Moves rows until the data ends or the queue is closed.
+    def move(self, queue: tf.queue.FIFOQueue, stop: tf.queue.FIFOQueue, position: int) -> None:
+        """Moves rows until the data ends or a queue is closed.
 
         Args:
           queue: takes entries: a status, and what `DeviceRows.put` returned.
+          stop: an empty queue; once it is closed, the wait for data ends.
           position: number of rows of the data to leave out.
         """
         used = position * self._num_replicas // len(self._sources)
@@ -55,15 +56,19 @@ class Mover:
         # that waits for something itself.
         self._compiled(
             queue.queue_ref,
+            stop.queue_ref,
             tf.constant(next(_queues) << 32, tf.int64),
             *[iter(source.skip(used)) for source in self._sources],
         )
 
     @functools.cached_property
     def _compiled(self) -> tf.types.experimental.ConcreteFunction:
-        def move(queue: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
+        def move(queue: tf.Tensor, stop: tf.Tensor, first: tf.Tensor, *iterators: Any) -> Any:
             # On the CPU, also where the rows go to GPUs: the pump would wait for the steps there.
             with tf.device("/cpu:0"):
+                # Runs beside the loop, and fails once the queue is closed. TensorFlow then cancels
+                # what else runs in this call, and a dataset hears of that.
+                tf.raw_ops.QueueDequeueV2(handle=stop, component_types=[tf.bool])
                 return tf.while_loop(
                     lambda _: True,
                     functools.partial(self._move_row, queue, iterators),
@@ -73,7 +78,7 @@ class Mover:
 
         specs = [tf.data.IteratorSpec(source.element_spec) for source in self._sources]
         return tf.function(move, autograph=False).get_concrete_function(
-            tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int64), *specs
+            *[tf.TensorSpec([], tf.resource)] * 2, tf.TensorSpec([], tf.int64), *specs
         )
 
     def _move_row(self, queue: tf.Tensor, iterators: Sequence[Any], number: tf.Tensor) -> tf.Tensor:
@@ -99,7 +104,7 @@ class Pump:
     """A thread that moves rows into a queue, then marks of how they ended, until it is closed.
 
     Knows nothing of the input that it works for, so that an input that nobody uses any more can be
-    freed, and its queue closed, while the pump waits.
+    freed, and the pump closed, while it waits.
 
     Attributes:
       error: what ended the rows; set before the queue receives the status FAILED, or is closed
@@ -116,6 +121,8 @@ class Pump:
         self.error: Exception | None = None
         self._mover = mover
         self._queue = queue
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._stop = tf.queue.FIFOQueue(1, [tf.bool])
 
     def start(self, position: int) -> None:
         """Starts the thread.
@@ -125,6 +132,13 @@ class Pump:
         """
         _closing()  # Not first in a finalizer, which must not start a thread.
         threading.Thread(target=self._run, args=(position,), name="input-pump", daemon=True).start()
+
+    def close(self) -> None:
+        """Closes the queue. The thread ends soon after, also if it waits for data."""
+        self._queue.close(cancel_pending_enqueues=True)
+        # In another thread: a sampler of Reverb takes seconds to hear of it. Without
+        # `cancel_pending_enqueues`, closing again would be an error.
+        _closing().put(functools.partial(self._stop.close, cancel_pending_enqueues=True))
 
     def _run(self, position: int) -> None:
         try:
@@ -140,7 +154,7 @@ class Pump:
     def _move(self, position: int) -> int:
         """Moves all rows, and returns the status that says how they ended."""
         try:
-            self._mover.move(self._queue, position)
+            self._mover.move(self._queue, self._stop, position)
         except tf.errors.OutOfRangeError:
             return contract.END
         except Exception as error:  # Of any kind: the caller of the step must see it.
@@ -178,26 +192,30 @@ def _blank(dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.OptionalNone() if dtype == tf.variant else tf.zeros([0], dtype)
 
 
-def close_later(queue: tf.queue.FIFOQueue, rows: device_rows.DeviceRows) -> None:
-    """Closes a queue, and frees its rows, in another thread; callable from a finalizer.
+def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
+    """Closes a pump, and frees its rows, in another thread; callable from a finalizer.
 
     A finalizer runs wherever the garbage collector does: a graph may be under construction there,
     which would take the operation, and a lock held that starting a thread needs.
     """
-    _closing().put((queue, rows))
+
+    def close() -> None:
+        pump.close()
+        rows.clear()
+
+    _closing().put(close)
 
 
 @functools.cache
-def _closing() -> "queues.SimpleQueue[tuple[tf.queue.FIFOQueue, device_rows.DeviceRows]]":
-    """Returns what takes the queues to close; a finalizer may interrupt another one in its use."""
-    closing: queues.SimpleQueue[Any] = queues.SimpleQueue()
+def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
+    """Returns what takes calls that close; a finalizer may interrupt another one in its use."""
+    closing: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
 
     def work() -> None:
         while True:
-            queue, rows = closing.get()
-            queue.close(cancel_pending_enqueues=True)
-            rows.clear()
-            del queue, rows  # Or they would stay until the next ones come.
+            close = closing.get()
+            close()
+            del close  # Or what it holds would stay until the next one comes.
 
     threading.Thread(target=work, name="input-closer", daemon=True).start()
     return closing

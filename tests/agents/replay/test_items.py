@@ -1,6 +1,8 @@
 """Items of several transitions: what is written, drawn, counted and limited."""
 
+import gc
 import itertools
+import threading
 
 import dm_env
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import reverb
 from acme import specs
 
+import rl_replicator as rr
 from agents.config import one_by_one
 from agents.d4pg.config import PAPER, D4PGConfig, PixelD4PGConfig
 from agents.replay.adder import NStepTransitionAdder
@@ -258,3 +261,31 @@ def test_which_tables_have_items_of_several_transitions():
     for length in (1, 3):
         layout = FrameLayout(FRAMES, 3, 2, 4, transitions_per_item=length)
         assert transitions_per_item(layout.signature) == length
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_input_that_is_freed_lets_its_table_go(is_stopped):
+    """A sampler of a stopped server would ask its table again a thousand times a second."""
+    servers = []
+
+    def use():
+        server = reverb.Server([queue_table.make_table(LAYOUT)])
+        servers.append(server)
+        address = f"localhost:{server.port}"
+        write(address, BATCH * LENGTH).flush()
+        replicator = rr.SingleDeviceReplicator()
+        inputs = replicator.make_inputs(make_input_fn([address], LAYOUT, DEMAND))
+        step = replicator.replicate(lambda sample: sample.keys, inputs)
+        for _ in range(LENGTH - 1):
+            step()  # One batch is left: the pump waits for more.
+        return inputs
+
+    before = set(threading.enumerate())
+    inputs = use()
+    (pump,) = [t for t in set(threading.enumerate()) - before if t.name == "input-pump"]
+    if is_stopped:
+        servers.pop().stop()
+    del inputs
+    gc.collect()
+    pump.join(60)
+    assert not pump.is_alive()

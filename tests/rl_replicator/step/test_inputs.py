@@ -475,6 +475,39 @@ def test_reading_ends_with_the_last_reference(pad_to):
     assert not pumps[0].is_alive()
 
 
+@pytest.mark.parametrize("end", ["free", "close", "restart"])
+def test_a_pump_that_waits_for_data_ends_with_its_input(end):
+    """Or it would wait for ever, and keep the dataset and all that the dataset reads from."""
+    source = tf.queue.FIFOQueue(10, tf.int64)
+    source.enqueue_many([[0, 1]])
+
+    def use():
+        data = tf.data.Dataset.range(10).map(lambda _: source.dequeue()).prefetch(1)
+        replicator = rr.SingleDeviceReplicator()
+        inputs = replicator.make_inputs(lambda context: data)
+        step = replicator.replicate(lambda x: x, inputs)
+        assert int(result_of(step, inputs)) == 0
+        return inputs, step
+
+    before = set(threading.enumerate())
+    inputs, step = use()
+    (pump,) = [t for t in set(threading.enumerate()) - before if t.name == "input-pump"]
+    pump.join(0.5)
+    assert pump.is_alive()
+    if end == "free":
+        del inputs, step
+        gc.collect()
+    elif end == "close":
+        inputs.close()
+    else:
+        inputs.restart()
+        source.enqueue_many([[7, 8]])
+        assert int(result_of(step, inputs)) == 7  # The wait of before took none of them.
+    pump.join(60)
+    assert not pump.is_alive()
+    source.close()
+
+
 def test_autotuning_is_off_unless_asked_for():
     """With it, the garbage collector may wait for a minute to free an iterator."""
     data = tf.data.Dataset.range(100).map(lambda x: x + 1, tf.data.AUTOTUNE)
