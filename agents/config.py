@@ -32,6 +32,7 @@ _BEFORE = {
     "exploration_spread": 1.0,
     "critic_prior": "uniform",
     "policy_average": 1,
+    "precision": "float32",
     "exploration_random_steps": 0,
     "preactivation_penalty": 0.0,
 }
@@ -87,6 +88,9 @@ class OffPolicyConfig(Settings):
     """Learner steps over which the weights of the evaluated policy are averaged, more than 10; a
     tenth of those done, as long as that is less. 1: the newest weights are evaluated, as in the
     papers."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the matrix products of the learner's hidden layers of 128 units or more. bfloat16
+    pays on processors with AMX and on GPUs, with layers of about 512 units (docs/speed.md)."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()

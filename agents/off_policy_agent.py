@@ -21,7 +21,7 @@ from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
 from agents.acting.exploration import find_exploration, make_exploration
 from agents.agent import ExplorationContext, VariableSource
-from agents.config import NoiseSettings
+from agents.config import NoiseSettings, PixelSettings
 from agents.learning.policy_average import PolicyAverage, average_name
 from agents.learning.replay_learner import ReplayLearner, StepModule
 from agents.networks.actor_critic import ActorCritic
@@ -317,6 +317,7 @@ class OffPolicyAgent(abc.ABC):
             input_fn=input_fn,
             priorities=make_priorities() if is_prioritized else None,
             steps_per_call=config.steps_per_call,
+            dtype=self._layers_dtype,
         )
 
     @functools.cached_property
@@ -328,6 +329,12 @@ class OffPolicyAgent(abc.ABC):
     def layout(self) -> Layout:
         """How transitions are laid out in the table."""
         return self.observations.make_layout(self.extras_spec)
+
+    @property
+    def _layers_dtype(self) -> tf.DType:
+        """The dtype of the learner's fully connected layers: from pixels float32."""
+        config = self.config
+        return tf.float32 if isinstance(config, PixelSettings) else tf.as_dtype(config.precision)
 
     def _demand(self, num_replicas: int) -> LearnerDemand:
         config = self.config

@@ -7,9 +7,10 @@ uniform replay. "Acme's maths" is what its D4PG learner for TensorFlow computes,
 because its losses and networks do not import beside this stack: the categorical projection by its
 triangular kernel, one persistent tape, clipped gradients, Sonnet's Adam, one step a call. TD3: the
 default networks (256-256), against the same algorithm, likewise one step a call. Our sides also
-compute the metrics that a run writes.
+compute the metrics that a run writes. "bfloat16" is `--agent.precision bfloat16`.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -86,8 +87,15 @@ def ours(
         lambda context: tf.data.Dataset.from_tensors(sample).repeat(),
         priorities=None,
         steps_per_call=steps_per_call,
+        dtype=tf.as_dtype(agent.config.precision),
     )
     return learner._step
+
+
+def in_bfloat16(agent: OffPolicyAgent) -> OffPolicyAgent:
+    """Returns the agent whose wide layers compute in bfloat16."""
+    config = dataclasses.replace(agent.config, precision="bfloat16")
+    return type(agent)(config, agent.environment_spec)
 
 
 def mlp(sizes: tuple[int, ...], outputs: int, scale: float) -> snt.Sequential:
@@ -226,6 +234,7 @@ def main() -> None:
         calls: dict[str, tuple[Callable[[], object], int]] = {
             f"{name}, 1 step a call": (ours(agent, sample, 1), 1),
             f"{name}, 16 steps a call": (ours(agent, sample, 16), 16),
+            f"{name}, 16 steps a call, bfloat16": (ours(in_bfloat16(agent), sample, 16), 16),
             f"{name}, 16 steps a call, XLA": (ours(agent, sample, 16, "single_device:xla"), 16),
             peer: (make_peer(sample), 1),
         }

@@ -17,6 +17,7 @@ from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import ConfigError
+from rl_replicator.layers import precision
 
 # A metric of ours, beside those of the step.
 _DROPPED_BATCHES = "dropped_priority_batches"
@@ -92,6 +93,7 @@ class ReplayLearner:
         input_fn: Callable[[Any], tf.data.Dataset],
         priorities: Priorities | None,
         steps_per_call: int,
+        dtype: tf.DType = tf.float32,
     ):
         """Connects module, input and table, and compiles the step.
 
@@ -101,12 +103,14 @@ class ReplayLearner:
           input_fn: `InputContext` -> dataset of `Sample`s.
           priorities: writes the new priorities; None if the table samples uniformly.
           steps_per_call: learner steps in one compiled call.
+          dtype: in which the step's layers compute, see `precision.autocast`.
 
         Raises:
           ConfigError: if the step assigns a variable that `module` does not track, or returns no
             `StepOutput` whose metrics are scalars by name.
         """
         self._module = module
+        self._dtype = dtype
         self._replicator = replicator
         self.network_names = names_with_variables(module.acting_networks)
         self._published = collect_variables(module.acting_networks, self.network_names)
@@ -209,7 +213,8 @@ class ReplayLearner:
         """Takes the batch into the statistics of the observations, and trains on it."""
         networks = self._module.acting_networks.values()
         update_statistics(networks, sample.transition.observation)
-        output = self._module.step_fn(sample)
+        with precision.autocast(self._dtype):
+            output = self._module.step_fn(sample)
         metrics = _metrics_of(output)
         self._metric_names = tuple(metrics)
         packed = tf.stack(list(metrics.values())) if metrics else tf.zeros([0])

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from agents.networks.layer_norm import LayerNorm, narrow_layer_norm
 from agents.registry import find_part
+from rl_replicator.layers.linear import Linear
 
 # Where `narrow_layer_norm` is faster: for a batch, and for so many times more units than inputs. In
 # a batch of 256 and with 256 units it saves a third of the time at 6 inputs, and nothing at 32.
@@ -63,7 +64,7 @@ def layer_norm_mlp(layer_sizes: Sequence[int], name: str) -> snt.Module:
     for index, size in enumerate(layer_sizes):
         # Distinct names: actors match variables by path.
         init = snt.initializers.VarianceScaling(0.333, mode="fan_out", distribution="uniform")
-        layers.append(snt.Linear(size, w_init=init, name=f"linear_{index}"))
+        layers.append(Linear(size, w_init=init, name=f"linear_{index}"))
         layers += [LayerNorm(), tf.tanh] if index == 0 else [tf.nn.elu]
     return _NormalizedMlp(layers, name=name)
 
@@ -87,9 +88,9 @@ class ResidualBlock(snt.Module):
         self._branch = snt.Sequential(
             [
                 LayerNorm(),
-                snt.Linear(hidden_size, w_init=he, name="hidden"),
+                Linear(hidden_size, w_init=he, name="hidden"),
                 tf.nn.relu,
-                snt.Linear(size, w_init=he, name="output"),
+                Linear(size, w_init=he, name="output"),
             ]
         )
 
@@ -112,7 +113,7 @@ def residual_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     """
     size, *hidden_sizes = layer_sizes
     orthogonal = snt.initializers.Orthogonal(1.0)
-    layers: list[Callable] = [snt.Linear(size, w_init=orthogonal, name="linear_0")]
+    layers: list[Callable] = [Linear(size, w_init=orthogonal, name="linear_0")]
     for index, hidden_size in enumerate(hidden_sizes):
         layers.append(ResidualBlock(size, hidden_size, name=f"block_{index}"))
     layers.append(LayerNorm())

@@ -1,12 +1,17 @@
 """The dtype in which layers compute."""
 
+import contextlib
+import contextvars
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
 
 # NVIDIA's Ampere is the first with bfloat16 units.
 _AMPERE = (8, 0)
+
+_autocast: contextvars.ContextVar[tf.DType] = contextvars.ContextVar("autocast", default=tf.float32)
 
 
 def resolve(name: str) -> str:
@@ -28,6 +33,33 @@ def resolve(name: str) -> str:
 def choose(name: str) -> tf.DType:
     """Returns the dtype of a name that `resolve` takes."""
     return tf.as_dtype(resolve(name))
+
+
+@contextlib.contextmanager
+def autocast(dtype: tf.DType) -> Iterator[None]:
+    """Lets the layers that are called within it, in this thread, compute in a dtype.
+
+    These are `linear.Linear`; others ignore it. In a `tf.function`, what counts is where it is
+    traced.
+
+    Args:
+      dtype: `tf.bfloat16`, or `tf.float32` for no change. float16 would need its losses scaled.
+
+    Raises:
+      ValueError: if it is another one.
+    """
+    if dtype not in (tf.float32, tf.bfloat16):
+        raise ValueError(f"expected float32 or bfloat16, got {dtype.name}")
+    token = _autocast.set(dtype)
+    try:
+        yield
+    finally:
+        _autocast.reset(token)
+
+
+def autocast_dtype() -> tf.DType:
+    """Returns the dtype of the innermost `autocast`; float32 outside."""
+    return _autocast.get()
 
 
 def _has_fast_bfloat16() -> bool:

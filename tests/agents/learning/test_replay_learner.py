@@ -30,7 +30,14 @@ SPEC = specs.EnvironmentSpec(
     rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
     discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
-SETTINGS = {"policy_layers": (5, 4), "critic_layers": (5, 4), "normalize_observations": True}
+SETTINGS = {
+    "policy_layers": (5, 4),
+    "critic_layers": (5, 4),
+    "normalize_observations": True,
+    "policy_average": 1,
+    "global_batch_size": BATCH,
+    "steps_per_call": STEPS,
+}
 AGENTS = {"d4pg": (D4PG, D4PGConfig), "td3": (TD3, TD3Config), "sac": (SAC, SACConfig)}
 
 
@@ -52,21 +59,28 @@ def make_samples():
     )
 
 
+class FixedReplay:
+    """Batches of the fixed samples, in their order."""
+
+    def make_input_fn(self, layout, demand):
+        del layout
+
+        def input_fn(context):
+            size = context.per_replica_batch_size(demand.global_batch_size)
+            batches = tf.data.Dataset.from_tensor_slices(make_samples()).batch(size)
+            return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+        return input_fn
+
+
 def make_learner(name, replicator_name, torso="mlp", **changes):
     """A learner on the fixed batches, and its module; weights are those of a seed."""
     kind, config = AGENTS[name]
     replicator = rr.make(replicator_name)
     agent = kind(config(**(SETTINGS | {"torso": torso} | changes)), SPEC)
-    with replicator.scope():
-        tf.random.set_seed(5)
-        module = agent.make_module(replicator, total_steps=STEPS)
-
-    def input_fn(context):
-        size = context.per_replica_batch_size(BATCH)
-        batches = tf.data.Dataset.from_tensor_slices(make_samples()).batch(size)
-        return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
-
-    return ReplayLearner(module, replicator, input_fn, None, STEPS), module
+    tf.random.set_seed(5)
+    learner = agent.make_local_learner(replicator, FixedReplay(), 100)
+    return learner, learner.trackables()["module"]
 
 
 @pytest.mark.slow
@@ -118,6 +132,48 @@ def test_a_checkpoint_holds_the_moments_and_one_without_them_is_refused(tmp_path
     assert "\n" not in str(error.value)
     for one in (learner, other, plain):
         one.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "torso", "replicator_name"),
+    [
+        ("d4pg", "mlp", "single_device"),
+        ("d4pg", "mlp", "multi_device:2"),
+        ("td3", "residual", "single_device"),
+        ("sac", "mlp", "single_device"),
+    ],
+)
+def test_wide_layers_compute_in_the_precision_of_the_config(name, torso, replicator_name):
+    wide = {"policy_layers": (128, 128), "critic_layers": (128, 128)}
+    seen = {}
+    for precision in ("float32", "bfloat16"):
+        learner, _ = make_learner(name, replicator_name, torso, precision=precision, **wide)
+        learner.step()
+        seen[precision] = learner.metrics(), learner.get_variables(["policy"])
+        learner.close()
+    (exact, exact_weights), (rounded, rounded_weights) = seen["float32"], seen["bfloat16"]
+    assert exact["critic_loss"] != rounded["critic_loss"]
+    assert rounded["critic_loss"] == pytest.approx(exact["critic_loss"], rel=0.02)
+    for metric in ("critic_gradient_norm", "policy_gradient_norm"):
+        assert exact[metric] != rounded[metric]
+        assert rounded[metric] == pytest.approx(exact[metric], rel=0.1)
+    for path, weights in exact_weights.items():
+        # Adam's steps have one size, whatever the size of the gradient.
+        assert weights.dtype == rounded_weights[path].dtype == np.float32
+        np.testing.assert_allclose(rounded_weights[path], weights, atol=STEPS * 6e-4)
+
+
+def test_policies_act_in_float32_whatever_the_learner_computes_in():
+    kind, config = AGENTS["td3"]
+    x = np.random.default_rng(0).normal(size=(4, OBSERVATION)).astype(np.float32)
+    actions = []
+    for precision in ("float32", "bfloat16"):
+        agent = kind(config(policy_layers=(128, 128), precision=precision), SPEC)
+        tf.random.set_seed(2)
+        networks = agent.make_acting_networks()
+        actions.append(networks["policy"](networks["encoder"](x)))
+    np.testing.assert_array_equal(*actions)
 
 
 class Summing(tf.Module):

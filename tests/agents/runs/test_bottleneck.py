@@ -7,9 +7,11 @@ from rl_replicator.layers import precision
 from rl_replicator.runs.metrics import MetricWriter
 
 STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}
+WIDE = {**STATE, "agent": {"precision": "float32", "critic_layers": [512, 256]}}
+NARROW = {**STATE, "agent": {"precision": "float32", "critic_layers": [256, 256]}}
 PIXELS = {
     **STATE,
-    "agent": {"precision": "float32"},
+    "agent": {"precision": "float32", "encoder": "small", "critic_layers": [256]},
     "frame": {"render": "exact"},
     "launch": "processes",
 }
@@ -20,6 +22,8 @@ PIXELS = {
     [
         ({"actor_wait": 0.4}, STATE, "the learner; a GPU, or --replicas N"),
         ({"actor_wait": 0.4}, PIXELS, "the learner; --agent.precision bfloat16"),
+        ({"actor_wait": 0.4}, WIDE, "the learner; --agent.precision bfloat16"),
+        ({"actor_wait": 0.4}, NARROW, "the learner; a GPU, or --replicas N"),
         ({"actor_wait": 0.4, "learner_save": 0.2}, STATE, "save less often (--checkpoint-seconds)"),
         (
             {"learner_wait": 0.3, "actor_environment": 0.6, "actor_policy": 0.2},
