@@ -32,7 +32,7 @@ class Linear(snt.Linear):
 
 
 def _product(dtype: tf.DType) -> Any:
-    """Returns the function ([B, N], [N, M]) float32 -> [B, M] float32 that multiplies in a dtype."""
+    """Returns what multiplies in a dtype: ([B, N], [N, M]) float32 -> [B, M] float32."""
 
     @tf.custom_gradient
     def product(x: tf.Tensor, w: tf.Tensor) -> Any:
