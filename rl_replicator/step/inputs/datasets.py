@@ -73,7 +73,9 @@ class DatasetInputs(contract.Inputs):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return (self._queue.queue_ref,)
+        with self._lock:  # Another thread may have restarted the input since `start`.
+            self.start()
+            return (self._queue.queue_ref,)
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         (queue,) = arguments
@@ -136,34 +138,34 @@ class DatasetInputs(contract.Inputs):
         if self._pump is not None:
             return
         with self._lock:
+            if self._is_closed:
+                raise contract.closed()
             if self._pump is None:
+                if self._finalizer is not None:  # That of before a restart.
+                    self._finalizer.detach()
                 # Rows of before a restart. Not earlier: a step that has taken the entry of a row
                 # would wait for it, and nothing could interrupt that.
                 self._rows.clear()
                 self._old_queue = None
                 # Again: a call that ran on after a restart has counted its rows since.
                 self._position.assign(self._first)
-                self._pump = pump_lib.Pump(self._mover, self._queue)
-                self._finalizer = weakref.finalize(
-                    self, pump_lib.close_later, self._pump, self._rows
-                )
-                self._finalizer.atexit = False
-                self._pump.start(self._first)
+                try:
+                    self._pump = pump_lib.Pump(self._mover, self._queue)
+                    self._finalizer = weakref.finalize(
+                        self, pump_lib.close_later, self._pump, self._rows
+                    )
+                    self._finalizer.atexit = False
+                    self._pump.start(self._first)
+                except BaseException:  # An interrupt: the thread runs, or does not.
+                    self._leave_pump()
+                    raise
+                if self._is_closed:  # By a signal handler, which found no pump.
+                    self._pump.close()
 
     def restart(self) -> None:
         with self._lock:
-            if self._finalizer is not None:
-                self._finalizer.detach()
-            if self._pump is not None:
-                # A new queue: rows that were read ahead, and the pump that reads them, go with the
-                # old one.
-                self._old_queue, self._queue = self._queue, self._new_queue()
-                self._pump.close()
-                if self._unused is not None and self._unused.size() > 0:
-                    self._unused.dequeue()
-                for _ in range(self._num_cancels):
-                    self._mark_cancelled()
-            self._pump = self._finalizer = self._end = None
+            self._leave_pump()
+            self._end = None
             self._first = 0
             self._position.assign(0)
 
@@ -198,13 +200,28 @@ class DatasetInputs(contract.Inputs):
 
     def close(self) -> None:
         self._is_closed = True
-        if self._pump is not None:
-            self._pump.close()
-        else:
-            self._queue.close(cancel_pending_enqueues=True)
+        with self._lock:
+            if self._pump is not None:
+                self._pump.close()
+            else:
+                with tf.init_scope():
+                    self._queue.close(cancel_pending_enqueues=True)
 
     def _own_error(self) -> Exception | None:
         return self._pump.error if self._pump is not None else None
+
+    def _leave_pump(self) -> None:
+        """Leaves rows that were read ahead, and the pump that reads them, to an old queue."""
+        # First: a step that finds the queue closed begins again at once, in its thread.
+        pump, self._pump = self._pump, None
+        if pump is None:
+            return
+        self._old_queue, self._queue = self._queue, self._new_queue()
+        pump.close()
+        if self._unused is not None and self._unused.size() > 0:
+            self._unused.dequeue()
+        for _ in range(self._num_cancels):
+            self._mark_cancelled()
 
     def _new_queue(self) -> tf.queue.FIFOQueue:
         with tf.init_scope(), tf.device("/cpu:0"):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import logging
 import queue as queues
 import threading
 import traceback
@@ -12,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator.step.inputs import contract, device_rows
+
+_LOG = logging.getLogger(__name__)
 
 # Makes the numbers of rows differ from those of all other pumps.
 _queues = itertools.count()
@@ -135,10 +138,13 @@ class Pump:
 
     def close(self) -> None:
         """Closes the queue. The thread ends soon after, also if it waits for data."""
-        self._queue.close(cancel_pending_enqueues=True)
+        with tf.init_scope():  # A graph may be under construction.
+            self._queue.close(cancel_pending_enqueues=True)
         # In another thread: a sampler of Reverb takes seconds to hear of it. Without
         # `cancel_pending_enqueues`, closing again would be an error.
-        _closing().put(functools.partial(self._stop.close, cancel_pending_enqueues=True))
+        threading.Thread(
+            target=self._stop.close, args=(True,), name="input-closer", daemon=True
+        ).start()
 
     def _run(self, position: int) -> None:
         try:
@@ -214,8 +220,11 @@ def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
     def work() -> None:
         while True:
             close = closing.get()
-            close()
+            try:
+                close()
+            except Exception:  # Others are to be closed all the same.
+                _LOG.exception("an input that is out of use could not be closed")
             del close  # Or what it holds would stay until the next one comes.
 
-    threading.Thread(target=work, name="input-closer", daemon=True).start()
+    threading.Thread(target=work, name="inputs-closer", daemon=True).start()
     return closing

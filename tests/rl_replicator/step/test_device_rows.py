@@ -104,6 +104,18 @@ def test_rows_leave_the_devices_with_the_input(replicator):
     await_held(rows[0], 0)
 
 
+def test_rows_leave_the_devices_with_an_input_that_was_restarted(replicator):
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
+    step = replicator.replicate(lambda x: x, inputs)
+    step()
+    rows = inputs._rows
+    await_held(rows, datasets._READ_AHEAD + 1)
+    inputs.restart()
+    del inputs, step
+    gc.collect()
+    await_held(rows, 0)
+
+
 def test_a_row_that_comes_after_a_restart_is_dropped(replicator):
     release, waits = threading.Event(), threading.Event()
 
