@@ -50,13 +50,18 @@ class EvaluatorNode:
         Scheduled steps at which the learner has not taken its first step are left out.
         """
         progress = self._counter.progress()
-        due = self._next_due(progress.evaluation_step)
+        evaluated = progress.evaluation_step
+        due = self._next_due(evaluated)
         while not lp.wait_for_stop(_POLL_SECONDS):
             progress = self._counter.progress()
             if progress.learner_done:
                 self.evaluate(progress.total_steps, self._schedule.last_episodes)
                 lp.stop()
                 return
+            if progress.evaluation_step < evaluated:
+                # A counter that was restarted has removed rows beyond its checkpoint.
+                evaluated = progress.evaluation_step
+                due = self._next_due(evaluated)
             steps = progress.environment_steps
             if steps >= due:
                 due = self._next_due(steps)
@@ -64,6 +69,7 @@ class EvaluatorNode:
                 # done, which is later than the last step.
                 if progress.learner_steps > 0 and steps < progress.total_steps:
                     self.evaluate(steps, self._schedule.episodes)
+                    evaluated = steps
 
     def _next_due(self, environment_steps: int) -> int:
         return (environment_steps // self._schedule.every + 1) * self._schedule.every

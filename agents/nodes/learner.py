@@ -83,6 +83,7 @@ class LearnerNode:
         tf.random.set_seed(plan.seed)
         self._replays = replays
         self._counter = counter
+        self._total_steps = plan.total_steps
         self._learner: AgentLearner = agent.make_learner(
             replicator,
             [replay.server_address for replay in replays],
@@ -117,8 +118,12 @@ class LearnerNode:
                     # A save in the background is completed even if another worker is lost.
                     with self._saver:
                         self._train(report)
-                        if self._is_chief:
-                            self._save_last()
+                        while self._is_chief and not self._save_last():
+                            # A counter that was restarted knows the steps of the newest checkpoint
+                            # only, and lets the actors take the others again.
+                            self._no_more_rows.clear()
+                            self._trained.clear()
+                            self._train(report)
                     while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
                         # Again and again: a counter that is restarted does not know it.
                         if self._is_chief:
@@ -130,6 +135,8 @@ class LearnerNode:
 
     def _train(self, report: futures.Future) -> None:
         try:
+            if self._counter.progress().steps_done:  # Of a run that was stopped after its last one.
+                self._no_more_rows.set()
             self._wait_for_first_rows()
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
                 self._profiler.reach(self._learner.num_steps)
@@ -231,7 +238,8 @@ class LearnerNode:
                 if may_starve and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
             elif is_waiting and steps > 0:
-                waiting.tick(now - last_change)
+                with contextlib.suppress(StoppedError):  # A stop a moment ago.
+                    waiting.tick(now - last_change)
                 if now - last_change > _SECONDS_TO_STARVE:
                     self._counter.learner_starves()
 
@@ -250,12 +258,20 @@ class LearnerNode:
         grown["step"] -= others + grown["wait"]
         self._counter.add_time("learner", grown)
 
-    def _save_last(self) -> None:
-        """Saves the trained learner, however long the replay takes to restart."""
+    def _save_last(self) -> bool:
+        """Saves the trained learner, however long the replay takes to restart.
+
+        Returns:
+          False if the counter knows of fewer environment steps than the run is to have.
+        """
         while not self._saver.save_last() and not lp.wait_for_stop(SECONDS_BETWEEN_TRIES):
             pass
-        if not lp.stop_event().is_set():
-            self._counter.learner_done()
+        if lp.stop_event().is_set():
+            return True
+        if not self._has_partners and self._saver.saved_environment_steps < self._total_steps:
+            return False
+        self._counter.learner_done()
+        return True
 
 
 def _lacks_rows(table: Any) -> bool:

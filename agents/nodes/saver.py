@@ -102,6 +102,11 @@ class Saver:
         with self._checkpointer:
             self._learner_only.__exit__(kind, error, traceback)
 
+    @property
+    def saved_environment_steps(self) -> int:
+        """Environment steps of the newest complete checkpoint; 0 if nothing was saved yet."""
+        return self._saved[1] if self._saved else 0
+
     def restore(self) -> None:
         """Restores the learner from what was saved last, if anything was.
 

@@ -215,11 +215,11 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
     done = progress["environment_steps"]
     evaluated = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
     # Other actors may have taken them, whose last actions exceeded them by more.
-    is_longer = run.config()["options"].get("steps", steps) > steps
-    if done >= steps and len(evaluated) and evaluated[-1] == steps and not is_longer:
+    target = run.config()["options"].get("steps", steps)
+    if done >= steps and len(evaluated) and evaluated[-1] == steps and target <= steps:
         return True
     check_option(
-        done < steps + excess,
+        done < steps + excess or target == steps,
         "steps",
         f"at least {done:,}, which the run in {run.path} has taken",
         f"{steps:,}",

@@ -140,6 +140,45 @@ def test_neither_a_new_policy_nor_the_last_one_is_evaluated_early(tmp_path, stop
     assert table["episodes"].tolist() == [1, 2]
 
 
+def test_an_evaluation_that_a_restarted_counter_has_forgotten_is_made_again(
+    tmp_path, stops, monkeypatch
+):
+    """The evaluator's process goes on."""
+
+    def new_counter(restored):
+        counter = Counter(tmp_path, total_steps=500, restored=restored)
+        counter.report_learner(7, 0.0, {})
+        return counter
+
+    def take(steps):
+        node._counter.lease(0, steps, 0.0, [])
+
+    def restart():
+        node._counter = new_counter(snapshot)
+
+    node = EvaluatorNode(
+        Agent(),
+        make_plan(tmp_path, 500, seed=1, evaluation=SCHEDULE),
+        Learner(counter := new_counter(None)),
+        counter,
+    )
+    take(90)
+    snapshot = counter.snapshot()
+    events = [
+        lambda: take(20),  # 110: evaluated.
+        restart,  # 90
+        lambda: take(5),
+        lambda: take(10),  # 105: evaluated again.
+        lambda: take(45),
+        lambda: take(350),
+        lambda: node._counter.actor_done(0),
+        lambda: node._counter.learner_done(),
+    ]
+    monkeypatch.setattr(lp, "wait_for_stop", lambda seconds: events.pop(0)() and False)
+    node.run()
+    assert read_metrics(tmp_path, "evaluator")["environment_steps"].tolist() == [105, 500]
+
+
 @pytest.mark.parametrize(("end", "later"), [(500, 600), (550, 600)])
 def test_a_run_that_goes_on_keeps_its_last_evaluation(tmp_path, stops, monkeypatch, end, later):
     """The last checkpoint is saved before the last evaluation."""

@@ -18,6 +18,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.replay.config import ReplayConfig
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import WORKER_LOST_STATUS
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.nodes.plans import TARGET, make_plan
@@ -62,6 +63,107 @@ def test_a_worker_lost_before_the_first_step_restarts_the_group(tmp_path, monkey
     agent, counter = D4PG(CONFIG, TARGET.spec()), Counter(tmp_path, TOTAL, restored=None)
     LearnerNode(agent, make_replicator, make_plan(tmp_path, TOTAL), [], counter)
     assert statuses == [WORKER_LOST_STATUS] and "worker 1 (b:2) is gone" in caplog.text
+
+
+class Replay:
+    """A replay server with the rows of some steps."""
+
+    def __init__(self, agent, folder, num_rows):
+        folder.mkdir()
+        self._agent = agent
+        self._server = reverb.Server(
+            agent.make_tables(1), checkpointer=DefaultCheckpointer(str(folder))
+        )
+        self.client = reverb.Client(f"localhost:{self._server.port}")
+        self._adder = agent.make_adder(self.client, lambda seconds: None)
+        self._adder.add_first(dm_env.restart(np.zeros(2, np.float32)))
+        self.insert(num_rows)
+
+    def insert(self, num_rows):
+        for _ in range(num_rows):
+            self._adder.add(
+                np.zeros(1, np.float32), dm_env.transition(0.5, np.zeros(2, np.float32))
+            )
+        assert self._adder.finish(60.0)
+
+    def close(self):
+        self._adder.close()
+        self._server.stop()
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "run").mkdir()
+    RunDirectory(tmp_path / "run").describe("d4pg", {}, {})
+    return tmp_path / "run"
+
+
+def saved_progress(run_dir):
+    """The counter's part of the newest checkpoint."""
+    progress = {}
+    checkpoints = Checkpointer(RunDirectory(run_dir).checkpoints)
+    checkpoints.restore({"progress": JsonPart(dict, progress.update)})
+    return progress
+
+
+@pytest.mark.timeout(180)
+def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
+    stop, tmp_path, run_dir
+):
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    counter.lease(0, TOTAL - 5, 0.0, [])
+    older = counter.snapshot()
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    save_last = node._saver.save_last
+
+    def restart_and_save():
+        node._saver.save_last = save_last
+        node._counter = node._saver._counter = Counter(run_dir, TOTAL, restored=older)
+        return save_last()
+
+    node._saver.save_last = restart_and_save
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        assert wait_for(lambda: counter.progress().learner_steps > 0)
+        counter.lease(0, 5, 0.0, [])  # All.
+        counter.actor_done(0)
+        assert wait_for(lambda: node._counter is not counter)
+        time.sleep(3.0)
+        assert not node._counter.progress().learner_done
+        replay.insert(20)
+        trained = node._learner.num_steps
+        assert wait_for(lambda: node._learner.num_steps > trained)
+        node._counter.lease(0, 5, 0.0, [])
+        node._counter.actor_done(0)
+        assert wait_for(lambda: node._counter.progress().learner_done)
+        assert saved_progress(run_dir)["environment_steps"] == TOTAL
+    finally:
+        stop.set()
+        learner.join()
+        replay.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(stop, tmp_path, run_dir):
+    """Its last evaluation is to be of the policy that was saved."""
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
+    counter = Counter(run_dir, TOTAL, restored={"environment_steps": TOTAL})
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        assert wait_for(lambda: counter.progress().learner_done)
+        assert node._learner.num_steps == 0
+    finally:
+        stop.set()
+        learner.join()
+        replay.close()
 
 
 @pytest.mark.timeout(180)

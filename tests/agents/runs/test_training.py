@@ -141,7 +141,7 @@ def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
     assert untouched(run_dir) == before
 
 
-def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys):
+def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys, monkeypatch):
     """The last action of each of its actors was repeated beyond them."""
     progress = latest_progress(run_dir) | {"environment_steps": 1030}
     Checkpointer(run_dir / "checkpoints").save(
@@ -151,6 +151,12 @@ def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, ca
     assert capsys.readouterr().out.startswith("finished: all 1,000 environment steps")
     with pytest.raises(UsageError, match="--steps: expected at least 1,030, which the run in"):
         d4pg.command.train(options(run_dir, steps=1010))
+    evaluations = run_dir / "metrics" / "evaluator.csv"
+    header, *rows = evaluations.read_text().splitlines()
+    evaluations.write_text("\n".join([header, *rows[:-1]]) + "\n")  # Stopped before the last one.
+    continued = []
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: continued.append(1) or 0)
+    assert d4pg.command.train(options(run_dir)) == 0 and continued
 
 
 def test_the_learner_goes_on_with_the_same_replicas_or_others(run_dir):
