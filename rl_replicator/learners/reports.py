@@ -92,7 +92,7 @@ class ChiefReports(Reports):
         num_steps: int,
         batches_per_step: int,
         global_batch_size: int,
-        resume_step: int | None,
+        resume_step: int,
         seconds: float,
         state: Mapping[str, Any],
     ):

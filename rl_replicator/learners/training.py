@@ -134,7 +134,7 @@ class Training:
                 learner.num_steps,
                 self._calls.batches_per_step,
                 learner.global_batch_size,
-                self.step if is_resumed else None,
+                self.step,  # 0 without a checkpoint: a killed run may have left rows.
                 self._progress["seconds"],
                 self._progress["row"],
             )

@@ -13,7 +13,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 
 def make(path, num_steps=100, state=None):
-    return reports.ChiefReports(RunDirectory(path), num_steps, 2, 8, None, 0.0, state or {})
+    return reports.ChiefReports(RunDirectory(path), num_steps, 2, 8, 0, 0.0, state or {})
 
 
 def test_an_evaluation_does_not_change_the_pace(tmp_path, monkeypatch, capfd):

@@ -275,6 +275,18 @@ def test_rows_of_training_are_those_of_an_uninterrupted_run(tmp_path, monkeypatc
         np.testing.assert_array_equal(parts[name], column, name)
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_has_each_row_once(tmp_path):
+    _, training = make(Regression, tmp_path)
+    training._train_until(10)
+    training._reports.add_evaluation(10, {"error": 1.0}, "error")
+    assert read_metrics(tmp_path, "train")["steps"].size == 10
+    _, training = make(Regression, tmp_path)  # What a kill leaves: rows and no checkpoint.
+    assert training.step == 0
+    assert training.run() is None
+    assert read_metrics(tmp_path, "train")["steps"].tolist() == list(range(1, 41))
+    assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [15, 30, 40]
+
+
 def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
     _, training = make(Regression, tmp_path / "whole", seconds=1e-6)
     training.run()
