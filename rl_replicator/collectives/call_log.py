@@ -125,9 +125,13 @@ def current() -> CallLog | None:
 
 def enclosing() -> CallLog | None:
     """Returns the log of the step around the current graph, however deep; None outside of steps."""
+    graph = step_graph()
+    return None if graph is None else _LOGS[graph]
+
+
+def step_graph() -> tf.Graph | None:
+    """Returns the graph of the step around the current graph; None outside of steps."""
     graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if graph in _LOGS:
-            return _LOGS[graph]
+    while graph is not None and graph not in _LOGS:
         graph = getattr(graph, "outer_graph", None)
-    return None
+    return graph

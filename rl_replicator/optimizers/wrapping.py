@@ -29,7 +29,8 @@ class Wrapped:
 
     options: Options
     guard: LossScaleGuard | None
-    _scaled_in: "weakref.WeakSet[call_log.CallLog]"
+    # By what each replica of a step multiplies. Weak, because a scale refers to its step's graph.
+    _scales: "weakref.WeakKeyDictionary[call_log.CallLog, weakref.WeakValueDictionary]"
 
     if TYPE_CHECKING:  # The rest is in the optimizer's own class.
 
@@ -44,13 +45,15 @@ class Wrapped:
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """By what `scale_loss` multiplies, a float32 scalar."""
+        """By what `scale_loss` multiplies in the next step, a float32 scalar."""
         if self.guard is not None and self.guard.scale is not None:
             return tf.identity(self.guard.scale)
         return tf.constant(self.options.loss_scale or 1.0, tf.float32)
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiplies the loss by the loss scale; `apply` divides the gradients by it.
+
+        All losses of a step have one scale: what an `apply` changes counts from the next step on.
 
         Args:
           loss: scalar in any dtype but float16, whose largest number is smaller than usual scales.
@@ -68,10 +71,19 @@ class Wrapped:
                 "expected a loss in float32 to scale, got float16, in which a scaled loss "
                 "overflows; compute the loss from tf.cast(outputs, tf.float32)"
             )
-        enclosing = call_log.enclosing()
-        if enclosing is not None:
-            self._scaled_in.add(enclosing)
-        return loss * tf.cast(self.loss_scale, loss.dtype)
+        return loss * tf.cast(self._scale_of_step(), loss.dtype)
+
+    def _scale_of_step(self) -> tf.Tensor:
+        """Returns the loss scale of this replica, which its step reads once."""
+        graph, log = call_log.step_graph(), call_log.enclosing()
+        if graph is None or log is None:
+            return self.loss_scale
+        with graph.as_default():  # Of the step, so that no loop or function has one of its own.
+            scales = self._scales.setdefault(log, weakref.WeakValueDictionary())
+            replica = sums.static_replica_id()
+            if replica not in scales:
+                scales[replica] = self.loss_scale
+            return scales[replica]
 
     def report_skipped(self) -> int:
         """Outside of steps: warns of the steps that were skipped since the last report.
@@ -123,12 +135,12 @@ class Wrapped:
             updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
         if options.loss_scale is not None:
             enclosing = call_log.enclosing()
-            if enclosing is not None and enclosing not in self._scaled_in:
+            if enclosing is not None and enclosing not in self._scales:
                 raise errors.ConfigError(
                     "expected the gradient of optimizer.scale_loss(loss), found no call of it in "
                     "the step; scale the loss before its gradient is taken"
                 )
-            updates = gradients.unscale(updates, self.loss_scale)
+            updates = gradients.unscale(updates, self._scale_of_step())
         if options.max_global_norm is not None:
             updates = gradients.clip(updates, options.max_global_norm)
         updates = gradients.narrow(updates, parameters)
@@ -300,7 +312,7 @@ def wrap(optimizer: Any, options: Options) -> Any:
             if method := getattr(mixin, name, None):
                 body[name] = tf.autograph.experimental.do_not_convert(method)
     optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
-    optimizer._scaled_in = weakref.WeakSet()
+    optimizer._scales = weakref.WeakKeyDictionary()
     optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
     if mixin is _LegacyKeras and optimizer.guard is not None:
         optimizer._track_trackable(optimizer.guard, "guard")  # The others see it by themselves.

@@ -250,6 +250,39 @@ def test_dynamic_loss_scale(monkeypatch, caplog):
     assert caplog.records[-1].getMessage().endswith("not finite (3 in all)")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_all_losses_of_a_step_have_one_scale(count, nested):
+    """The first update is skipped, which halves the scale; the second one must not be doubled."""
+    chosen = replicator(count)
+    with chosen.scope():
+        variables = [tf.Variable(0.0), tf.Variable(0.0)]
+        optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(1.0), loss_scale="dynamic")
+
+    def step_fn(factors):
+        @tf.function(autograph=False)
+        def in_function(loss):
+            return optimizer.scale_loss(loss)
+
+        scale_loss = in_function if nested else optimizer.scale_loss
+        with tf.GradientTape(persistent=True) as tape:
+            first = scale_loss(variables[0] * factors[0])
+            second = scale_loss(variables[1] * factors[1])
+        optimizer.apply([tape.gradient(first, variables[0]), None], variables)
+        optimizer.apply([None, tape.gradient(second, variables[1])], variables)
+        with tf.GradientTape() as tape:
+            third = scale_loss(variables[1] * factors[1])
+        optimizer.apply([None, tape.gradient(third, variables[1])], variables)
+
+    data = tf.data.Dataset.from_tensors([np.inf, 1.0]).repeat()
+    step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+    step = chosen.replicate(step_fn, chosen.make_inputs(lambda context: data), steps_per_call=2)
+    step()
+    assert [variable.numpy() for variable in variables] == [0.0, -4.0]
+    assert int(optimizer.num_skipped) == 2
+    assert float(optimizer.loss_scale) == gradients.INITIAL_SCALE / 4
+
+
 @pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
 def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
     learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
