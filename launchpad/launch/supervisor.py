@@ -336,8 +336,8 @@ class Supervisor:
 
     def _on_failing(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
-        if member is None:
-            return
+        if member is None or (member.is_replaced and self._stop_at is None):
+            return  # What a node tells that was killed to be started again ends no program.
         # One that is to be started again must have ended before.
         if self._stop_at is not None or not restarts.are_allowed(member, record):
             self._on_failure(worker, record)

@@ -346,6 +346,35 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert "team/0 is up again after" in caplog.text
 
 
+def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program():
+    log: list[str] = []
+    team = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
+    for member in team:
+        member.restart_policy = lp.RestartPolicy(
+            initial_backoff_secs=0.0, on_exception=False, together=True
+        )
+    supervisor = lp_supervisor.Supervisor(
+        team,
+        lambda member, _: _Worker(member.name, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=5,
+    )
+    supervisor.start()
+    _wait_for(log, "start team/1")
+    supervisor.post_ended(team[0].worker, _died())
+    _wait_for(log, "kill team/1")
+    lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
+    supervisor.post_failing(team[1].worker, lost)  # It noticed before it was killed.
+    supervisor.post_ended(team[1].worker, lost)
+    for member in team:
+        _wait_for(log, f"start {member.name}", count=2)
+    supervisor.post_stop()
+    for member in team:
+        supervisor.post_ended(member.worker, None)
+    assert supervisor.done.wait(60)
+    assert supervisor.failure is None
+
+
 def test_a_store_that_moved_restarts_the_whole_team_of_its_client():
     log: list[str] = []
     store = lp.ReverbNode(list)
