@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from rl_replicator.backends.mesh.replicator import MeshReplicator
+from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncReplicator
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.learners import signatures
 from rl_replicator.learners.contract import Evaluation, Learner, Served
@@ -116,14 +117,10 @@ class KerasLearner(Learner):
 
         Raises:
           ConfigError: if the model is not compiled, if the result of a metric is not one number, or
-            if a mesh would have to evaluate.
+            if a mesh or concurrent asynchronous workers would have to evaluate.
         """
-        if evaluation_data_fn is not None and isinstance(replicator, MeshReplicator):
-            raise ConfigError(
-                "expected a replicator that evaluates Keras models, got a mesh, whose batches "
-                "cannot be cut to their examples; call from_keras without evaluation_data_fn, or "
-                "use multi_device"
-            )
+        if evaluation_data_fn is not None:
+            _check_evaluates(replicator)
         self.num_steps = config.steps
         self.global_batch_size = config.global_batch_size
         self._config = config
@@ -285,6 +282,23 @@ class KerasLearner(Learner):
             return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
         return Served(function, inputs)
+
+
+def _check_evaluates(replicator: Replicator) -> None:
+    """Raises `ConfigError` for a replicator that cannot compute the metrics of a Keras model."""
+    if isinstance(replicator, MeshReplicator):
+        raise ConfigError(
+            "expected a replicator that evaluates Keras models, got a mesh, whose batches "
+            "cannot be cut to their examples; call from_keras without evaluation_data_fn, or "
+            "use multi_device"
+        )
+    if isinstance(replicator, MultiWorkerAsyncReplicator) and replicator.is_concurrent:
+        raise ConfigError(
+            "expected a replicator that evaluates Keras models, got "
+            f"{replicator.num_workers} asynchronous workers, which would add to each other's "
+            "metrics; call from_keras without evaluation_data_fn, or use multi_worker or "
+            "multi_worker_async:max_staleness=0"
+        )
 
 
 def _input_names(specs: Any, of_model: Sequence[str] | None) -> list[str]:

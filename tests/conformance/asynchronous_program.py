@@ -24,7 +24,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator import checkpoints
+from rl_replicator import checkpoints, learners
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
 from rl_replicator.jobs import ports
@@ -401,6 +401,21 @@ def misuse_has_one_line(replicator):
     replicator.replicate(lambda x: x, inputs)()
     with pytest.raises(rr.ConfigError, match="no step was taken"):
         inputs.go_to(3)
+
+
+def concurrent_evaluations_of_keras_models_are_refused(replicator):
+    def model_fn(config: learners.KerasConfig) -> tf.keras.Model:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    def data_fn(config):
+        return tf.data.Dataset.from_tensor_slices((batch(), batch()[:, :1]))
+
+    config = learners.KerasConfig()
+    with pytest.raises(rr.ConfigError, match="got 2 asynchronous workers, .*max_staleness=0"):
+        learners.from_keras(model_fn, data_fn, data_fn)(replicator, config)
+    learners.from_keras(model_fn, data_fn)(replicator, config)
 
 
 def padded_evaluation_sees_every_example_once(replicator):

@@ -34,6 +34,7 @@ CONTRACT = (
     "errors_reach_the_caller",
     "elements_may_be_of_unknown_rank",
     "misuse_has_one_line",
+    "concurrent_evaluations_of_keras_models_are_refused",
     "padded_evaluation_sees_every_example_once",
     "checkpoints_go_from_and_to_one_device",
     "a_checkpoint_of_a_run_is_a_snapshot",

@@ -90,6 +90,11 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
         with self.scope():
             self._version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
 
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether several workers may take steps at the same time, on the same variables."""
+        return self.num_workers > 1 and not self._schedule.is_serial
+
     @classmethod
     def from_text(cls, argument: str) -> "MultiWorkerAsyncReplicator":
         """Parses "max_staleness=4", or no argument; see `Replicator.from_text`."""
