@@ -264,11 +264,15 @@ class Training:
                 compute.cancel()
 
     def _is_evaluation_due(self) -> bool:
-        """Whether the step of the checkpoint should have been evaluated, but was not."""
+        """Whether a step up to that of the checkpoint should have been evaluated, but was not.
+
+        It need not be the checkpoint's own step: asynchronous workers run ahead of the loop.
+        """
         if self._evaluation is None or self._evaluated >= self.step:
             return False
+        every = self._evaluation.every
         is_last = self.step >= self._learner.num_steps
-        return self.step > 0 and (is_last or self.step % self._evaluation.every == 0)
+        return is_last or self.step // every > self._evaluated // every
 
     def _evaluate(self) -> None:
         """Evaluates, writes the figures, and saves the best checkpoint if it is a new one."""

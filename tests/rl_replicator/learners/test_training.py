@@ -172,6 +172,24 @@ def test_steps_beyond_the_end_are_not_counted(tmp_path, monkeypatch):
     assert is_finished(RunDirectory(tmp_path), learner)
 
 
+def test_an_evaluation_that_was_missed_by_some_steps_is_made_up_for(tmp_path, monkeypatch):
+    """Asynchronous workers have run ahead of the step to evaluate when a stop ends its call."""
+    _, training = make(Regression, tmp_path)
+    absorb = training._absorb
+
+    def stop(call, outputs):
+        absorb(call, outputs)
+        if call.batch + call.count == 15:
+            training._calls._before += 3
+            raise errors.StepCancelled("Ctrl-C")
+
+    monkeypatch.setattr(training, "_absorb", stop)
+    assert training.run() == signal.SIGTERM
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == 18
+    assert make(Regression, tmp_path)[1].run() is None
+    assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [18, 30, 40]
+
+
 def test_a_live_run_is_measured_with_figures_and_weights_of_one_checkpoint(tmp_path):
     make(Regression, tmp_path, steps=10)[1].run()
 
