@@ -77,12 +77,9 @@ def _cell(status: RunStatus, steps: int) -> str:
 
 
 def _final(status: RunStatus, steps: int) -> float | None:
-    """Returns the return at the mark of a run that has reached it, which may have gone on."""
-    rows = status.rows()
-    if status.state is not State.DONE:  # An evaluation before the end is not the last one.
-        rows = [row for row in rows if row.environment_steps == steps]
-    marked = results.at_mark(rows, steps).get(status.run.task)
-    return marked[0].return_mean if marked else None
+    """Returns the return of a complete run after `steps` steps; it may have gone on."""
+    found = results.at_end(status.rows(), steps).get(status.run.task)
+    return found[0].return_mean if found else None
 
 
 def _number(value: float | None) -> str:

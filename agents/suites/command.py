@@ -143,11 +143,19 @@ def _conclude(
 ) -> int:
     """Prints the measures and what is missing; returns the exit status."""
     tasks = {status.run.task for status in statuses}
-    marked = results.at_mark((row for row in rows if row.task in tasks), plan.steps)
+    marked = results.at_end((row for row in rows if row.task in tasks), plan.steps)
     if marked:
         for name, interval in results.summarize(marked).items():
             print(f"{name} of {len(marked)} tasks: {interval}")
     print(f"results {plan.run_dir / 'results.csv'}, {plan.run_dir / 'results.png'}", flush=True)
+    counted = {(row.task, row.seed) for found in marked.values() for row in found}
+    for status in statuses:
+        if status.state is State.DONE and (status.run.task, status.run.seed) not in counted:
+            print(
+                f"{status.run} has no evaluation near {plan.steps:,} steps, and is left out of the "
+                "means: it was trained for more",
+                file=sys.stderr,
+            )
     failed = [status for status in statuses if status.state is State.FAILED]
     for status in failed:
         print(f"{status.run} failed, {status.reason}", file=sys.stderr)

@@ -18,18 +18,18 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
 
     Args:
       rows: evaluations of the suite.
-      steps: the mark, in environment steps.
-      anchors: published returns at the same mark.
+      steps: environment steps of a complete run; others are left out.
+      anchors: published returns at as many steps.
       path: the path of the image, a PNG.
 
     Returns:
-      False, and there is no image, if no run has reached the mark.
+      False, and there is no image, if no complete run was evaluated near them.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    marked = results.at_mark(rows, steps)
+    marked = results.at_end(rows, steps)
     if not marked:
         return False
     figure = Figure(figsize=(11, 1.2 + 0.36 * max(len(marked), 6)), dpi=110, layout="constrained")

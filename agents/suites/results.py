@@ -173,6 +173,22 @@ def at_mark(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]
     return {task: [seeds[seed] for seed in sorted(seeds)] for task, seeds in found.items()}
 
 
+def at_end(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
+    """Returns the evaluation of each complete run at a number of environment steps.
+
+    Args:
+      rows: rows of any runs with the same settings.
+      steps: environment steps of a complete run, which may have gone on.
+
+    Returns:
+      What `at_mark` finds of the runs that were evaluated after `steps` steps or more: one that
+      failed or was stopped shortly before does not count.
+    """
+    rows = list(rows)
+    complete = {(row.task, row.seed) for row in rows if row.environment_steps >= steps}
+    return at_mark((row for row in rows if (row.task, row.seed) in complete), steps)
+
+
 MEASURES: Mapping[str, Callable[..., float]] = {
     "mean": statistics.mean,
     "interquartile mean": statistics.interquartile_mean,
@@ -183,7 +199,7 @@ def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics
     """Computes the measures over all tasks and seeds, with 95 % bootstrap intervals.
 
     Args:
-      marked: rows from `at_mark`; not empty.
+      marked: rows from `at_end` or `at_mark`; not empty.
 
     Returns:
       For each of `MEASURES` its value and interval.
@@ -193,8 +209,8 @@ def summarize(marked: Mapping[str, Sequence[ResultRow]]) -> dict[str, statistics
 
 
 def write_summary(path: Path, rows: Sequence[ResultRow], steps: int) -> None:
-    """Writes the measures at a number of environment steps as CSV, atomically."""
-    marked = at_mark(rows, steps)
+    """Writes the measures of the complete runs at their number of steps as CSV, atomically."""
+    marked = at_end(rows, steps)
     intervals = summarize(marked) if marked else {}
     seeds = [len(found) for found in marked.values()]
     write_table(

@@ -1,8 +1,9 @@
 """The table that fills up."""
 
+import csv
 import io
 
-from agents.suites import board, tasks
+from agents.suites import board, plot, results, tasks
 from agents.suites.anchors import Anchors
 from agents.suites.progress import RunStatus, State
 from agents.suites.tasks import SuiteRun
@@ -49,6 +50,25 @@ def test_a_run_that_has_more_steps_counts_at_the_mark(tmp_path):
     ]
     *_, row = board.text(statuses, 100, ANCHORS).splitlines()
     assert row.split() == ["a:b", "20", "99%", "(40)", "20", "30"]
+
+
+def test_the_table_and_the_summary_count_the_same_runs(tmp_path):
+    """An evaluation near the mark is not the last one of a run that failed or was stopped."""
+    statuses = [
+        make(tmp_path, "a:b", 1, State.FAILED, [(99, 5)]),
+        make(tmp_path, "c:d", 1, State.WAITING, [(99, 5)]),
+        make(tmp_path, "c:d", 2, State.DONE, [(98, 5), (101, 30), (200, 80)]),
+        make(tmp_path, "e:f", 1, State.DONE, [(100, 50)]),
+        make(tmp_path, "g:h", 1, State.DONE, [(50, 5), (200, 80)]),
+    ]
+    *_, last = board.text(statuses, 100, Anchors({})).splitlines()
+    assert last.split() == ["mean", "of", "2", "tasks", "40"]
+    rows = [row for status in statuses for row in status.rows()]
+    results.write_summary(tmp_path / "summary.csv", rows, 100)
+    mean, *_ = csv.DictReader((tmp_path / "summary.csv").open())
+    assert (mean["value"], mean["tasks"], mean["runs"]) == ("40", "2", "2")
+    stopped = [row for row in rows if row.task in ("a:b", "c:d") and row.seed == 1]
+    assert not plot.draw(stopped, 100, Anchors({}), tmp_path / "results.png")
 
 
 class _Terminal(io.StringIO):

@@ -174,6 +174,29 @@ write_run(pathlib.Path({str(status.path)!r}), {status.run.task!r}, {status.run.s
     assert caplog.text.count("before the next run ends: No space left") == min(failures, 2)
 
 
+def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    monkeypatch.chdir(ROOT)
+    plan = command.SuitePlan(
+        Suite("s", ("a:b", "c:d"), ()), 100, 1, tmp_path, "fake", 1, (), {}, Anchors({})
+    )
+    write_run(tmp_path / SuiteRun("a:b", 1).name, "a:b", 1, [(100, 7)])
+    write_run(tmp_path / SuiteRun("c:d", 1).name, "c:d", 1, [(50, 7), (200, 9)])
+    RunDirectory(tmp_path).describe("suite", plan.identity, {})  # It was run before.
+    assert command.run(plan) == 0
+    output, errors = capsys.readouterr()
+    assert "mean of 1 tasks: 7" in output
+    assert errors.splitlines() == [
+        "c:d seed 1 has no evaluation near 100 steps, and is left out of the means: it was trained "
+        "for more"
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
