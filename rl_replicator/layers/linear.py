@@ -1,7 +1,5 @@
 """Fully connected layers that can compute in a narrower dtype."""
 
-from typing import Any
-
 import sonnet as snt
 import tensorflow as tf
 
@@ -27,24 +25,6 @@ class Linear(snt.Linear):
         if dtype == tf.float32 or min(inputs.shape[-1], self.output_size) < _LEAST_SIZE:
             return super().__call__(inputs)
         self._initialize(inputs)
-        outputs = _product(dtype)(inputs, tf.convert_to_tensor(self.w))
+        product = tf.matmul(tf.cast(inputs, dtype), tf.cast(self.w, dtype))
+        outputs = tf.cast(product, tf.float32)
         return tf.nn.bias_add(outputs, self.b) if self.with_bias else outputs
-
-
-def _product(dtype: tf.DType) -> Any:
-    """Returns what multiplies in a dtype: ([B, N], [N, M]) float32 -> [B, M] float32."""
-
-    @tf.custom_gradient
-    def product(x: tf.Tensor, w: tf.Tensor) -> Any:
-        narrow_x, narrow_w = tf.cast(x, dtype), tf.cast(w, dtype)
-
-        # The derivative of a cast is one back, at which each gradient would be rounded twice.
-        def gradient(g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            narrow_g = tf.cast(g, dtype)
-            d_x = tf.matmul(narrow_g, narrow_w, transpose_b=True)
-            d_w = tf.matmul(narrow_x, narrow_g, transpose_a=True)
-            return tf.cast(d_x, tf.float32), tf.cast(d_w, tf.float32)
-
-        return tf.cast(tf.matmul(narrow_x, narrow_w), tf.float32), gradient
-
-    return product
