@@ -90,7 +90,7 @@ class OffPolicyConfig(Settings):
     papers."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the matrix products of the learner's hidden layers of 128 units or more. bfloat16
-    pays on processors with AMX, with layers of about 512 units (docs/speed.md)."""
+    pays on processors with bfloat16 units, with layers of about 512 units (docs/speed.md)."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()

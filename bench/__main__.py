@@ -29,7 +29,7 @@ SUITE = {
     "environment_steps": 30,
     "fused_adam": 60,
     "inputs": 160,
-    "learner": 60,
+    "learner": 110,
     "learner_program": 60,
     "pixel_replay": 120,
     "rendering": 300,
