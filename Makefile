@@ -9,8 +9,8 @@ STAMP := .venv/complete
 # Seconds for all tests, on a busy machine too. The watcher ends the run at the deadline and names the
 # tests that were running; `timeout` ends the watcher if that fails.
 DEADLINE ?= 4200
-# Processes that run tests: one more than the two cores of CI, because some tests wait.
-WORKERS ?= 3
+# Processes that run tests: more than the two cores of CI, because some tests wait.
+WORKERS ?= 4
 SUITE = timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
 	$(BIN)/python -m tests.suite --deadline $(DEADLINE) --workers $(WORKERS)
 # The numerical core and what holds the structure.
