@@ -15,6 +15,7 @@ from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
 from agents.nodes.environment_watch import EnvironmentWatch, make_environment
 from agents.nodes.evaluator import EvaluatorNode
+from agents.nodes.saver import mark_last_step
 from agents.plan.run_plan import RunPlan
 from agents.replay.local import LocalReplay
 from rl_replicator.checkpoints import Checkpointer
@@ -94,6 +95,7 @@ class DeterministicNode:
                     if time.monotonic() >= self._save_at:
                         self._save()
             self._save()
+            mark_last_step(self._plan.run_dir)
             if not lp.stop_event().is_set():
                 self._counter.actor_done(0)
                 self._counter.learner_done()

@@ -72,6 +72,7 @@ class Saver:
         """
         self._checkpointer = Checkpointer(run.checkpoints, keep)
         self._learner_only = Checkpointer(learner_folder(run.path), keep=1)
+        self._run_dir = run.path
         self._learner = learner
         self._replays = replays
         self._counter = counter
@@ -180,6 +181,7 @@ class Saver:
         if self._saved == state:
             return
         learner = finite_state(self._learner, self._checkpointer)
+        _last_step_marker(self._run_dir).unlink(missing_ok=True)
         self._checkpointer.begin_save(
             steps,
             {
@@ -194,6 +196,8 @@ class Saver:
     def save_last(self) -> bool:
         """Saves the final state, and waits until the checkpoint is complete.
 
+        `holds_last_step` is then true of the run.
+
         Returns:
           False if the replay cannot be saved now.
 
@@ -203,7 +207,10 @@ class Saver:
         """
         self._finish()  # If that was not saved, the replay may be back by now.
         self.begin()
-        return self._finish()
+        if not self._finish():
+            return False
+        mark_last_step(self._run_dir)
+        return True
 
     def _finish(self) -> bool:
         """Waits for the save that was begun, if any; returns False if the replay was not saved."""
@@ -248,3 +255,28 @@ def learner_folder(run_dir: Path) -> Path:
       run_dir: directory of the run.
     """
     return RunDirectory(run_dir).checkpoints / ".learner"
+
+
+def mark_last_step(run_dir: Path) -> None:
+    """Notes that the newest checkpoint holds the program's last step.
+
+    Args:
+      run_dir: directory of the run.
+    """
+    marker = _last_step_marker(run_dir)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+
+
+def holds_last_step(run_dir: Path) -> bool:
+    """Whether the newest checkpoint holds the last step of a program, which has ended.
+
+    Args:
+      run_dir: directory of the run.
+    """
+    return _last_step_marker(run_dir).exists()
+
+
+def _last_step_marker(run_dir: Path) -> Path:
+    # Beside the learner that is saved alone: both are removed when a program begins and ends.
+    return learner_folder(run_dir) / "last_step"

@@ -17,7 +17,7 @@ import launchpad as lp
 from agents.agent import Agent
 from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
-from agents.nodes.saver import learner_folder
+from agents.nodes.saver import holds_last_step, learner_folder
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
@@ -235,7 +235,6 @@ def _run(
     listener: RunListener,
 ) -> int:
     evaluations = NewRows(run, "evaluator")
-    before = Checkpointer(run.checkpoints).latest()
     make = make_deterministic_program if options.deterministic else make_program
     described = make(agent, plan)
     # Of a program that was killed: the whole run continues from its newest checkpoint.
@@ -267,13 +266,13 @@ def _run(
         noted = _note_restarts(run, manager, noted)
         line.close()
         films.close()
+        saved = holds_last_step(run.path)
         for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
             shutil.rmtree(folder, ignore_errors=True)
     _tell(listener, evaluations)
     if noted:
         print(goodput.line(run.path), flush=True)
     if manager.signal_number is not None:
-        saved = Checkpointer(run.checkpoints).latest() != before
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
         command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"
         print(f"{done}; continue with: {command}", flush=True)

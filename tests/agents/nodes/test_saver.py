@@ -93,7 +93,9 @@ def test_all_parts_hold_the_step_at_which_the_save_began(serve, tmp_path):
         saves.tick()
         learner.step()
     assert restored(tmp_path) == [1, 1, 1, 1]
+    assert not saver.holds_last_step(tmp_path)
     assert saves.save_last()
+    assert saver.holds_last_step(tmp_path)
     assert restored(tmp_path) == [2, 2, 2, 2]
     before = checkpointer.latest()
     assert saves.save_last()  # Nothing has changed, so nothing is written.
@@ -127,16 +129,20 @@ def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog
     run, learner = RunDirectory(tmp_path), CountingLearner()
     checkpointer = Checkpointer(run.checkpoints)
     saves = saver.Saver(run, 2, learner, [client], Counter(tmp_path, 100, None), 0.0)
+    assert saves.save_last()  # The checkpoint of step 0.
+    learner.step()
     server.stop()
     assert not saves.save_last()
-    assert checkpointer.latest() is None
+    assert not saver.holds_last_step(tmp_path)
+    assert checkpointer.latest().step == 0
     assert "not saved: the replay was not written" in caplog.text
     serve(server.port)
     deadline = time.monotonic() + 120
     while not saves.save_last():  # The client tries to connect again after a while.
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert restored(tmp_path)[-1] == 0
+    assert saver.holds_last_step(tmp_path)
+    assert restored(tmp_path)[-1] == 1
 
 
 def test_the_last_save_is_tried_although_the_one_before_failed(serve, tmp_path, monkeypatch):
