@@ -20,7 +20,7 @@ class Linear(snt.Linear):
     """
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """[B, N] float32 -> [B, M] float32."""
+        """[..., N] float32 -> [..., M] float32."""
         dtype = precision.autocast_dtype()
         if dtype == tf.float32 or min(inputs.shape[-1], self.output_size) < _LEAST_SIZE:
             return super().__call__(inputs)

@@ -69,11 +69,12 @@ def test_float32_is_that_of_sonnet():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_layer_without_bias():
+def test_a_layer_without_bias_on_more_axes():
     layer = Linear(128, with_bias=False)
-    x = tf.random.normal([3, 128], seed=1)
+    x = tf.random.normal([3, 2, 128], seed=1)
     with precision.autocast(tf.bfloat16):
         y = layer(x)
+    assert y.shape == (3, 2, 128)
     np.testing.assert_array_equal(y, rounded(y))
     assert len(layer.variables) == 1
 
