@@ -6,6 +6,7 @@ weights, reports and writes checkpoints.
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -41,6 +42,9 @@ _SECONDS_BETWEEN_NOTES = 1.0
 # How long a step may wait for items once no more will be inserted.
 _SECONDS_TO_STARVE = 1.5
 _SECONDS_FOR_INFO = 2
+# How long after a stop a replay that does not answer is asked again to save its table.
+_SECONDS_TO_RECONNECT = 4.0
+_SECONDS_BETWEEN_CALLS = 0.5
 
 
 @contextlib.contextmanager
@@ -264,8 +268,12 @@ class LearnerNode:
         Returns:
           False if the counter knows of fewer environment steps than the run is to have.
         """
-        while not self._saver.save_last() and not lp.wait_for_stop(SECONDS_BETWEEN_TRIES):
-            pass
+        give_up_at = math.inf
+        while not self._saver.save_last() and time.monotonic() < give_up_at:
+            if lp.wait_for_stop(SECONDS_BETWEEN_TRIES):
+                # Calls to a replay that has just been restarted fail until gRPC connects again.
+                give_up_at = min(give_up_at, time.monotonic() + _SECONDS_TO_RECONNECT)
+                time.sleep(_SECONDS_BETWEEN_CALLS)
         if lp.stop_event().is_set():
             return True
         if not self._has_partners and self._saver.saved_environment_steps < self._total_steps:

@@ -16,6 +16,7 @@ from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
 from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
+from agents.nodes.saver import holds_last_step
 from agents.replay.config import ReplayConfig
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -164,6 +165,29 @@ def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(stop, tmp_pat
         stop.set()
         learner.join()
         replay.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, monkeypatch):
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE // 2)
+    # What Reverb raises in the first calls to a server that was restarted.
+    resets = [RuntimeError("connections to all backends failing"), RuntimeError("Socket closed")]
+
+    def checkpoint(write=replay.client.checkpoint):
+        if resets:
+            raise resets.pop()
+        return write()
+
+    monkeypatch.setattr(replay.client, "checkpoint", checkpoint)
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    stop.set()
+    node.run()
+    replay.close()
+    assert not resets and holds_last_step(run_dir)
+    assert Checkpointer(RunDirectory(run_dir).checkpoints).latest() is not None
 
 
 @pytest.mark.timeout(180)
