@@ -97,14 +97,7 @@ class Calls:
           ConfigError: if a step draws random numbers that do not depend on variables.
         """
         for step in self._compiled.values():
-            found = step.stateful_random_op()
-            if found is not None:
-                raise errors.ConfigError(
-                    "expected a step whose random numbers a resumed run can draw again, found "
-                    f"{found}; use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, "
-                    "instead of Keras' Dropout) with a seed that counts steps in a variable of "
-                    "trackables(), or leave out --deterministic"
-                )
+            check_repeatable(step.stateful_random_op(), "a step")
 
     def begin(self, batch: int, end: int) -> PhaseCall:
         """Begins the call that follows `batch` batches and does not go beyond `end`.
@@ -163,6 +156,25 @@ class Calls:
                 step_fn, self.inputs, steps_per_call=count
             )
         return self._compiled[phase.name, count]
+
+
+def check_repeatable(random_op: str | None, place: str) -> None:
+    """Checks that a resumed run can draw the same random numbers as an uninterrupted one.
+
+    Args:
+      random_op: a random operation that does not depend on variables; None if there is none.
+      place: where it was looked for, with its article.
+
+    Raises:
+      ConfigError: if there is one.
+    """
+    if random_op is not None:
+        raise errors.ConfigError(
+            f"expected {place} whose random numbers a resumed run can draw again, found "
+            f"{random_op}; use tf.random.stateless_* (or tf.nn.experimental.stateless_dropout, "
+            "instead of Keras' Dropout) with a seed that counts steps in a variable of "
+            "trackables(), or leave out --deterministic"
+        )
 
 
 def _with_batch_size(source: Any, size: int, num_replicas: int) -> Any:

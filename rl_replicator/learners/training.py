@@ -16,7 +16,7 @@ import tensorflow as tf
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
-from rl_replicator.learners.calls import Calls, PhaseCall
+from rl_replicator.learners.calls import Calls, PhaseCall, check_repeatable
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
@@ -107,12 +107,15 @@ class Training:
             self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
         self._calls = Calls(replicator, learner, self._progress["batches"], settings.steps_per_call)
-        if settings.deterministic:
-            self._calls.check_repeatable()
         self._evaluation = evaluation = learner.evaluation()
         reference = None if evaluation is None else evaluation.reference
         self._compute_sums = _compile(replicator, evaluation, evaluation, _DATA)
         self._compute_reference = _compile(replicator, evaluation, reference, _REFERENCE_DATA)
+        if settings.deterministic:
+            self._calls.check_repeatable()
+            for compute in (self._compute_sums, self._compute_reference):
+                if compute is not None:
+                    check_repeatable(compute.stateful_random_op(), "an evaluation")
         self._reference_sums: tuple[Any, ...] = ()
         trackables = learner.trackables()
         self._variables = TrackablePart(**trackables)
@@ -178,15 +181,15 @@ class Training:
         ):
             try:
                 if self._is_evaluation_due():  # The run was stopped during this evaluation.
-                    self._evaluate()
-                    self._save()
+                    self._evaluate_and_save()
                 while self.step < self._learner.num_steps:
                     goal = self._next_evaluation()
                     self._train_until(goal)
                     if self.step == goal:
                         self._reports.flush(goal)
-                        self._evaluate()
-                    self._save()
+                        self._evaluate_and_save()
+                    else:
+                        self._save()
             except errors.StepCancelled:
                 self._batches = self._within(self._calls.batches)
                 self._save()
@@ -274,12 +277,18 @@ class Training:
         is_last = self.step >= self._learner.num_steps
         return is_last or self.step // every > self._evaluated // every
 
-    def _evaluate(self) -> None:
-        """Evaluates, writes the figures, and saves the best checkpoint if it is a new one."""
-        if self._evaluation is None:
-            return
+    def _evaluate_and_save(self) -> None:
+        """Evaluates and saves; then tells the listener, whose errors lose nothing."""
+        figures = None if self._evaluation is None else self._evaluate(self._evaluation)
+        self._save()
+        if figures is not None and self._replicator.is_chief:
+            self._reports.add_images(self.step, self._learner.images(self.step))
+            self._listener.evaluated({"steps": self.step, **figures})
+
+    def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
+        """Writes the figures, which it returns, and saves the best checkpoint if it is a new one."""
         figures = self.measure()
-        name, score = _score(self._evaluation, figures)
+        name, score = _score(evaluation, figures)
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
         self._reports.add_evaluation(self.step, figures, name)
         self._evaluated = self.step
@@ -289,9 +298,7 @@ class Training:
             if self._replicator.is_chief:
                 self._note_progress()
                 self._best.begin_save(self.step, self._parts(self._capture()))
-        if self._replicator.is_chief:
-            self._reports.add_images(self.step, self._learner.images(self.step))
-            self._listener.evaluated({"steps": self.step, **figures})
+        return figures
 
     def _next_evaluation(self) -> int:
         """Returns the next step to evaluate after; at most the last step."""

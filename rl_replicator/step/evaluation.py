@@ -73,6 +73,10 @@ class EvaluationStep:
             )
         return num_steps, tf.nest.pack_sequence_as(nest, totals)
 
+    def stateful_random_op(self) -> str | None:
+        """Returns a random operation of the step; see `ReplicatedStep.stateful_random_op`."""
+        return self._step.stateful_random_op()
+
     def cancel(self) -> None:
         """Makes the current call, or the next, raise `StepCancelled`. Any thread may call."""
         self._inputs.cancel()

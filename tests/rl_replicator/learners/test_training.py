@@ -13,6 +13,7 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners import calls
 from rl_replicator.learners.training import Diverged, LoopSettings, Training, is_finished
+from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners.tiny_learners import (
@@ -27,6 +28,7 @@ from tests.rl_replicator.learners.tiny_learners import (
     Headstrong,
     Namesake,
     Noisy,
+    NoisyEvaluation,
     Overflowing,
     Regression,
     Stalling,
@@ -257,7 +259,7 @@ def test_a_variable_that_is_not_finite(tmp_path):
     learner, training = make(Regression, tmp_path, steps=10)
     training._train_until(10)
     learner.optimizer.v[0].assign([0.0, np.inf, 0.0])  # No figure shows it.
-    for save in (training._evaluate, training._save):
+    for save in (training._evaluate_and_save, training._save):
         with pytest.raises(Diverged, match=r"variable 'optimizer/v/0' after step 10; .*no check"):
             save()
     assert Checkpointer(tmp_path / "best").is_empty
@@ -318,12 +320,35 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
         np.testing.assert_array_equal(parts[name], whole[name], name)
 
 
-def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "place"), [(Noisy, "a step"), (NoisyEvaluation, "an evaluation")]
+)
+def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind, place):
     replicator = rr.make("single_device")
     settings = LoopSettings(10, deterministic=True)
-    match = r"draw again, found RandomStandardNormal \(.*\); use tf.random.stateless_\*"
+    match = (
+        f"expected {place} whose random numbers a resumed run can draw again, found "
+        r"RandomStandardNormal \(.*\); use tf.random.stateless_\*"
+    )
     with pytest.raises(errors.ConfigError, match=match):
-        Training(replicator, Noisy(replicator, Config()), RunDirectory(tmp_path), settings)
+        Training(replicator, kind(replicator, Config()), RunDirectory(tmp_path), settings)
+
+
+def test_an_error_of_the_listener_loses_nothing(tmp_path):
+    class Failing(RunListener):
+        def evaluated(self, figures):
+            raise KeyError(figures["steps"])
+
+    replicator = rr.make("single_device")
+    learner = Regression(replicator, Config())
+    run = RunDirectory(tmp_path)
+    training = Training(replicator, learner, run, LoopSettings(10), Failing())
+    with pytest.raises(KeyError, match="15"):
+        training.run()
+    assert Checkpointer(run.checkpoints).latest().step == 15
+    _, training = make(Regression, tmp_path)
+    assert training.step == 15 and training.run() is None
+    np.testing.assert_array_equal(read_metrics(tmp_path, "evaluation")["steps"], [15, 30, 40])
 
 
 def test_an_optimizer_that_is_not_in_the_checkpoints(tmp_path):

@@ -171,6 +171,19 @@ class Noisy(Regression):
         return super().step_fn((x + tf.random.normal([3]), y))
 
 
+class NoisyEvaluation(Regression):
+    """Adds noise of `tf.random` to the examples of its evaluation."""
+
+    def evaluation(self):
+        evaluation = super().evaluation()
+
+        def sums_fn(batch, mask):
+            x, y = batch
+            return evaluation.sums_fn((x + tf.random.normal([3]), y), mask)
+
+        return dataclasses.replace(evaluation, sums_fn=sums_fn)
+
+
 class Forgetful(Regression):
     """Leaves its optimizer out of its checkpoints."""
 
