@@ -222,18 +222,19 @@ class KerasLearner(Learner):
           mask: [B], 0 for padding.
         """
         # Padding is cut off: Keras takes no weights for unweighted metrics, nor for the activities
-        # that a layer regularises.
-        batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, mask > 0), batch)
+        # that a layer regularises. One row is left where all are padding, and does not count: not
+        # every layer computes without rows (oneDNN's convolutions return wrong shapes).
+        examples = tf.reduce_sum(mask)
+        is_kept = (mask > 0) | ((examples == 0) & (tf.range(tf.size(mask)) == 0))
+        batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self._model(x, training=False)
         loss = tf.cast(self._model.compute_loss(x, y, predicted, weight), tf.float32)
-        examples = tf.reduce_sum(mask)
-        # The mean over no examples may be NaN.
-        loss = tf.where(examples > 0, loss * self._num_replicas * examples, 0.0)
-        sums = {"loss": loss, "examples": examples}
+        sums = {"loss": loss * self._num_replicas * examples}
         for metric in self._updated_metrics(y, predicted, weight):
             sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
-        return sums
+        sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
+        return {"examples": examples, **sums}
 
     def _updated_metrics(self, y: Any, predicted: Any, weight: Any) -> list[Any]:
         """Returns the metrics of `compile` in the state after these examples alone."""

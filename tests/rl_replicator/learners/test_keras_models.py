@@ -120,6 +120,42 @@ def test_it_takes_the_steps_of_fit(replicas, config):
     assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
 
 
+def convolutional(config: learners.KerasConfig) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [layers.Conv2D(3, 3), layers.GlobalAveragePooling2D(), layers.Dense(1, "sigmoid")]
+    )
+    scalar = [lambda y, predicted: tf.reduce_mean(tf.abs(y - predicted))]
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy"], weighted_metrics=scalar)
+    return model
+
+
+def images(config):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 8, 8, 2)).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, random.integers(2, size=(40, 1))))
+
+
+def test_a_replica_evaluates_without_examples():
+    """Two replicas have batches of 6: six whole ones, and one of 4."""
+    rr.split_cpu(2)
+    found = []
+    for replicas in ("single_device", "multi_device:2"):
+        replicator = rr.make(replicas)
+        learner = learners.from_keras(convolutional, images, images)(
+            replicator, learners.KerasConfig(global_batch_size=12)
+        )
+        evaluation = learner.evaluation()
+        sums = replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, 12)()
+        assert sums["examples"] == 40
+        found.append(evaluation.metrics_fn(sums))
+    one, two = found
+    # A metric that is a scalar is the mean of those of the batches.
+    assert np.isfinite(two.pop("<lambda>")) and np.isfinite(one.pop("<lambda>"))
+    assert two == pytest.approx(one, rel=1e-5) and set(one) == {"loss", "accuracy"}
+
+
 def test_the_loss_scale_of_compile_is_applied():
     """Keras's own optimizer would apply the scaled gradients of our step."""
     config = Config()
