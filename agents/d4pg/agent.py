@@ -23,7 +23,8 @@ class D4PG(OffPolicyAgent):
         a uniform prior it is log(atoms).
         """
         logits = self._prior_logits().astype(np.float64)
-        return float(np.log(np.exp(logits).sum()) - logits.min())
+        # Far from 0, all exponentials of the logits themselves would be 0.
+        return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits.min())
 
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""

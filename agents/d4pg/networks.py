@@ -25,9 +25,10 @@ def logits_around_zero(atoms: np.ndarray) -> np.ndarray:
       atoms: [Z] float32, evenly spaced.
 
     Returns:
-      [Z] float32.
+      [Z] float32, the largest 0.
     """
-    return -_PRIOR_SLOPE * np.abs(atoms) / (atoms[1] - atoms[0])
+    distances = np.abs(atoms)
+    return -_PRIOR_SLOPE * (distances - distances.min()) / (atoms[1] - atoms[0])
 
 
 class CategoricalCritic(snt.Module):

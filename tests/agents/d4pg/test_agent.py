@@ -124,6 +124,11 @@ def test_a_new_row_has_the_highest_priority_of_a_critic_that_knows_nothing(train
     server.stop()
     uniform = D4PG(dataclasses.replace(CONFIG, critic_prior="uniform"), agent.environment_spec)
     assert uniform.initial_priority == pytest.approx(math.log(21))
+    for low, high in ((7500.0, 7600.0), (-10000.0, -9900.0)):  # 0 is many atoms away.
+        config = dataclasses.replace(CONFIG, value_min=low, value_max=high)
+        far = D4PG(config, agent.environment_spec)
+        assert far.initial_priority == pytest.approx(expected)
+        assert np.isfinite(far._prior_logits()).all() and far._prior_logits().max() == 0
 
 
 def test_the_importance_exponent_ends_its_growth_with_the_run(trained, environment):
