@@ -200,7 +200,7 @@ class Extras:
 
     def check(self, extras: object) -> None:
         """Raises ValueError, naming the field, unless `extras` fits the spec."""
-        if self.size or extras != ():
+        if self.size or not (isinstance(extras, tuple) and extras == ()):
             try:
                 tree.assert_same_structure(self._spec, extras)
             except (TypeError, ValueError) as error:

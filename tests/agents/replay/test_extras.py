@@ -84,6 +84,9 @@ def test_an_agent_without_extras_gives_none():
     layout.check_action(np.zeros(2, np.float32), ())
     with pytest.raises(ValueError, match=r"replay expects extras like \(\)"):
         layout.check_action(np.zeros(2, np.float32), {"log_prob": np.zeros(1, np.float32)})
+    for size in (0, 1, 2):
+        with pytest.raises(ValueError, match=r"replay expects extras like \(\)"):
+            layout.check_action(np.zeros(2, np.float32), np.zeros(size, np.float32))
 
 
 @pytest.mark.parametrize(
