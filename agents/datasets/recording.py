@@ -15,6 +15,8 @@ from agents.learning.weights import NoSuchNetworkError
 from agents.policies.policy import Policy
 from rl_replicator.errors import UsageError
 
+_NOISE_STREAM = 1
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordedEpisode:
@@ -114,12 +116,12 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
     Yields:
       Each episode. One that does not end within the limit of evaluations is cut off there.
     """
-    context = ExplorationContext(np.random.default_rng(seed), lambda: policy.environment_steps)
+    context = ExplorationContext(_noise(seed), lambda: policy.environment_steps)
     actor = _SingleActor(policy, context) if explore else policy.actor
     recorder = _Recorder(actor)
     for episode_seed in range(seed, seed + episodes):
         # An episode follows from its own seed, whatever was played before it.
-        context.random.bit_generator.state = np.random.default_rng(episode_seed).bit_generator.state
+        context.random.bit_generator.state = _noise(episode_seed).bit_generator.state
         context.memory.clear()
         environment = policy.make_environment(episode_seed)
         try:
@@ -127,6 +129,12 @@ def record(policy: Policy, episodes: int, seed: int, explore: bool) -> Iterator[
         finally:
             environment.close()
         yield recorder.episode(episode_seed)
+
+
+def _noise(episode_seed: int) -> np.random.Generator:
+    """Returns what an episode's exploration draws from."""
+    # Gymnasium draws the initial state from default_rng(episode_seed).
+    return np.random.default_rng([episode_seed, _NOISE_STREAM])
 
 
 class _Recorder(core.Actor):

@@ -1,6 +1,7 @@
 """`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
 
 import dataclasses
+import types
 
 import minari
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import agents
 from agents.cli import record
-from agents.datasets import reading, writing
+from agents.datasets import reading, recording, writing
 from agents.learning.weights import WeightsPart
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
@@ -97,6 +98,36 @@ def test_exploration_follows_from_the_seed(run_dir):
     (second,) = actions("c-v0", "--episodes", "1", "--explore", "--seed", "1001")
     assert np.abs(noisy[0] - greedy[0]).max() > 0.05 and np.abs(noisy[0]).max() <= 1
     np.testing.assert_array_equal(noisy[1], second)
+
+
+def test_exploration_draws_other_numbers_than_the_environment():
+    """Gymnasium draws initial states from `default_rng(seed)`."""
+    states = []
+
+    class Actor:
+        def __init__(self, context):
+            self._random = context.random
+
+        def begin(self, index, timestep):
+            states.append(self._random.bit_generator.state["state"])
+
+        def select_actions(self, observations):
+            return np.zeros((1, 1), np.float32)
+
+        def observe(self, *_):
+            pass
+
+    policy = types.SimpleNamespace(
+        agent=types.SimpleNamespace(make_actor=lambda _, adders, contexts: Actor(*contexts)),
+        actor=None,
+        weights=None,
+        environment_steps=0,
+        max_actions=3,
+        make_environment=Task(TARGET).make,
+    )
+    assert len(list(recording.record(policy, 2, 1000, explore=True))) == 2
+    gymnasium = [np.random.default_rng(seed).bit_generator.state["state"] for seed in (1000, 1001)]
+    assert len({str(state) for state in [*states, *gymnasium]}) == 4
 
 
 def test_exploring_needs_the_weights_of_the_actors(tmp_path):
