@@ -71,7 +71,15 @@ class NumpyPolicy:
 
         Returns:
           A nest of fresh [B, ...] arrays.
+
+        Raises:
+          ValueError: if they have another shape.
         """
+        if observations.shape != self._input.shape:  # NumPy would repeat a single number.
+            raise ValueError(
+                f"expected observations of shape {self._input.shape}, got {observations.shape}; "
+                "give the policy what its environment gives"
+            )
         np.copyto(self._input, observations)
         with np.errstate(all="ignore"):  # As TensorFlow does.
             for call in self._calls:

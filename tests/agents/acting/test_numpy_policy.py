@@ -272,6 +272,14 @@ def test_results_are_not_overwritten():
     assert not zeros.any()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1,), (1, SIZE - 1), (2, SIZE)])
+def test_observations_of_another_shape_are_refused(shape):
+    policy = compiled(lambda observation: tf.tanh(observation))
+    match = rf"expected observations of shape \(1, {SIZE}\), got \("
+    with pytest.raises(ValueError, match=match):
+        policy(np.zeros(shape, np.float32))
+
+
 def test_weights_that_do_not_fit_are_refused():
     encoder = Normalizer()
     function = compiled(encoder, encoder=encoder)
