@@ -111,8 +111,7 @@ def current() -> CallLog | None:
         # It would be given one row of this replica and all rows of the others.
         raise errors.ConfigError(
             "expected collectives outside of tf.vectorized_map and of the body of tape.jacobian, "
-            "which trace them for one row; call it outside and use the result, or pass "
-            "experimental_use_pfor=False to tape.jacobian"
+            "which trace them for one row; call it outside and use the result"
         )
     if log is None and enclosing() is not None:
         raise errors.ConfigError(

@@ -286,7 +286,7 @@ class Training:
             self._listener.evaluated({"steps": self.step, **figures})
 
     def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
-        """Writes the figures, which it returns, and saves the best checkpoint if it is a new one."""
+        """Writes and returns the figures, and saves the best checkpoint if it is a new one."""
         figures = self.measure()
         name, score = _score(evaluation, figures)
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])

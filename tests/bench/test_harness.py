@@ -148,7 +148,10 @@ def test_committed_tables_are_those_of_the_result_files(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_committed_result_files_are_whole(path):
     document = json.loads(path.read_text())
-    assert f"python -m bench.{path.stem}" in document["about"]["command"]
+    benchmark = document["about"]["benchmark"]
+    # One of another machine has the kind of machine in its name, too.
+    assert path.stem == benchmark or path.stem.startswith(f"{benchmark}_")
+    assert f"python -m bench.{benchmark}" in document["about"]["command"]
     assert [row for row in document["rows"] if len(row["samples"]) < harness.ROUNDS] == []
 
 

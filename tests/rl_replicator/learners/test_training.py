@@ -320,9 +320,7 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
         np.testing.assert_array_equal(parts[name], whole[name], name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [(Noisy, "a step"), (NoisyEvaluation, "an evaluation")]
-)
+@pytest.mark.parametrize(("kind", "place"), [(Noisy, "a step"), (NoisyEvaluation, "an evaluation")])
 def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind, place):
     replicator = rr.make("single_device")
     settings = LoopSettings(10, deterministic=True)
