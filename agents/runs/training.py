@@ -30,12 +30,12 @@ from agents.runs.advice import advise
 from agents.runs.bottleneck import explain
 from agents.runs.films import Films, film_at_the_end
 from agents.runs.launching import check_actors, launch, share_processors
-from agents.runs.options import AgentOptions
+from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
 from agents.runs.scaling import Scaler, forget_older, settle
 from agents.task import Task
-from environments import frame_rate
+from environments import PixelConfig, frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError, check_option
@@ -45,7 +45,7 @@ from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.plain_data import as_stored
 from rl_replicator.runs.progress_line import clock
-from rl_replicator.runs.run_directory import RunDirectory, choose, folder_name, settled
+from rl_replicator.runs.run_directory import AUTO, RunDirectory, choose, folder_name, settled
 
 _LOG = logging.getLogger("agents")
 _RUNS = Path("runs")
@@ -156,10 +156,29 @@ def _as_of(run: RunDirectory, options: AgentOptions) -> AgentOptions:
     stored: Mapping[str, Any] = {}
     if run.exists:
         options = settle(run, options)
-        stored = run.config()["identity"].get("agent", {})
-    agent = at_repeat(settled(options.agent, stored), options.task.action_repeat)
+        stored = run.config()["identity"]
+    if isinstance(options, PixelAgentOptions):
+        frame = _with_renderer(options, stored.get("pixels", {}))
+        options = dataclasses.replace(options, frame=frame)
+    agent = at_repeat(settled(options.agent, stored.get("agent", {})), options.task.action_repeat)
     agent = as_stored(agent, "agent.")
     return dataclasses.replace(options, agent=agent)
+
+
+def _with_renderer(options: PixelAgentOptions, stored: Mapping[str, Any]) -> PixelConfig:
+    """Returns the frame with the renderer that the run began with, or that suits this machine.
+
+    Args:
+      options: the options as given to the command.
+      stored: the frame in the identity of the run; empty for a new run.
+    """
+    frame = settled(options.frame, stored)
+    if stored or frame.render != AUTO:
+        return frame
+    environment = options.task.make(seed=0)
+    mode = environment.render_mode
+    environment.close()
+    return frame if mode == "own" else dataclasses.replace(frame, render=mode)
 
 
 def _warn_if_too_short(options: AgentOptions) -> None:

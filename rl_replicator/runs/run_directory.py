@@ -335,7 +335,7 @@ def _differences(
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from _differences(f"{prefix}{key}.", a, b, free)
-        elif f"{prefix}{key}" in free or AUTO in (a, b):
+        elif f"{prefix}{key}" in free or b == AUTO:  # It becomes what the run has.
             continue
         elif a != b and (a == a or b == b):  # NaN differs from itself.
             yield f"{prefix}{key}", a, b

@@ -11,10 +11,13 @@ from agents import d4pg
 from agents.d4pg import PixelD4PGConfig
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
+from agents.runs import training
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
+from environments.pixels import rendering
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -94,6 +97,23 @@ def test_steps_are_those_of_the_simulator(tmp_path):
     # 800 steps of the simulator are 200 actions, and 40 episodes of 20 steps.
     assert actor["environment_steps"][-1] == 800 and actor["episodes"][-1] == 40
     assert set(actor["episode_length"]) == {20.0}
+
+
+def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
+    run, frame = RunDirectory(tmp_path / "run"), PixelConfig(24, 24)
+    asked = options(run.path, env="cartpole:balance", frame=frame)
+    mode = training._as_of(run, asked).frame.render
+    assert mode == rendering.resolve("auto")
+    assert training._as_of(run, options(run.path)).frame == FRAME, "it draws itself"
+    for stored in ("exact", "fast", "auto"):
+        frame = dataclasses.replace(frame, render=stored)
+        (tmp_path / stored).mkdir()
+        run = RunDirectory(tmp_path / stored)
+        run.describe("d4pg", dataclasses.replace(asked, frame=frame).identity, {})
+        assert training._as_of(run, asked).frame == frame
+    other = dataclasses.replace(frame, render="exact")
+    with pytest.raises(UsageError, match=r"pixels\.render was 'auto' and is now 'exact'"):
+        d4pg.command.train(options(run.path, env="cartpole:balance", frame=other))
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
