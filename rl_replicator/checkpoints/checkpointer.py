@@ -287,7 +287,7 @@ class Checkpointer:
         """Restores parts from the newest checkpoint, after verifying their files.
 
         Parts that belong together are restored by one call: while a run goes on, the next call may
-        find a newer checkpoint.
+        find a newer checkpoint. A save that this object has begun is waited for.
 
         Args:
           parts: parts to restore, by name: all parts of the checkpoint, or some.
@@ -298,8 +298,10 @@ class Checkpointer:
         Raises:
           CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed; if
             the format is newer than this program; or if a part is missing or does not fit. Nothing
-            is restored then, unless a part's `restore` raised the error.
+            is restored then, unless a part's `restore` raised the error. Also if the save that was
+            waited for failed.
         """
+        self.wait()
         info = self._of_newest(functools.partial(_restore, parts))
         if info is None:
             raise errors.CheckpointError(

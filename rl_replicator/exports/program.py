@@ -233,8 +233,8 @@ def _shape(tensor: Any) -> list[int]:
 
 
 def _broadcast(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    shape = _shape(op.outputs[0])
-    if shape[0] == -1 and op.inputs[0].shape.rank == len(shape):
+    shape, given = _shape(op.outputs[0]), op.inputs[0].shape
+    if shape[0] == -1 and given.rank == len(shape) and given[0] is None:
         shape[0] = 1  # The batch is already there.
     if -1 in shape:
         raise UsageError(
@@ -242,6 +242,15 @@ def _broadcast(writer: _Writer, op: Any, inputs: list[str]) -> str:
             "savedmodel"
         )
     return writer.emit(op.name, "Broadcast", inputs, shape=shape)
+
+
+def _bias_add(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    if op.get_attr("data_format") != b"NHWC":
+        raise UsageError(
+            f"expected biases of the last axis ({op.name}); export the model with --format "
+            "savedmodel"
+        )
+    return writer.emit(op.name, "Add", inputs)
 
 
 def _one_hot(writer: _Writer, op: Any, inputs: list[str]) -> str:
@@ -307,9 +316,13 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
     if op.get_attr("padding") == b"VALID":
         return [0, 0, 0, 0]
     total = []
-    for length, kernel, stride in zip(
-        op.inputs[0].shape.as_list()[1:3], size, strides, strict=True
-    ):
+    lengths = op.inputs[0].shape.as_list()[1:3]
+    if None in lengths:
+        raise UsageError(
+            f"expected images of a known size where padding is SAME, got {op.inputs[0].shape} "
+            f"({op.name}); export the model with --format savedmodel"
+        )
+    for length, kernel, stride in zip(lengths, size, strides, strict=True):
         total.append(max((-(-length // stride) - 1) * stride + kernel - length, 0))
     before = [pad // 2 for pad in total]
     return [*before, *(pad - first for pad, first in zip(total, before, strict=True))]
@@ -345,7 +358,7 @@ _TRANSLATORS: Mapping[str, Translator] = {
     },
     "Add": _same("Add"),
     "AddV2": _same("Add"),
-    "BiasAdd": _same("Add"),
+    "BiasAdd": _bias_add,
     "BroadcastTo": _broadcast,
     "RealDiv": _same("Div"),
     "Minimum": _same("Min"),

@@ -68,7 +68,9 @@ class Model:
         values = dict(self._constants)
         for name, (shape, dtype) in self.inputs.items():
             values[name] = np.asarray(inputs[name], dtype)
-            if list(values[name].shape[1:]) != shape:
+            given = list(values[name].shape[1:])
+            known = [size if size is not None else g for size, g in zip(shape, given, strict=False)]
+            if len(given) != len(shape) or given != known:
                 raise ValueError(
                     f"expected {name} of shape [B, *{shape}], got {list(values[name].shape)}"
                 )

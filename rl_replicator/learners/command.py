@@ -232,7 +232,9 @@ class LearnerCommand:
         replicator = _make_replicator("1", deterministic=False)
         learner = self._make_learner(replicator, config)
         training = Training(replicator, learner, run, LoopSettings(steps_per_call=1), best=best)
-        _print(training, training.measure())
+        with contextlib.closing(training):  # Its progress line ends before the figures.
+            figures = training.measure()
+        _print(training, figures)
         return 0
 
     def exported(self, run_dir: Path, best: bool, license_name: str) -> "ExportedModel":

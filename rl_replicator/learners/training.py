@@ -226,6 +226,10 @@ class Training:
         figures = self._evaluation.metrics_fn(sums, *self._reference_sums)
         return {name: float(value) for name, value in figures.items()}
 
+    def close(self) -> None:
+        """Closes the progress line and the tables of a `Training` that only measures."""
+        self._reports.close()
+
     def _wait_for_sums(self, compute: evaluation_step.EvaluationStep, source: str) -> Any:
         """Computes the sums in the background: the main thread must stay free for signals.
 

@@ -509,6 +509,13 @@ def test_one_save_at_a_time_and_the_next_one_raises_the_error(saved, tmp_path):
     assert names(tmp_path) == ["000003_step_40", "000004_step_50"]
 
 
+def test_restore_waits_for_the_save_that_was_begun(saved):
+    gated, blob = Gated(b"begun"), Blob(b"")
+    saved.begin_save(30, {"blob": gated})
+    threading.Timer(0.1, gated.gate.set).start()
+    assert saved.restore({"blob": blob}).step == 30 and blob.content == b"begun"
+
+
 def test_the_last_save_is_complete_at_the_end_of_the_context(saved, tmp_path, caplog):
     gated = Gated(b"last")
     with saved:

@@ -78,6 +78,14 @@ def test_other_runtimes_compute_the_same(tmp_path, runtime):
     ("function", "message"),
     [
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
+        (
+            lambda x: {"y": tf.broadcast_to([[1.0, 2.0]], [tf.shape(x)[0], 2])},
+            "broadcasts that keep the batch",
+        ),
+        (
+            lambda x: {"y": tf.nn.bias_add(x[:, :, None, None] * [1.0, 2.0], [3.0], "NCHW")},
+            "biases of the last axis",
+        ),
         (lambda x: {"y": tf.one_hot(tf.cast(x, tf.int32), 2, 5.0)}, "plain one-hot codes"),
         (
             lambda x: {"y": tf.compat.v1.nn.fused_batch_norm(x[:, None, None], [1.0], [0.0])[0]},
@@ -98,3 +106,25 @@ def test_what_is_not_portable_is_refused(tmp_path, function, message):
     with pytest.raises(UsageError, match=f"{message}.*--format savedmodel"):
         formats.write(model, "numpy", tmp_path / "model")
     assert not any(tmp_path.iterdir())
+
+
+def test_images_of_any_size(tmp_path):
+    """Without padding all sizes are computed; with it, the padding would depend on the size."""
+
+    def convolved(images, padding):
+        return {"y": tf.nn.conv2d(images, tf.constant(FILTERS), 2, padding)}
+
+    inputs = {"images": tf.TensorSpec([None, None, None, 2])}
+    model = model_of(lambda images: convolved(images, "VALID"), **inputs)
+    formats.write(model, "numpy", tmp_path / "valid")
+    run = standalone.Model(tmp_path / "valid" / "model.npz").run
+    for size in (5, 6):
+        images = RANDOM.normal(size=(3, size, 7, 2)).astype(np.float32)
+        expected = convolved(images, "VALID")["y"]
+        np.testing.assert_allclose(run(images=images)["y"], expected, rtol=1e-5, atol=1e-5)
+    for shape in ((3, 5, 7, 1), (3, 5, 2)):
+        with pytest.raises(ValueError, match="expected images of shape"):
+            run(images=np.zeros(shape, np.float32))
+    model = model_of(lambda images: convolved(images, "SAME"), **inputs)
+    with pytest.raises(UsageError, match="images of a known size where padding is SAME"):
+        formats.write(model, "numpy", tmp_path / "same")
