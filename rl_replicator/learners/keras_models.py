@@ -259,9 +259,10 @@ class KerasLearner(Learner):
     def served(self) -> Served:
         """Returns the model: its inputs by name to `outputs`, or to its outputs by name.
 
-        A single input is named `inputs`. Inputs in a dictionary have its keys as names. Inputs in a
-        tuple have the names of the model's `tf.keras.Input`s, or `inputs_0`, `inputs_1`. Outputs in
-        a list have the names of the layers that compute them, or `outputs_0`, `outputs_1`.
+        A single input is named `inputs`. Inputs in a dictionary have its keys as names, with `_` in
+        place of what is neither letter nor digit. Inputs in a tuple have the names of the model's
+        `tf.keras.Input`s. Outputs in a list have the names of the layers that compute them. Names
+        that a graph cannot have become `inputs_0`, `inputs_1`, ... or `outputs_0`, `outputs_1`, ...
         """
         specs = self._input_spec
         flat = tf.nest.flatten(specs)
@@ -312,7 +313,7 @@ def _input_names(specs: Any, of_model: Sequence[str] | None) -> list[str]:
     if isinstance(specs, tf.TypeSpec):
         return ["inputs"]
     if isinstance(specs, Mapping) and all(isinstance(x, tf.TypeSpec) for x in specs.values()):
-        return sorted(specs)
+        of_model = [str(key) for key in sorted(specs)]
     return _names("inputs", len(tf.nest.flatten(specs)), of_model)
 
 
@@ -324,9 +325,11 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
       count: number of inputs or outputs.
       of_model: names that the model gives to them; none if it is a subclass.
     """
-    # The names of a graph, which are those of an export, have no spaces.
-    names = [re.sub(r"\W", "_", name) for name in of_model or ()]
-    if len({*names}) == count == len(names):
+    # The names of a graph, which are those of an export, have no spaces, begin with a letter, and
+    # differ not by case alone.
+    names = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in of_model or ()]
+    are_usable = all(re.match("[A-Za-z]", name) for name in names)
+    if are_usable and len({name.lower() for name in names}) == count == len(names):
         return names
     return [f"{kind}_{i}" for i in range(count)]
 

@@ -335,9 +335,17 @@ def nested_data_fn(config):
     return tuple_data_fn(config).map(lambda x, y: ({"b": x[0], "a": {"c": x[1]}}, y))
 
 
+def keyed(first, last):
+    return lambda config: tuple_data_fn(config).map(lambda x, y: ({last: x[0], first: x[1]}, y))
+
+
 @pytest.mark.parametrize(
     ("model_fn", "data_fn", "names"),
     [
+        (subclass, keyed("Hours", "age"), ["Hours", "age"]),
+        (subclass, keyed("hours-per-week", "user id"), ["hours_per_week", "user_id"]),
+        (subclass, keyed("1st", "2nd"), ["inputs_0", "inputs_1"]),
+        (subclass, keyed("X", "x"), ["inputs_0", "inputs_1"]),
         (functional, tuple_data_fn, ["left_side", "right"]),
         (subclass, tuple_data_fn, ["inputs_0", "inputs_1"]),
         (subclass, nested_data_fn, ["inputs_0", "inputs_1"]),
