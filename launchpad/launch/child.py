@@ -28,8 +28,6 @@ _ORPHAN_SECS = 3.0
 _LAUNCHER_SECS = 3.0
 # It looks this often whether that is so, in seconds.
 _LOOK_SECS = 0.1
-# A finished node gets this long for its interpreter to end once the program stops, in seconds.
-_LINGER_SECS = 2.0
 # A node that has failed gets this long for its threads and exit handlers to end, in seconds.
 _FAILED_SECS = 5.0
 _BY_SIGTERM = "the process was ended by SIGTERM"
@@ -98,8 +96,10 @@ class Child:
         """
         sys.argv[:] = self._spec.argv
         status = self._execute()
-        end = self._end_failed if status else self._linger
-        threading.Thread(target=end, name="linger", daemon=True).start()
+        if status:
+            threading.Thread(target=self._end_failed, name="linger", daemon=True).start()
+        # The threads and exit handlers of a node that has not failed may be saving: they have until
+        # the end of the program's notice, when the launcher kills what is left.
         return status
 
     def _execute(self) -> int:
@@ -117,12 +117,6 @@ class Child:
                 return 1
         self.runtime.set_state(lp_runtime.FINISHED)
         return 0
-
-    def _linger(self) -> None:
-        """Ends the process soon after the stop, even if the interpreter's end hangs."""
-        self.runtime.stop_event.wait()
-        time.sleep(_LINGER_SECS)
-        os._exit(0)
 
     def _end_failed(self) -> None:
         """Ends the process of a node that has failed, even if a thread of the node goes on.

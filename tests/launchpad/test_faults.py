@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pathlib
 import signal
@@ -20,6 +21,7 @@ from launchpad.launch import restarts
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.launch.local_multi_processing import launch as processes
 from rl_replicator.processes import guard
+from tests.launchpad import programs
 
 _SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
 
@@ -180,6 +182,47 @@ def test_the_process_of_a_failed_node_ends_although_a_thread_goes_on(capfd):
         manager.kill()
     assert [restart.reason for restart in manager.restarts] == ["ValueError: it has failed"]
     assert "killed 5 s later: thread endless did not end" in capfd.readouterr().err
+
+
+class _Saving:
+    """Saves after its run(), and after the stop: in an exit handler, or in a thread."""
+
+    def __init__(self, path, begin):
+        self._path = pathlib.Path(path)
+        self._begin = begin
+
+    def _save(self):
+        lp.wait_for_stop()
+        time.sleep(3.0)
+        self._path.touch()
+
+    def run(self):
+        self._begin(self._save)
+
+
+def _in_a_thread(save):
+    threading.Thread(target=save, name="saver").start()
+
+
+@pytest.mark.processes
+def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path):
+    """Its exit handlers and threads have until the end of the notice."""
+    program = lp.Program("saving")
+    for name, begin in (("handler", atexit.register), ("thread", _in_a_thread)):
+        program.add_node(lp.PyClassNode(_Saving, str(tmp_path / name), begin), label=name)
+    manager = lp.launch(program, "test_mp", termination_notice_secs=300)
+    assert manager.wait(timeout=100)
+    assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
+
+
+@pytest.mark.processes
+def test_a_node_that_ended_well_is_killed_at_the_end_of_the_notice(caplog):
+    """And that is no failure."""
+    program = lp.Program("endless")
+    program.add_node(lp.PyNode(_in_a_thread, programs.block_for_ever), label="endless")
+    manager = lp.launch(program, "test_mp", termination_notice_secs=1)
+    assert manager.wait(timeout=100)
+    assert "killed after 1 s: endless/0" in caplog.text
 
 
 class _Interrupting:
