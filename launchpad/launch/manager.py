@@ -320,19 +320,24 @@ def _has_script_failed() -> bool:
 
 
 def _wait_for_all() -> None:
+    """Waits for all programs, also after one that failed: at its end, the script leaves none."""
     has_failed = _has_script_failed()
+    is_stopping = has_failed
+    has_news = False
     for manager in list(_unfinished):
         if manager._is_settled():
             continue
         try:
-            if manager.is_test or has_failed:
+            if manager.is_test or is_stopping:
                 manager.stop()
             manager.wait()
-        except BaseException:
-            # Nobody is left to raise to; and the exit status must tell.
+        except BaseException as error:
+            # Nobody is left to raise to.
             traceback.print_exc()
-            if has_failed:  # It does already.
-                continue
-            sys.stdout.flush()
-            atexit._run_exitfuncs()
-            os._exit(1)
+            has_news = True
+            # Ctrl-C is meant for all programs, also where it is raised here and no handler has it.
+            is_stopping |= not isinstance(error, errors.NodeFailedError)
+    if has_news and not has_failed:  # The exit status must tell; after an error, it does already.
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
+        os._exit(1)

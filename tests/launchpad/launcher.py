@@ -50,8 +50,12 @@ def work(writer, index: int, scenario: str) -> None:
         except NoteError as error:
             writer.write(Note(f"caught: {error}"))
         return
-    if scenario in ("fail", "fail-polled"):
+    if scenario in ("fail", "fail-polled", "fail-first"):
         raise ValueError(f"worker {index} is broken")
+    if scenario == "late":
+        time.sleep(3.0)
+        writer.write(Note("done"))
+        return
     if scenario == "deaf":
         while True:
             try:
@@ -90,6 +94,8 @@ def main() -> None:
         thread = threading.Thread(target=launch, args=(engine, "save", path))
         thread.start()
         thread.join()
+    if scenario == "fail-first":
+        launch(engine, "late", path)
     if scenario == "crash":
         raise KeyError("the script has a fault")
     while scenario == "fail-polled" and not manager.is_done:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import launchpad as lp
+from launchpad import errors
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import serialization
 from tests.launchpad import programs
@@ -93,6 +94,40 @@ def test_a_failure_ends_the_script_with_its_traceback(launch_script, engine, sce
     assert output.rstrip().splitlines()[-1].endswith("is broken")
     assert 'raise ValueError(f"worker {index} is broken")' in output
     assert "node worker/" in output
+
+
+@pytest.mark.parametrize("engine", ["local_mt", "local_mp"])
+def test_the_end_of_the_script_waits_for_programs_beside_one_that_failed(launch_script, engine):
+    launcher = launch_script(engine, "fail-first")
+    status, output = launcher.finish(timeout=60)
+    assert status == 1 and output.rstrip().splitlines()[-1].endswith("is broken")
+    assert launcher.lines().count("done") == 2
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_ctrl_c_at_the_end_of_the_script_stops_all_programs(monkeypatch, is_interrupted):
+    """Also as an exception: where another thread has launched them, nobody handles signals."""
+    record = errors.ExceptionRecord.of(ValueError("the first is broken"))
+    error = KeyboardInterrupt() if is_interrupted else lp.NodeFailedError("node", 0, record)
+    told = []
+
+    def fail():
+        raise error
+
+    def manager(name, wait):
+        return types.SimpleNamespace(
+            is_test=False,
+            _is_settled=lambda: False,
+            stop=lambda: told.append(f"stop {name}"),
+            wait=wait,
+        )
+
+    managers = [manager("one", fail), manager("two", lambda: told.append("end"))]
+    monkeypatch.setattr(lp_manager, "_unfinished", managers)
+    monkeypatch.setattr(lp_manager, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None))
+    monkeypatch.setattr(lp_manager, "os", types.SimpleNamespace(_exit=told.append))
+    lp_manager._wait_for_all()
+    assert told == [*(["stop two"] if is_interrupted else []), "end", 1]
 
 
 def test_an_exception_class_of_the_main_script_is_caught_in_another_process(launch_script):
