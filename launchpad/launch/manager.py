@@ -89,7 +89,7 @@ class ProgramManager:
           True if what was waited for has ended, False if it goes on.
 
         Raises:
-          NodeFailedError: a node failed; all nodes have ended.
+          NodeFailedError: a node failed, of whatever group; all nodes have ended.
           ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
@@ -123,7 +123,10 @@ class ProgramManager:
                 return False
             if self._supervisor.done.wait(_POLL_SECS):
                 break
-        return self._wait(None) if self._supervisor.done.is_set() else True
+        if not (self._supervisor.done.is_set() or self._supervisor.has_failed):
+            return True
+        # The end of a node that has failed is no success, although others are still to end.
+        return self._wait(deadline - time.monotonic())
 
     def _wait(self, timeout: float | None) -> bool:
         self._supervisor.post_awaited()

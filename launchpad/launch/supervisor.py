@@ -199,6 +199,14 @@ class Supervisor:
         coming = {index for of, index in self._added if of == label}
         return coming | {m.index for m in self._members if m.label == label and not m.is_gone}
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a node has failed, for which the program ends or has ended.
+
+        True before `states` says that this node has ended.
+        """
+        return bool(self._failures)
+
     def states(self, labels: Sequence[str] | None) -> list[str]:
         """Returns what each node of these groups does; ENDED also once its own work is done.
 

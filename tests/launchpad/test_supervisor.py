@@ -138,6 +138,24 @@ def test_a_server_without_work_of_its_own_ends_with_the_program():
     assert manager.wait(labels_to_wait_for=["store"], timeout=60)
 
 
+@pytest.mark.parametrize(
+    "what", [{"labels_to_wait_for": ["user"]}, {"return_on_first_completed": True}]
+)
+def test_a_failure_is_no_end_that_was_waited_for(what):
+    program = _Program(notice=300)
+    manager = lp_manager.ProgramManager(program.supervisor, is_test=True)
+    program.end("user", errors.ExceptionRecord.of(ValueError("it is broken")))
+    program.wait_for("stop other")
+    assert not manager.wait(timeout=0.3, **what), "the others have not saved yet"
+    program.end("other")
+    program.wait_for("release store")
+    program.end("store")
+    with pytest.raises(lp.NodeFailedError, match="ValueError: it is broken"):
+        manager.wait(timeout=60, **what)
+    assert manager.is_done
+    assert manager.wait(raise_error=False, **what)
+
+
 @pytest.mark.parametrize("secs", [0.1, np.float32(0.1), np.int64(0)])
 def test_a_wait_takes_every_kind_of_number(secs):
     manager = lp_manager.ProgramManager(_Program().supervisor, is_test=True)
