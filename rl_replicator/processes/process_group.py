@@ -66,7 +66,8 @@ class ProcessGroup:
     ) -> ProcessGroup:
         """Starts a command. The kernel kills it when the calling thread ends.
 
-        It ends with status 2, and a message in its output, if there is no such command.
+        It ends with status 2, and a message in its output, if there is no such command. If this
+        process ignores SIGCHLD, it does so no longer: see `keep_statuses`.
 
         Args:
           command: the command and its arguments.
@@ -77,6 +78,7 @@ class ProcessGroup:
         Raises:
           OSError: if this machine cannot start another process.
         """
+        keep_statuses()
         process = subprocess.Popen(
             [sys.executable, "-IS", str(_ENTRY), str(os.getpid()), *command],
             env=environment,

@@ -51,6 +51,17 @@ def test_the_end_of_the_leader(tmp_path, script, code):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3)])
+def test_the_end_of_the_leader_if_this_process_has_ignored_its_children(tmp_path, script, code):
+    """As what has started it may have; the kernel then keeps no status."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert start(tmp_path, script).wait() == code
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("wait", -signal.SIGKILL)])
 def test_what_the_leader_has_started_ends_with_it(tmp_path, script, code):
     group = start(tmp_path, f"sleep 1000 & echo $!; {script}")
