@@ -149,6 +149,29 @@ def test_a_node_that_has_ended_is_not_interrupted():
     assert errors == [None]
 
 
+def _enter(condition, has_begun):
+    while True:
+        try:
+            has_begun.set()
+            with condition:
+                return
+        except SystemExit:  # It was on its way there.
+            continue
+
+
+def test_a_node_that_waits_for_the_lock_of_a_condition_does_not_hold_up_the_end(caplog):
+    """The interrupt waits until the node has it, and whoever kills the node does not."""
+    condition, has_begun = threading.Condition(), threading.Event()
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(_enter, condition, has_begun), label="node")
+    with condition:
+        manager = lp.launch(program, "test_mt", termination_notice_secs=0.5)
+        assert has_begun.wait(60)
+        manager.stop()
+        assert manager.wait(timeout=60)
+    assert "left behind: node/0" in caplog.text
+
+
 def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
     """Half of the interrupts struck between the acquisition and the entry of `with`."""
     for _ in range(15):

@@ -83,7 +83,9 @@ class ThreadWorker:
     def kill(self) -> None:
         """Raises SystemExit in the thread: the most that can be done to one."""
         self.runtime.release()
-        self._thread.interrupt()
+        # It waits while the thread acquires a condition, which may be for ever.
+        interrupt = self._thread.interrupt
+        threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
 
     def send_address(self, key: str, address: str) -> None:
         """Does nothing: all threads share one address book."""
