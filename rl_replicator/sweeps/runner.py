@@ -133,6 +133,8 @@ class SweepRunner:
         Raises:
           UsageError: if the first trials fail one after the other.
         """
+        if any(trial.state not in (TrialState.RUNNING, TrialState.FAILED) for trial in trials):
+            self._failures_at_first = -1  # An earlier process has seen that trials can run.
         waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
         with signals.handled(lambda number, _: signals.note(number, self._signals)):
             try:
@@ -239,8 +241,8 @@ class SweepRunner:
             self._failures_at_first += 1
             if self._failures_at_first >= _HOPELESS:
                 raise UsageError(
-                    f"expected trials that run, but the first {_HOPELESS} failed, the last one "
-                    f"with {trial.reason}; correct the options and choose another --run-dir"
+                    f"expected trials that run, but the first {_HOPELESS} failed, and the last one "
+                    f"{trial.reason}; correct the options and choose another --run-dir"
                 )
 
 

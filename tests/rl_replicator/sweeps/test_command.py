@@ -237,7 +237,8 @@ def test_ctrl_c_lets_the_runs_save_and_failures_are_told(tmp_path, start):
     assert "is failed: ended with status 2: rl-replicator: error: there is no such place" in output
     assert status == 2 and {row["state"] for row in results(tmp_path / "t")} == {"failed"}
     assert len(results(tmp_path / "t")) == 3
-    assert len(errors.splitlines()) == 1 and "the first 3 failed, the last one with" in errors
+    assert len(errors.splitlines()) == 1
+    assert "the first 3 failed, and the last one ended with status 2: rl-repl" in errors
     blind = (HILL, "--search", "place=uniform(0,1)", "--kind", "blind", "--run-dir", "u")
     status, _, errors = finish(start(*blind))
     assert status == 2 and "expected runs with an evaluation" in errors

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rl_replicator.errors import UsageError
 from rl_replicator.sweeps.runner import SweepRunner
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 from tests.rl_replicator.jobs.endless_run import endless_run
@@ -103,3 +104,26 @@ def test_an_ignored_ctrl_c_does_not_end_a_sweep(tmp_path):
     runner = SweepRunner(scheduler, lambda *_: command, tmp_path, 1, lambda _: None, lambda: None)
     assert runner.run([], count=1) is None
     assert trial.state is TrialState.FAILED and trial.reason == "ended without an evaluation"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.DONE])
+def test_a_continued_sweep_gives_up_only_if_no_trial_has_run(tmp_path, state):
+    before, *rest = [
+        SweepTrial(index, {}, tmp_path / f"trial-{index:03d}", seeds=(1,)) for index in range(5)
+    ]
+    before.state = state
+    trials, coming = [before], iter(rest)
+    scheduler = CutsAfterTheFirstEvaluation(before)
+    scheduler.ask = lambda: next(coming)
+    command = ["sh", "-c", "echo no such place; exit 3"]
+    runner = SweepRunner(scheduler, lambda *_: command, tmp_path, 1, lambda _: None, lambda: None)
+    if state is TrialState.DONE:
+        assert runner.run(trials, count=5) is None
+        assert len(trials) == 5
+    else:
+        told = "the first 3 failed, and the last one ended with status 3: no such place"
+        with pytest.raises(UsageError, match=told):
+            runner.run(trials, count=5)
+        assert len(trials) == 4
+    assert all(trial.state is TrialState.FAILED for trial in trials[1:])
