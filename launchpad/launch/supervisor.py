@@ -374,9 +374,8 @@ class Supervisor:
         if self._may_restart(member, record):
             return
         # The deaths of processes that were killed are no news, but what they have told before is.
-        if record is not None and not (
-            self._kill_at is not None and record.type_name == errors.PROCESS_DIED
-        ):
+        was_killed = self._kill_at is not None or member.is_replaced
+        if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
             self._on_failure(worker, record)
         member.state = lp_runtime.ENDED
 

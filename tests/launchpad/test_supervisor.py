@@ -393,6 +393,27 @@ def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program()
     assert supervisor.failure is None
 
 
+def test_a_stop_while_a_team_starts_again_is_no_failure():
+    log: list[str] = []
+    team = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
+    for member in team:
+        member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.0, together=True)
+    supervisor = lp_supervisor.Supervisor(
+        team,
+        lambda member, _: _Worker(member.name, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=300,
+    )
+    supervisor.start()
+    _wait_for(log, "start team/1")
+    supervisor.post_ended(team[0].worker, _died())
+    _wait_for(log, "kill team/1")
+    supervisor.post_stop()
+    supervisor.post_ended(team[1].worker, _died())
+    assert supervisor.done.wait(60)
+    assert supervisor.failure is None
+
+
 def test_a_store_that_moved_restarts_the_whole_team_of_its_client():
     log: list[str] = []
     store = lp.ReverbNode(list)
