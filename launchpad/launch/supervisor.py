@@ -378,6 +378,8 @@ class Supervisor:
         if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
             self._on_failure(worker, record)
         member.state = lp_runtime.ENDED
+        if self._stop_at is None:
+            self._tell_ready()  # A node without a run() may have told no state.
 
     def _may_restart(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> bool:
         """Plans the restart of a failed or replaced node, if its policy allows one."""

@@ -313,6 +313,28 @@ def test_users_of_a_store_that_moved_start_again():
     assert program.supervisor.failure is None
 
 
+def test_a_node_that_ends_without_a_word_holds_up_nobody_who_waits_until_all_are_ready():
+    """Such as an object without a run(), in a thread."""
+    log: list[str] = []
+    members = [lp_member.Member(name, 0, lp.PyNode(print)) for name in ("short", "long")]
+    supervisor = lp_supervisor.Supervisor(
+        members,
+        lambda member, _: _Worker(member.label, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=300,
+    )
+    supervisor.start()
+    _wait_for(log, "start long")
+    supervisor.post_state(members[1].worker, lp_runtime.RUNNING)
+    assert not supervisor.ready.wait(0.3)
+    supervisor.post_ended(members[0].worker, None)
+    assert supervisor.ready.wait(60)
+    _wait_for(log, "ready long")
+    assert "ready short" not in log
+    supervisor.post_kill()
+    assert supervisor.done.wait(60)
+
+
 def test_a_planned_restart_is_dropped_at_the_stop():
     program = _Program(notice=5)
     program.members["other"].restart_policy = lp.RestartPolicy(initial_backoff_secs=30)
