@@ -118,10 +118,12 @@ class ProcessWorker(remote_worker.RemoteWorker):
 
     def _start_and_await(self) -> None:
         started = self._start()
-        group = process_group.ProcessGroup(started.pid, self._guard)
         with self._life:
-            self._group = group
             is_unwanted = self._is_killed
+            # The end of one that was killed before was told: its program may have ended, with its
+            # guard, and nobody would end a guard that starts again.
+            watchman = None if is_unwanted else self._guard
+            group = self._group = process_group.ProcessGroup(started.pid, watchman)
         if is_unwanted:
             group.kill()
         self.attach(lp_channel.Channel(started.channel, lp_channel.LAUNCHER_PATIENCE_SECS))
