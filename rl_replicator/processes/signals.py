@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -37,7 +38,9 @@ def note(number: int, received: list[int]) -> bool:
 
 
 def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:
-    """Handles signals from now on; those that are ignored stay so. For the main thread.
+    """Handles signals from now on; those that are ignored stay so.
+
+    Does nothing in other threads than the main one, which alone handles signals.
 
     Args:
       handler: called with the number of the signal and the frame that it interrupts.
@@ -46,6 +49,8 @@ def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:
     Returns:
       What has handled each of them before; those that this changes nothing for are left out.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
     return {
         number: signal.signal(number, handler)
         for number in numbers
@@ -69,7 +74,7 @@ def give_back(handler: Handler, before: dict[int, Any]) -> None:
 
 @contextlib.contextmanager
 def handled(handler: Handler, numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """Handles signals inside the context; those that are ignored stay so. For the main thread.
+    """Handles signals inside the context, as `take` does.
 
     Args:
       handler: see `take`.

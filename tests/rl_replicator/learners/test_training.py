@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners import calls
 from rl_replicator.learners.training import Diverged, LoopSettings, Training, is_finished
+from rl_replicator.processes import signals
 from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -115,6 +117,14 @@ def test_an_ignored_ctrl_c_does_not_end_a_run(tmp_path, monkeypatch):
     _, training = make(Regression, tmp_path, steps=20)
     interrupt(training, monkeypatch, after=1)
     assert training.run() is None and training.step == 20
+
+
+def test_a_run_in_another_thread_handles_no_signals(tmp_path):
+    _, training = make(Regression, tmp_path)
+    before = {number: signal.getsignal(number) for number in signals.ENDING}
+    with futures.ThreadPoolExecutor(1) as executor:
+        assert executor.submit(training.run).result() is None
+    assert {number: signal.getsignal(number) for number in signals.ENDING} == before
 
 
 def test_the_end_of_the_terminal_saves(tmp_path, monkeypatch):
