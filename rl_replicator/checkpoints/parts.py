@@ -262,6 +262,9 @@ class TrackableSubset(TrackablePart):
     For example the network of a training run, without its optimizer:
 
         checkpointer.restore({"learner": TrackableSubset(network=network)})
+
+    A variable that several objects share was saved as a part of one of them, by the alphabet the
+    first of those on the shortest path to it. Give that object too, or restoring is refused.
     """
 
     def capture(self) -> VariableValues:
