@@ -60,9 +60,12 @@ def listen(address):
 
 
 class Job:
-    """The processes of one cluster, from the entering of the context to its end."""
+    """The processes of one cluster, from the entering of the context to its end.
 
-    def __init__(self, folder, workers, servers, names, worker_timeout=60):
+    On a busy machine, a worker that is started again takes a minute.
+    """
+
+    def __init__(self, folder, workers, servers, names, worker_timeout=120):
         self.report = folder / "report"
         self.processes = {}
         self._cluster, self._reserved = make_cluster(workers, servers)
