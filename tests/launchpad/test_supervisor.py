@@ -386,23 +386,28 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert "team/0 is up again after" in caplog.text
 
 
-def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program():
+def _team_of_two_that_starts_again(policy, notice):
+    """A program whose team/0 has died and whose team/1 has just been killed for that."""
     log: list[str] = []
     team = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
     for member in team:
-        member.restart_policy = lp.RestartPolicy(
-            initial_backoff_secs=0.0, on_exception=False, together=True
-        )
+        member.restart_policy = policy
     supervisor = lp_supervisor.Supervisor(
         team,
         lambda member, _: _Worker(member.name, log),
         lp_address_book.AddressBook(),
-        termination_notice_secs=5,
+        termination_notice_secs=notice,
     )
     supervisor.start()
     _wait_for(log, "start team/1")
     supervisor.post_ended(team[0].worker, _died())
     _wait_for(log, "kill team/1")
+    return supervisor, team, log
+
+
+def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program():
+    policy = lp.RestartPolicy(initial_backoff_secs=0.0, on_exception=False, together=True)
+    supervisor, team, log = _team_of_two_that_starts_again(policy, notice=5)
     lost = errors.ExceptionRecord.of(lp.CourierUnavailableError("the peer is gone"))
     supervisor.post_failing(team[1].worker, lost)  # It noticed before it was killed.
     supervisor.post_ended(team[1].worker, lost)
@@ -416,20 +421,8 @@ def test_a_failure_of_a_member_that_is_being_replaced_does_not_end_the_program()
 
 
 def test_a_stop_while_a_team_starts_again_is_no_failure():
-    log: list[str] = []
-    team = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
-    for member in team:
-        member.restart_policy = lp.RestartPolicy(initial_backoff_secs=0.0, together=True)
-    supervisor = lp_supervisor.Supervisor(
-        team,
-        lambda member, _: _Worker(member.name, log),
-        lp_address_book.AddressBook(),
-        termination_notice_secs=300,
-    )
-    supervisor.start()
-    _wait_for(log, "start team/1")
-    supervisor.post_ended(team[0].worker, _died())
-    _wait_for(log, "kill team/1")
+    policy = lp.RestartPolicy(initial_backoff_secs=0.0, together=True)
+    supervisor, team, _ = _team_of_two_that_starts_again(policy, notice=300)
     supervisor.post_stop()
     supervisor.post_ended(team[1].worker, _died())
     assert supervisor.done.wait(60)
