@@ -16,6 +16,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 from agents import d4pg
 from agents.d4pg import D4PGConfig
+from agents.nodes import learner, saver
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
@@ -24,6 +25,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs import events
+from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
 from tests.suite import forked
 
@@ -85,9 +87,9 @@ def test_a_run_leaves_what_it_promises(finished):
     # The learner reports its time once a second: so short a run may have no report.
     spent = [share for name, share in split.items() if name.startswith("actor_")]
     assert len(spent) >= 4 and 0 < sum(spent) <= 1.2
-    learner = read_metrics(finished, "learner")
+    metrics = read_metrics(finished, "learner")
     for name in ("critic_loss", "q_mean", "value_edge_mass_low", "value_edge_mass_high"):
-        assert np.isfinite(learner[name]).all(), name
+        assert np.isfinite(metrics[name]).all(), name
     progress = latest_progress(finished)
     assert progress["environment_steps"] == 1000 and progress["episodes"] == 50
     # The limiter holds the learner to 16 samples per insert, less the 200 rows before it starts.
@@ -301,6 +303,23 @@ def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0)
         return progress if progress[counter] > above else None
 
     return wait_until(checkpoint, process)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys, is_saved):
+    class Interrupting(RunListener):
+        def evaluated(self, figures):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    if not is_saved:
+        monkeypatch.setattr(saver.Saver, "save_last", lambda _: False)
+        monkeypatch.setattr(learner, "_SECONDS_TO_RECONNECT", 0.0)
+    run = options(tmp_path / "run", steps=100_000, checkpoint_seconds=0.1)
+    assert d4pg.command.train(run, Interrupting()) == 128 + signal.SIGINT
+    assert Checkpointer(tmp_path / "run" / "checkpoints").latest() is not None
+    out = capsys.readouterr().out
+    assert ("stopped and saved; continue" in out) == is_saved
+    assert ("stopped; what followed the last save is lost; continue" in out) != is_saved
 
 
 @pytest.mark.processes
