@@ -308,8 +308,12 @@ def wait_for_checkpoints(run_dir, process, counter="environment_steps", above=0)
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys, is_saved):
     class Interrupting(RunListener):
+        is_sent = False
+
         def evaluated(self, figures):
-            os.kill(os.getpid(), signal.SIGINT)
+            if not self.is_sent:  # A second Ctrl-C ends the process at once.
+                self.is_sent = True
+                os.kill(os.getpid(), signal.SIGINT)
 
     if not is_saved:
         monkeypatch.setattr(saver.Saver, "save_last", lambda _: False)
