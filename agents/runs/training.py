@@ -1,12 +1,13 @@
 """A run from its options to its end: directory, program, progress line, plot and video."""
 
+import contextlib
 import dataclasses
 import logging
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -263,32 +264,32 @@ def _run(
     line = AgentProgressLine()
     films = Films(run, options.video_every)
     noted = 0
-    try:
-        counter: Counter = manager.resolve(described.counter)
-        while not manager.wait(timeout=1.0):
-            try:
-                progress = counter.progress()
-                scaler.tick(counter)
-            except (lp.CourierError, lp.ProgramStoppedError):
-                continue  # It is starting, or it is stopping.
+    with _failures_recorded(run):
+        try:
+            counter: Counter = manager.resolve(described.counter)
+            while not manager.wait(timeout=1.0):
+                try:
+                    progress = counter.progress()
+                    scaler.tick(counter)
+                except (lp.CourierError, lp.ProgramStoppedError):
+                    continue  # It is starting, or it is stopping.
+                noted = _note_restarts(run, manager, noted)
+                line.show(progress)
+                films.tick(progress.environment_steps)
+                _tell(listener, evaluations)
+        except BaseException:
+            if not manager.is_done:  # The listener has raised: the run ends and saves.
+                manager.stop()
+                manager.wait(raise_error=False)
+            raise
+        finally:
             noted = _note_restarts(run, manager, noted)
-            line.show(progress)
-            films.tick(progress.environment_steps)
-            _tell(listener, evaluations)
-    except BaseException as error:
-        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
-        if not manager.is_done:  # The listener has raised: the run ends and saves.
-            manager.stop()
-            manager.wait(raise_error=False)
-        raise
-    finally:
-        noted = _note_restarts(run, manager, noted)
-        line.close()
-        films.close()
-        saved = holds_last_step(run.path)
-        for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
-            shutil.rmtree(folder, ignore_errors=True)
-    _tell(listener, evaluations)
+            line.close()
+            films.close()
+            saved = holds_last_step(run.path)
+            for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
+                shutil.rmtree(folder, ignore_errors=True)
+        _tell(listener, evaluations)
     if noted:
         print(goodput.line(run.path), flush=True)
     if manager.signal_number is not None:
@@ -307,6 +308,17 @@ def _run(
         film_at_the_end(run)
     trackers.add_files(run, without=part_name(0))  # A replay may have gigabytes.
     return 0
+
+
+@contextlib.contextmanager
+def _failures_recorded(run: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception):
+            trackers.fail(run)
+        raise
 
 
 def _plot(run: RunDirectory) -> None:

@@ -416,6 +416,8 @@ def _recorded(
         status = _train(replicator, learner, run, options, listener)
     except BaseException as error:
         events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception) and replicator.is_chief:
+            trackers.fail(run)
         raise
     if status:
         events.record(run.path, events.RUN, events.STOPPED, signal.Signals(status - 128).name)

@@ -4,6 +4,6 @@ A tracker is a class, called with (run directory, name of the x-axis, resume ste
 `Tracker`. Those of other packages are entry points of the group `rl_replicator.trackers`.
 """
 
-from rl_replicator.runs.trackers.registry import Tracker, Trackers, add_files, check
+from rl_replicator.runs.trackers.registry import Tracker, Trackers, add_files, check, fail
 
-__all__ = ["Tracker", "Trackers", "add_files", "check"]
+__all__ = ["Tracker", "Trackers", "add_files", "check", "fail"]

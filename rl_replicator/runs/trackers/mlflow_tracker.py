@@ -31,6 +31,7 @@ class MLflowTracker:
         import mlflow
 
         del x_axis, resume_step
+        self._status = "FINISHED"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:  # A folder, which needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -71,9 +72,13 @@ class MLflowTracker:
             else:
                 self._client.log_artifact(self._run_id, str(path))
 
+    def fail(self) -> None:
+        """Notes that the run has failed."""
+        self._status = "FAILED"
+
     def close(self) -> None:
         """Ends the run there."""
-        self._client.set_terminated(self._run_id)
+        self._client.set_terminated(self._run_id, self._status)
 
 
 def _commit() -> dict[str, str]:

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,9 @@ _OURS = {
     "mlflow": ("rl_replicator.runs.trackers.mlflow_tracker:MLflowTracker", "mlflow"),
     "wandb": ("rl_replicator.runs.trackers.wandb_tracker:WandbTracker", "wandb"),
 }
+
+# Methods of `Tracker` that one may lack.
+_OPTIONAL = ("add_files", "fail")
 
 
 class Tracker(Protocol):
@@ -45,6 +48,9 @@ class Tracker(Protocol):
         Args:
           files: files and folders by their name there, such as `checkpoint/learner`.
         """
+
+    def fail(self) -> None:
+        """Notes that the run has failed, before `close`. A tracker may do without this method."""
 
     def close(self) -> None:
         """Ends the run there."""
@@ -70,26 +76,27 @@ class Trackers:
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
-        self._for_each(lambda tracker: tracker.write(group, step, seconds, values))
+        self._for_each("write", group, step, seconds, values)
 
     def add_files(self, files: Mapping[str, Path]) -> None:
         """See `Tracker`."""
 
-        def add(tracker: Tracker) -> None:
-            if hasattr(tracker, "add_files"):
-                tracker.add_files(files)
+        self._for_each("add_files", files)
 
-        self._for_each(add)
+    def fail(self) -> None:
+        """See `Tracker`."""
+        self._for_each("fail")
 
     def close(self) -> None:
         """See `Tracker`."""
-        self._for_each(lambda tracker: tracker.close())
+        self._for_each("close")
         self._trackers.clear()
 
-    def _for_each(self, call: Callable[[Tracker], None]) -> None:
+    def _for_each(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                call(tracker)
+                if method not in _OPTIONAL or hasattr(tracker, method):
+                    getattr(tracker, method)(*arguments)
             except Exception as error:
                 self._leave_out(name, error)
 
@@ -115,6 +122,17 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
         parts = (part for part in newest.parts if without is None or not part.startswith(without))
         files |= {f"checkpoint/{part}": newest.path / part for part in parts}
     trackers.add_files(files)
+    trackers.close()
+
+
+def fail(run: RunDirectory) -> None:
+    """Notes with the trackers that a run's settings name that it has failed.
+
+    Args:
+      run: the run, whose metrics no process writes any more.
+    """
+    trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
+    trackers.fail()
     trackers.close()
 
 

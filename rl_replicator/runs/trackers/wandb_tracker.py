@@ -28,6 +28,7 @@ class WandbTracker:
         del resume_step
         self._x_axis = x_axis
         self._known: set[str] = set()
+        self._exit_code = 0
         run_id = _id_of(run_dir)
         if run_id not in _OPEN:
             _OPEN[run_id] = self._begin(run_dir, run_id)
@@ -70,10 +71,14 @@ class WandbTracker:
                     self._run.log({name: wandb.Video(str(path))})
         self._run.log_artifact(artifact)
 
+    def fail(self) -> None:
+        """Notes that the run has failed."""
+        self._exit_code = 1
+
     def close(self) -> None:
         """Ends the run there."""
         _OPEN.pop(self._run.id, None)
-        self._run.finish()
+        self._run.finish(self._exit_code)
 
 
 def _id_of(run_dir: Path) -> str:

@@ -19,6 +19,7 @@ from agents.d4pg import D4PGConfig
 from agents.nodes import learner, saver
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
+from agents.runs import training
 from agents.runs.options import AgentOptions
 from agents.suites import results
 from rl_replicator.checkpoints import Checkpointer
@@ -27,6 +28,7 @@ from rl_replicator.errors import CheckpointError, ConfigError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
+from rl_replicator.runs.run_directory import RunDirectory
 from tests.suite import forked
 
 TARGET = "environments.fakes:target"
@@ -324,6 +326,21 @@ def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys,
     out = capsys.readouterr().out
     assert ("stopped and saved; continue" in out) == is_saved
     assert ("stopped; what followed the last save is lost; continue" in out) != is_saved
+
+
+@pytest.mark.parametrize("at_step", [400, 1000])  # The last may come when all nodes have ended.
+def test_a_failure_of_the_listener_is_recorded_and_told_to_trackers(tmp_path, monkeypatch, at_step):
+    class Failing(RunListener):
+        def evaluated(self, figures):
+            if figures["environment_steps"] >= at_step:
+                raise ValueError("not good enough")
+
+    failed = []
+    monkeypatch.setattr(training.trackers, "fail", failed.append)
+    with pytest.raises(ValueError, match="not good enough"):
+        d4pg.command.train(options(tmp_path / "run", track=("jsonl",)), Failing())
+    assert failed == [RunDirectory(tmp_path / "run")]
+    assert events.read(tmp_path / "run")[-1].event == "failed"
 
 
 @pytest.mark.processes

@@ -430,6 +430,22 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "empty").exists()  # It is the user's.
 
 
+def test_trackers_are_told_that_a_run_has_failed(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)  # No repository.
+
+    class Failing(command.RunListener):
+        def evaluated(self, figures):
+            raise ValueError("not good enough")
+
+    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
+    settings = {"config": tiny_learners.Config(), "run_dir": tmp_path / "run", "track": ["mlflow"]}
+    with pytest.raises(ValueError, match="not good enough"):
+        mine.train(mine.options_type()(**settings), Failing())
+    (status,) = (tmp_path / "run" / "mlflow").glob("*/*/meta.yaml")
+    assert "\nstatus: 4\n" in status.read_text()  # FAILED.
+
+
 def test_something_that_is_no_learner():
     @dataclasses.dataclass(frozen=True)
     class Config:

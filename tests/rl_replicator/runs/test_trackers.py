@@ -117,7 +117,7 @@ def test_weights_and_biases_tells_a_run_that_goes_on_from_a_new_one(tmp_path, mo
     def begin(run_dir, run_id):
         begun.append(run_id)
         return types.SimpleNamespace(
-            id=run_id, define_metric=lambda *_, **__: None, log=print, finish=lambda: None
+            id=run_id, define_metric=lambda *_, **__: None, log=print, finish=lambda _: None
         )
 
     monkeypatch.setattr(wandb_tracker.WandbTracker, "_begin", staticmethod(begin))
@@ -214,9 +214,24 @@ def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch
     assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
 
 
-def test_a_tracker_without_files_is_no_failure(tmp_path, caplog):
+def test_weights_and_biases_is_told_that_a_run_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run_dir = make_run(tmp_path / "run", "wandb")
+    writer = MetricWriter(run_dir, "environment_steps")
+    writer.write("actor", 10, {"return": 2.5})  # And stays open, as in a node of the process.
+    trackers.fail(RunDirectory(run_dir))
+    (ending,) = (
+        r.exit for r in _complete_records(run_dir) if r.WhichOneof("record_type") == "exit"
+    )
+    assert ending.exit_code == 1
+
+
+def test_a_tracker_without_files_and_failures_goes_on(tmp_path, caplog):
+    run_dir = make_run(tmp_path / "run", "jsonl")
     with caplog.at_level(logging.WARNING):
-        complete(make_run(tmp_path / "run", "jsonl"))
+        complete(run_dir)
+        trackers.fail(RunDirectory(run_dir))
     assert not caplog.records and not (tmp_path / "run/metrics").exists()
 
 
@@ -238,4 +253,6 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
         writer.write("learner", 40, {"loss (Huber, \u03b4=1)": 2.0})
         assert client.get_run(run.info.run_id).info.status == "RUNNING"
+    trackers.fail(RunDirectory(run_dir))
+    assert client.get_run(run.info.run_id).info.status == "FAILED"
     assert client.get_run(run.info.run_id).data.metrics["learner/loss _Huber_ \u03b4_1_"] == 2.0
