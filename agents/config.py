@@ -67,15 +67,15 @@ class OffPolicyConfig(Settings):
     normalize_observations: bool = False
     """Scale every dimension of the state to mean 0 and variance 1, over all batches so far."""
     torso: str = "mlp"
-    """Hidden layers of policy and critic: `mlp`; `residual`, whose first size is the number of
-    features and whose others are hidden layers of residual blocks; or the import path of a function
+    """Hidden layers of policy and critic: `mlp`; `residual` (the first size is the number of
+    features, the others are the hidden layers of residual blocks); or the import path of a function
     (`agents.networks.mlp`)."""
     policy_layers: tuple[int, ...] = (256, 256)
     """Units of the policy's hidden layers."""
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers."""
     discount: float | Literal["auto"] = 0.99
-    """gamma. Applied by the adder and nowhere else."""
+    """gamma, the discount of an action. `auto` is for `--pixels` alone."""
     n_step: int = 1
     """Steps of reward in a return before it bootstraps."""
     global_batch_size: int = 256
@@ -139,12 +139,12 @@ class NoiseSettings(Settings):
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = None
-    """Its value after `exploration_steps`. Default: constant."""
+    """Standard deviation of the noise after `--agent.exploration-steps`. Default: constant."""
     exploration_steps: int = 100_000
-    """Environment steps over which it changes, linearly."""
+    """Environment steps over which the standard deviation changes, linearly."""
     exploration_spread: float = 2.0
-    """With several environments, over all actors: they explore with standard deviations from
-    1 / spread to spread times the above. 1: all with the same, as in the papers."""
+    """With several environments over all actors, their standard deviations range from
+    sigma / spread to sigma * spread. 1: all are equal, as in the papers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from environments.pixels.environment import PixelEnvironment
 
 _EXPECTED = (
-    "expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK' or a factory "
-    "'package.module:function'"
+    "expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', 'dm:locomotion/TASK' or a "
+    "factory 'package.module:function'"
 )
 _LIBRARIES = ("gym", "dm")
 _SEE_LIST = "'rl-replicator envs' lists the tasks"

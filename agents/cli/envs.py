@@ -31,8 +31,9 @@ def run(args: Sequence[str]) -> int:
     options.parse(EnvsOptions, "rl-replicator envs", args)
     print("\n".join(environments.names()))
     print(
-        "Also: gym:ID, dm:manipulation/TASK, and package.module:function, a factory called with "
-        "seed= that returns a dm_env.Environment or a gymnasium.Env (docs/environments.md).",
+        "Also: gym:ID, dm:manipulation/TASK, dm:locomotion/TASK, and package.module:function, a "
+        "factory called with seed= that returns a dm_env.Environment or a gymnasium.Env "
+        "(docs/environments.md).",
         file=sys.stderr,
     )
     return 0

@@ -66,9 +66,9 @@ def _options_type() -> Any:
     class PlanOptions(Hardware):
         """Predict how fast a run is on other machines, and what limits it.
 
-        The parts of the run are measured on this machine. All options of 'rl-replicator train',
-        such as --actors, --replicas and --replay-shards, describe the run; the options here
-        describe the machines.
+        The parts of the run are measured on this machine. The options of 'rl-replicator train',
+        such as --actors, --replicas and --replay-shards, describe the run (not --deterministic and
+        --env-engine envpool); the options here describe the machines.
         """
 
         agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]

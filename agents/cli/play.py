@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-SUMMARY = "play a policy in a window or into a film: play PATH"
+SUMMARY = "play a policy in a window, or record it as a video: play PATH"
 
 
 def run(args: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class PlayOptions:
-        """Play a policy in a window, or into a film where there is no display."""
+        """Play a policy in a window; without a display, record a video."""
 
         path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
         """A run directory, or a folder made by 'rl-replicator export --format numpy'."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-SUMMARY = "describe what lies in a run's replay: replay RUN_DIR"
+SUMMARY = "describe the contents of a run's replay: replay RUN_DIR"
 
 
 def run(args: Sequence[str]) -> int:

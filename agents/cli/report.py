@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-SUMMARY = "write all about runs into one HTML file: report RUN_DIR... --out report.html"
+SUMMARY = "write a report on runs as one HTML file: report RUN_DIR... --out report.html"
 
 
 def run(args: Sequence[str]) -> int:
@@ -35,7 +35,9 @@ def run(args: Sequence[str]) -> int:
         """
 
         run_dirs: Annotated[
-            tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+            tuple[Path, ...],
+            tyro.conf.Positional,
+            tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
         ]
         """Directories of runs or of suites."""
         out: Path = Path("report.html")

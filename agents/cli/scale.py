@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-SUMMARY = "change the number of actors of a run, live or not: scale RUN_DIR --actors N"
+SUMMARY = "change a run's number of actors, also while it trains: scale RUN_DIR --actors N"
 
 
 def run(args: Sequence[str]) -> int:

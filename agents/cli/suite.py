@@ -57,7 +57,9 @@ def _options_type() -> Any:
         """
 
         tasks: Annotated[
-            tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE | TASK [TASK ...]")
+            tuple[str, ...],
+            tyro.conf.Positional,
+            tyro.conf.arg(metavar="SUITE | TASK [TASK ...]", help_behavior_hint="(required)"),
         ]
         """A suite, or tasks such as cartpole:swingup."""
         steps: int = 100_000

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-SUMMARY = "film an evaluation episode of an agent: video RUN_DIR"
+SUMMARY = "record a video of an evaluation episode: video RUN_DIR"
 
 
 def run(args: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-SUMMARY = "export, measure and film the policies of runs: zoo RUN_DIR..."
+SUMMARY = "export, measure and record the policies of runs: zoo RUN_DIR..."
 
 _FILM = "film.mp4"
 
@@ -36,7 +36,9 @@ def run(args: Sequence[str]) -> int:
         """Export the policies of runs for NumPy, and play each to measure and film it."""
 
         run_dirs: Annotated[
-            tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+            tuple[Path, ...],
+            tyro.conf.Positional,
+            tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
         ]
         """Directories of runs of agents, one for each task and agent."""
         out: Path

@@ -15,7 +15,7 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 
     Every default is the paper's or that of its published implementations, unless its line says
-    otherwise. `PAPER` has none of these departures.
+    otherwise. `--preset paper` has none of these departures.
     """
 
     policy_layers: tuple[int, ...] = (256, 256)
@@ -133,9 +133,10 @@ class PixelD4PGConfig(PixelSettings, D4PGConfig):
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
-    """Its value after `exploration_steps`. None: constant."""
+    """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
     exploration_steps: int = 40_000
-    """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
+    """Environment steps over which the standard deviation changes, linearly. DrQ-v2 takes 100,000
+    for easy tasks."""
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
     policy_average: int = 1

@@ -23,8 +23,8 @@ class AgentOptions:
     """Values that `--agent.*` start from: `default`, or `paper` for D4PG from state, the agent as
     it was published."""
     env: str
-    """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`, or
-    `package.module:function`."""
+    """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
+    `dm:locomotion/TASK`, or `package.module:function`."""
     wrap: tuple[str, ...] = ()
     """Wrappers `package.module:function` around the environment, the innermost first."""
     time_limit: int | None = None
@@ -42,9 +42,8 @@ class AgentOptions:
     envs_per_actor: int = 1
     """Environments of each actor, which it steps with one call of its policy for all."""
     env_engine: Literal["dm_control", "envpool"] = "dm_control"
-    """What steps the environments of actors: `dm_control`, or any other library of the task, one
-    environment after the other; or `envpool`, all at once in C++ threads (tasks of the dm_control
-    suite, from the state)."""
+    """How actors step their environments: `dm_control`, one after the other (also for environments
+    of other libraries); `envpool`, all at once in C++ threads (dm_control suite, from state)."""
     replicas: str = "1"
     """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
     string of `rl_replicator.make`."""

@@ -79,9 +79,10 @@ class PixelTD3Config(PixelSettings, TD3Config):
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
-    """Its value after `exploration_steps`. None: constant."""
+    """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
     exploration_steps: int = 40_000
-    """Environment steps over which it changes, linearly. DrQ-v2 takes 100,000 for easy tasks."""
+    """Environment steps over which the standard deviation changes, linearly. DrQ-v2 takes 100,000
+    for easy tasks."""
     global_batch_size: int = 128
     """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
     policy_average: int = 1

@@ -21,7 +21,9 @@ class PlotOptions:
     """
 
     run_dirs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
     ]
     """Directories of runs or of suites."""
     figure: str | None = None

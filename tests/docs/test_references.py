@@ -19,10 +19,11 @@ from tests import structure
 from tests.docs import references
 from tests.docs.references import DOCUMENTS, ROOT
 
-# Options of programs that are not ours: Ray, uv, Slurm.
+# Options of programs that are not ours: Ray, uv, Slurm, TensorBoard.
 FOREIGN_FLAGS = {
     "--compile-bytecode",
     "--dashboard-port",
+    "--logdir",
     "--max-worker-port",
     "--min-worker-port",
     "--node-manager-port",

@@ -321,8 +321,8 @@ def test_gymnasium_pictures_have_the_wanted_size():
         ),
         (
             "cartpole",
-            r"expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK' or a factory "
-            r"'package.module:function', got 'cartpole'",
+            r"expected a task 'domain:task', 'gym:ID', 'dm:manipulation/TASK', "
+            r"'dm:locomotion/TASK' or a factory 'package.module:function', got 'cartpole'",
         ),
         ("", "got ''; 'rl-replicator envs' lists the tasks"),
         (
