@@ -74,7 +74,9 @@ def restore_unless(finite: tf.Tensor) -> None:
     before = _STATE.before or []
     for variable in written([variable for variable, _ in before]):
         value = next(value for other, value in before if other is variable)
-        variable.assign(tf.where(finite, variable.read_value(), value))
+        # A mesh supports no scalar condition beside tensors.
+        everywhere = tf.fill(tf.shape(value), finite)
+        variable.assign(tf.where(everywhere, variable.read_value(), value))
 
 
 def written(variables: Iterable[tf.Variable]) -> list[tf.Variable]:

@@ -363,10 +363,62 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     refuses(replicator, "use tf.gather instead of a slice with a negative step", lambda x: x[::-1])
     refuses(replicator, "use tf.slice", lambda x: x[: tf.cast(tf.reduce_sum(x) * 0, tf.int32)])
     refuses(replicator, "found Where", lambda x: tf.boolean_mask(x, x > 0))
+    refuses(replicator, "use tf.cast", lambda x: tf.reduce_mean(tf.cast(x, tf.int32)))
+
+    def positive(x):
+        return tf.reduce_mean(x) > 0
+
+    advice = "tf.fill"
+    refuses(replicator, advice, lambda x: tf.where(positive(x), x, -x))
+    refuses(replicator, advice, lambda x: tf.where(positive(x), 1.0, x))
+
+    def in_a_branch(x):
+        return tf.cond(positive(x), lambda: tf.where(positive(x), x, -x), lambda: x)
+
+    refuses(replicator, advice, in_a_branch)
     index = tf.constant(0)
     refuses(replicator, "use tf.cond", lambda x: tf.switch_case(index, [lambda: x, lambda: -x]))
     # Found only by DTensor itself.
     refuses(replicator, "got LRN", tf.nn.local_response_normalization)
+
+
+def test_choices_by_a_scalar(replicator):
+    def step_fn(x):
+        is_high = tf.reduce_mean(x) > 1000
+        scalar = tf.where(is_high, 1.0, tf.reduce_sum(x))
+        everywhere = tf.where(tf.fill(tf.shape(x), is_high), -x, x)
+        return scalar, everywhere, tf.cond(is_high, lambda: -x, lambda: x)
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(images))
+    scalar, everywhere, chosen = replicator.local_results(step())[0]
+    np.testing.assert_allclose(scalar, IMAGES[:BATCH].sum(), rtol=1e-5)
+    np.testing.assert_array_equal(everywhere, IMAGES[:BATCH])
+    np.testing.assert_array_equal(chosen, IMAGES[:BATCH])
+
+
+def test_a_skipped_step_leaves_statistics(replicator):
+    with replicator.scope():
+        w = tf.Variable(tf.ones([3, 1]))
+        norm = rr.CrossReplicaBatchNorm(True, True)
+        norm(tf.zeros([2, 3]), True)
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+
+    def rows(context):
+        good = np.arange(3.0 * BATCH, dtype=np.float32).reshape(BATCH, 3)
+        return tf.data.Dataset.from_tensor_slices([good, good * np.nan]).repeat()
+
+    def step_fn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(norm(x, True) @ w)
+        optimizer.apply([tape.gradient(loss, w)], [w])
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(rows))
+    step()
+    means = norm.moving_mean.value.numpy()
+    assert means.any()
+    step()
+    np.testing.assert_array_equal(norm.moving_mean.value, means)
+    assert optimizer.num_skipped.numpy() == 1
 
 
 def test_slices_with_new_axes(replicator):

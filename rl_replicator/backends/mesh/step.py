@@ -34,6 +34,9 @@ _REFUSED = {
     ),
 }
 
+_WHERE = (
+    "use tf.where(tf.fill(tf.shape(x), condition), x, y), or tf.cond, if the condition is a scalar"
+)
 _RANDOM = (
     "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a callable "
     "input, which runs on the host"
@@ -236,12 +239,22 @@ def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:
 def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
     """Raises `ConfigError` if a step uses operations that DTensor does not support."""
     definition = function.graph.as_graph_def(add_shapes=True)
-    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
-        by_name = {node.name: node for node in nodes}
+    graphs = [(definition.node, {})]
+    for f in definition.library.function:
+        names = [argument.name for argument in f.signature.input_arg]
+        graphs.append((f.node_def, {names[i]: attrs for i, attrs in f.arg_attr.items()}))
+    for nodes, arguments in graphs:
+        by_name = {**arguments, **{node.name: node for node in nodes}}
         for node in nodes:
             advice = _RANDOM if random_ops.is_stateful(node) else _REFUSED.get(node.op)
             if node.op == "StridedSlice":
                 advice = _check_slice(node, by_name)
+            if node.op in ("Select", "SelectV2") and _rank(node.input[0], by_name) == 0:
+                # DTensor crashes, unless all is scalar.
+                advice = _WHERE if _rank(node.name, by_name) else None
+            if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
+                # DTensor rounds the mean of each device, and then the mean of these.
+                advice = "use tf.cast to a float before tf.reduce_mean"
             if advice:
                 raise errors.ConfigError(
                     f"expected operations that DTensor supports, found {node.op} ({node.name}); "
@@ -249,10 +262,19 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
                 )
 
 
+def _rank(name: str, by_name: Mapping[str, Any]) -> int | None:
+    """Returns the rank of a node's output; None if it is unknown."""
+    base, _, rest = name.partition(":")
+    shapes = by_name[base].attr["_output_shapes"].list.shape
+    index = int(rest.rpartition(":")[2] or 0)
+    is_known = index < len(shapes) and not shapes[index].unknown_rank
+    return len(shapes[index].dim) if is_known else None
+
+
 def _check_slice(node: Any, by_name: Mapping[str, Any]) -> str | None:
     """Returns what to use instead of a slice that DTensor does not support; None for others."""
     bounds: list[Any] = [by_name.get(name.partition(":")[0]) for name in node.input[1:4]]
-    if any(x is None or x.op != "Const" for x in bounds):
+    if any(getattr(x, "op", None) != "Const" for x in bounds):
         return "use tf.slice or tf.gather if the bounds of a slice are tensors"
     begin, _, strides = (tf.make_ndarray(x.attr["value"].tensor) for x in bounds)
     if (strides < 0).any():
