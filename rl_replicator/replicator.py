@@ -150,8 +150,9 @@ class Replicator(abc.ABC):
 
         Args:
           input_fn: returns a `tf.data.Dataset` of per-replica batches, of which each replica takes
-            one in a step, or a callable without arguments that each replica calls in a step. A
-            dataset is read without autotuning unless its options enable that.
+            one in a step, or a callable without arguments that is traced as a part of the step and
+            returns tensors; what Python computes in it would be the same in every step. A dataset
+            is read without autotuning unless its options enable that.
           per_replica: whether to call `input_fn` once per replica, which then has its own pipeline,
             and not once per process.
           pad_to: the per-replica batch size, to use finite data to its last example: shorter

@@ -310,7 +310,7 @@ class WorkerCallables(WorkerInputs):
           **places: see `WorkerInputs`.
         """
         super().__init__(**places)
-        self._functions = tuple(functions)
+        self._functions = tuple(inputs_lib.refuse_constants(function) for function in functions)
 
     def take(self, *arguments: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         del arguments

@@ -1,6 +1,6 @@
 """Where a replicated step takes its data from: one element for every replica in every step."""
 
-from rl_replicator.step.inputs.callables import CallableInputs
+from rl_replicator.step.inputs.callables import CallableInputs, refuse_constants
 from rl_replicator.step.inputs.contract import (
     CANCELLED,
     ELEMENT,
@@ -29,4 +29,5 @@ __all__ = [
     "make",
     "pad",
     "padded_spec",
+    "refuse_constants",
 ]

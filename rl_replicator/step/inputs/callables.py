@@ -3,9 +3,40 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from rl_replicator import errors
 from rl_replicator.step.inputs import contract
+
+# A callable that returns one of these was called once, when the step was traced.
+_CONSTANT = (np.ndarray, np.generic, bool, int, float, complex, str, bytes)
+
+
+def refuse_constants(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a function that calls another one and checks what it returns.
+
+    Args:
+      function: a callable input; called when a step is traced, and not in every step.
+
+    Returns:
+      The function. It raises `ConfigError` for arrays and numbers that Python has computed: they
+      would be the same in every step.
+    """
+
+    def call() -> Any:
+        element = function()
+        for leaf in tf.nest.flatten(element):
+            if isinstance(leaf, _CONSTANT):
+                raise errors.ConfigError(
+                    "expected tensors from a callable input, which is traced once, got a "
+                    f"{type(leaf).__name__}, which would be the same in every step; compute it in "
+                    "tf.numpy_function, return a tf.data.Dataset from input_fn, or use tf.constant "
+                    "if it shall stay the same"
+                )
+        return element
+
+    return call
 
 
 class CallableInputs(contract.Inputs):
@@ -19,7 +50,7 @@ class CallableInputs(contract.Inputs):
           num_replicas: number of replicas of this process.
         """
         super().__init__()
-        self._functions = tuple(functions)
+        self._functions = tuple(refuse_constants(function) for function in functions)
         self._num_replicas = num_replicas
         with tf.init_scope(), tf.device("/cpu:0"):
             self._num_cancels = tf.Variable(0, trainable=False, name="num_cancels")

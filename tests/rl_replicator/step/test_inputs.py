@@ -168,6 +168,28 @@ def test_a_pipeline_for_every_replica(name):
     assert replicator.gather(numbers()).tolist() == list(range(n))
 
 
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2", "mesh:data=2"])
+def test_what_python_computes_is_no_callable_input(name):
+    replicator = rr.make(name)
+    random = np.random.default_rng(0)
+    for function, kind in (
+        (lambda: {"x": tf.zeros([2]), "y": random.normal(size=2)}, "ndarray"),
+        (lambda: random.normal(), "float"),
+        (lambda: random.normal(size=2).astype("f")[0], "float32"),
+    ):
+        with pytest.raises(rr.ConfigError, match=rf"got a {kind}, which .* tf\.numpy_function"):
+            inputs = replicator.make_inputs(lambda context, function=function: function)
+            replicator.replicate(lambda x: x, inputs)
+
+    def draw():
+        x = tf.numpy_function(lambda: random.normal(size=2), [], tf.float64)
+        return tf.ensure_shape(x, [2])
+
+    step = replicator.replicate(lambda x: x, replicator.make_inputs(lambda context: draw))
+    first, second = (replicator.local_results(step())[0].numpy() for _ in range(2))
+    assert (first != second).all()
+
+
 def test_pipelines_must_be_alike():
     def input_fn(context):
         return tf.data.Dataset.from_tensors(np.zeros(context.input_pipeline_id))
