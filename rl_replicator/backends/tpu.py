@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.collectives import call_log
-from rl_replicator.step import compiled, host, unwrapped_optimizers
+from rl_replicator.step import compiled, host, scaled_losses, unwrapped_optimizers
 from rl_replicator.step import inputs as inputs_lib
 
 _ADVICE = (
@@ -136,6 +136,7 @@ class TpuStep(compiled.CompiledStep):
             call_log.recording() as calls,
             self._host.scope(),
             unwrapped_optimizers.refused(),
+            scaled_losses.noted(),
         ):
             run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)

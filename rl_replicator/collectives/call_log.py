@@ -11,10 +11,15 @@ from rl_replicator import errors
 
 
 class CallLog:
-    """The collectives of one step, in the order in which each replica called them."""
+    """The collectives of one step, in the order in which each replica called them.
+
+    Attributes:
+      scaled_by: what has divided a loss of the step by the number of replicas; None if nothing has.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
+        self.scaled_by: str | None = None
 
     def record(self, replica: int, call: str) -> None:
         """Records a collective.

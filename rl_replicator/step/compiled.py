@@ -20,6 +20,7 @@ from rl_replicator.step import (
     output_arrays,
     random_ops,
     replica_check,
+    scaled_losses,
     unwrapped_optimizers,
 )
 from rl_replicator.step import host as host_lib
@@ -246,6 +247,7 @@ class CompiledStep(ReplicatedStep):
             call_log.recording() as calls,
             self._host.scope(),
             unwrapped_optimizers.refused(),
+            scaled_losses.noted(),
         ):
             try:
                 # Layers and optimizer slots that appear at the first use: created at once, because

@@ -1,0 +1,96 @@
+"""Losses that are divided by the number of replicas need gradients that are summed."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+
+import rl_replicator as rr
+
+NAMES = ["single_device", "multi_device:2"]
+X = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32)
+Y = np.array([[2.0], [1.0], [0.0], [4.0]], np.float32)
+# Of the mean of (w x - y)^2 at w = 1, by hand: 2 / 4 * sum(x * (x - y)).
+GRADIENT = 0.5 * float((X * (X - Y)).sum())
+
+
+def batches(context):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    return data.batch(context.per_replica_batch_size(4)).repeat()
+
+
+def trained(replicator, step_fn, variables):
+    inputs = replicator.make_inputs(batches, per_replica=False)
+    replicator.replicate(step_fn, inputs)()
+    return float(variables[0].numpy().item())
+
+
+def keras_model(replicator, **options):
+    with replicator.scope():
+        layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = tf.keras.Sequential([tf.keras.Input([1]), layer])
+        optimizer = replicator.wrap_optimizer(tf.keras.optimizers.SGD(0.1), **options)
+        model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_step_of_a_keras_model(name):
+    replicator = rr.make(name)
+    compute_loss = vars(tf.keras.Model)["compute_loss"]
+    model = keras_model(replicator)
+    with pytest.raises(
+        rr.ConfigError, match=r"found tf\.keras\.Model\.compute_loss .*\"sum\""
+    ) as error:
+        trained(replicator, lambda batch: model.train_step(batch), model.variables)
+    assert "\n" not in str(error.value)
+    assert vars(tf.keras.Model)["compute_loss"] is compute_loss
+    model = keras_model(replicator, reduction="sum")
+    w = trained(replicator, lambda batch: model.train_step(batch), model.variables)
+    assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", ["compute_average_loss", "scale_regularization_loss"])
+def test_functions_of_tensorflow(name, function):
+    replicator = rr.make(name)
+
+    def step_with(reduction):
+        with replicator.scope():
+            w = tf.Variable([1.0])
+            options = {} if reduction is None else {"reduction": reduction}
+            optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), **options)
+
+        def step_fn(batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                errors = tf.square(w * x - y)[:, 0]
+                if function == "compute_average_loss":
+                    loss = tf.nn.compute_average_loss(errors)
+                else:
+                    loss = tf.nn.scale_regularization_loss(tf.reduce_mean(errors))
+            optimizer.apply(tape.gradient(loss, [w]), [w])
+
+        return step_fn, [w]
+
+    with pytest.raises(rr.ConfigError, match=rf"found tf\.nn\.{function} in the step"):
+        trained(replicator, *step_with(None))
+    w = trained(replicator, *step_with("sum"))
+    assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
+
+
+def test_elsewhere_nothing_changes():
+    replicator = rr.make("multi_device:2")
+    model = keras_model(replicator, reduction="sum")
+    with replicator.scope():
+        w = tf.Variable([1.0])
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
+    model.evaluate(X, Y, verbose=0)
+
+    def step_fn(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(w * x - y))
+        optimizer.apply(tape.gradient(loss, [w]), [w])
+
+    assert trained(replicator, step_fn, [w]) == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
