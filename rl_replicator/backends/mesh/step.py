@@ -239,7 +239,7 @@ def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:
 def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
     """Raises `ConfigError` if a step uses operations that DTensor does not support."""
     definition = function.graph.as_graph_def(add_shapes=True)
-    graphs = [(definition.node, {})]
+    graphs: list[tuple[Any, dict[str, Any]]] = [(definition.node, {})]
     for f in definition.library.function:
         names = [argument.name for argument in f.signature.input_arg]
         graphs.append((f.node_def, {names[i]: attrs for i, attrs in f.arg_attr.items()}))
