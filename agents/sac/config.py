@@ -1,6 +1,7 @@
 """Every hyper-parameter of SAC, once."""
 
 import dataclasses
+import math
 
 from agents.config import OffPolicyConfig, PixelSettings
 
@@ -32,7 +33,10 @@ class SACConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(self.initial_temperature > 0, "initial_temperature", "more than 0")
+        is_good = 0 < self.initial_temperature < math.inf
+        self.check(is_good, "initial_temperature", "a finite number above 0")
+        is_good = self.target_entropy is None or math.isfinite(self.target_entropy)
+        self.check(is_good, "target_entropy", "a finite number")
         rate = self.temperature_learning_rate
         self.check(0 < rate < 1, "temperature_learning_rate", "a number between 0 and 1")
         self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")

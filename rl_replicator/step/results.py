@@ -92,9 +92,25 @@ def check_op(op: str) -> None:
         )
 
 
+def _mean(x: Array) -> Array:
+    if _is_half(x):
+        return np.asarray(x.mean(axis=0, dtype=np.float32)).astype(x.dtype)
+    return np.asarray(x.mean(axis=0, dtype=np.float32 if x.dtype.kind in "iub" else None))
+
+
+def _sum(x: Array) -> Array:
+    dtype = np.float32 if _is_half(x) else x.dtype
+    return np.asarray(x.sum(axis=0, dtype=dtype)).astype(x.dtype)
+
+
+def _is_half(x: Array) -> bool:
+    """Whether the dtype is float16 or bfloat16: NumPy would add them up with as few digits."""
+    return x.dtype in (tf.float16.as_numpy_dtype, tf.bfloat16.as_numpy_dtype)
+
+
 _REDUCTIONS: dict[str, Callable[[Array], Array]] = {
-    "mean": lambda x: x.mean(axis=0, dtype=np.float32 if x.dtype.kind in "iub" else None),
-    "sum": lambda x: x.sum(axis=0, dtype=x.dtype),
+    "mean": _mean,
+    "sum": _sum,
     "min": lambda x: x.min(axis=0),
     "max": lambda x: x.max(axis=0),
 }
