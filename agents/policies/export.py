@@ -118,7 +118,8 @@ def _card(
         "action": _action(action_spec),
         "licence": license_name,
     }
-    usage = _USAGE[policy.task.pixels is not None] + (_WRAPPED if wrap else "")
+    is_from_pixels = policy.task.pixels is not None
+    usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")
     return Card(f"{name} on {task}", facts, usage, identity)
 
 
@@ -155,7 +156,7 @@ def _action(spec: Any) -> str:
     return f"float32 {list(spec.shape)}, within [{low:g}, {high:g}]"
 
 
-# By whether it is from pixels.
+# By whether the policy is from pixels.
 _USAGE = {
     False: (
         "Input `observation`: [B, N] float32, the environment's arrays, flattened and concatenated "
@@ -170,7 +171,9 @@ _USAGE = {
         "action spec. Convolutions compute in float32, whatever they did in training."
     ),
 }
-_WRAPPED = (
-    " The environment is the one in the wrappers, as the agent sees it: what they return as one "
-    "vector, and actions in [-1, 1]."
-)
+_WRAPPED = {
+    False: (
+        " This is the wrapped environment as the agent sees it: one vector, and actions in [-1, 1]."
+    ),
+    True: " This is the wrapped environment as the agent sees it, with actions in [-1, 1].",
+}

@@ -283,7 +283,16 @@ def test_a_model_of_a_wrapped_task_has_the_form_of_the_agent(tmp_path):
     np.testing.assert_allclose(actor.select_action(observation), expected, atol=1e-6)
     card = (out / "README.md").read_text()
     assert f"| wrappers | {wrap} |" in card and "| action | float32 [2], within [-1, 1] |" in card
-    assert "The environment is the one in the wrappers" in card
+    assert "the wrapped environment as the agent sees it: one vector" in card
+
+
+def test_a_card_of_a_wrapped_task_from_pixels_promises_no_vector(tmp_path):
+    wrap = "tests.agents.policies.range_fake:Changed"
+    run_dir, out = _make_run(tmp_path / "run", td3.command, "small", (wrap,)), tmp_path / "out"
+    assert main.main(["export", str(run_dir), "--format", "numpy", "--out", str(out)]) == 0
+    card = (out / "README.md").read_text()
+    assert "[B, H, W, 3] uint8" in card and "the wrapped environment as the agent sees it" in card
+    assert "vector" not in card
 
 
 def test_an_operation_that_is_not_portable_is_named():
