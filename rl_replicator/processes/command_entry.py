@@ -35,6 +35,9 @@ def main(argv: list[str]) -> int:
     # A script's `&` lets what it starts ignore SIGINT, since Ctrl-C is for the foreground. It does
     # not reach this session: SIGINT comes from the parent alone, which asks the command to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Python ignores these two; another program relies on them.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvp(argv[2], argv[2:])
     except OSError as error:

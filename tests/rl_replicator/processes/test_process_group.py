@@ -33,6 +33,13 @@ def is_alive(pid):
 
 
 @pytest.mark.processes
+def test_a_pipe_whose_reader_has_ended_ends_its_writer(tmp_path):
+    assert start(tmp_path, "kill -PIPE $$; exit 3").wait() == -signal.SIGPIPE
+    assert start(tmp_path, "yes | head -1").wait() == 0
+    assert (tmp_path / "output").read_text() == "y\n"
+
+
+@pytest.mark.processes
 @pytest.mark.usefixtures("sigint_ignored")
 def test_sigint_ends_what_a_process_that_ignores_it_starts(tmp_path):
     assert start(tmp_path, "kill -INT $$; exit 3").wait() == -signal.SIGINT
