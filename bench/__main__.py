@@ -42,6 +42,7 @@ SUITE = {
 NOT_IN_THE_SUITE = {
     "allocator": "trains ten times, for six minutes",
     "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
+    "learner_profile": "explains the figures of learner",
     "pixel_learner": "takes more than four minutes",
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",
     "kills": "kills parts of a run for minutes or hours",
