@@ -17,9 +17,10 @@ class PixelEnvironment(dm_env.Environment):
     """A `dm_env.Environment` whose observation is one frame, uint8 [height, width, 3].
 
     Actions are float32 [m] in [-1, 1], as in `flat.Environment`. Each action is repeated
-    `action_repeat` times, or until the episode ends. Rewards are summed and discounts multiplied
-    over these steps; both are float32 scalars, and None at the first step of an episode. Frames are
-    not stacked. Every step returns a new array.
+    `action_repeat` times, or until the episode ends. Discounts are multiplied over these steps, and
+    rewards are summed, each multiplied by the discounts of the steps before it, as a sum over every
+    step would weight it. Both are float32 scalars, and None at the first step of an episode. Frames
+    are not stacked. Every step returns a new array.
 
     Threads may step different environments at the same time, and one environment may be passed
     between threads.
@@ -78,7 +79,7 @@ class PixelEnvironment(dm_env.Environment):
             timestep = self._environment.step(action)
             if timestep.step_type is dm_env.StepType.FIRST:
                 return self._first(timestep)
-            reward += float(timestep.reward)
+            reward += discount * float(timestep.reward)
             discount *= float(timestep.discount)
             if timestep.step_type is dm_env.StepType.LAST:
                 break

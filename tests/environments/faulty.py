@@ -108,6 +108,11 @@ def time_is_up(seed):
     return _Changed(seed, step=lambda t: t._replace(discount=0.0) if t.last() else t)
 
 
+def halving(seed):
+    """Not wrong: the value of all that follows halves with each step, as if half of them ended."""
+    return _Changed(seed, step=lambda t: t._replace(discount=0.5))
+
+
 def large(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
 

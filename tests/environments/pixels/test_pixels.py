@@ -224,6 +224,20 @@ def test_a_termination_in_the_midst_of_a_repeat():
     assert steps[-1].step_type is dm_env.StepType.LAST
 
 
+def test_discounts_within_a_repeat_weight_the_rewards_after_them():
+    values = []
+    for repeat in (1, 2, 4):
+        drawn = environments.make("tests.environments.faulty:halving", 5, Pixels(8, 8, 0, repeat))
+        timestep, value, weight = drawn.reset(), 0.0, 1.0
+        while not timestep.last():
+            timestep = drawn.step(np.zeros(1, np.float32))
+            value += weight * timestep.reward
+            weight *= timestep.discount
+        assert weight == 0.5**5
+        values.append(value)
+    np.testing.assert_allclose(values, values[0], rtol=1e-6)
+
+
 def test_gymnasium_frames_are_averaged():
     environment = _make_gymnasium(Pixels(8, 8))
     environment.reset()
