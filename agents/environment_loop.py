@@ -72,15 +72,16 @@ def explore(
 
 
 class EvaluationEpisode(NamedTuple):
-    """The rewards of an episode.
+    """The rewards and discounts of an episode.
 
     Attributes:
       rewards: [T] float64, one for each action.
-      is_terminated: whether it ended with a discount of 0, and not by a time limit.
+      discounts: [T] float64, the environment's, of what follows each reward. The last one is 0
+        after a termination, and not after a time limit.
     """
 
     rewards: np.ndarray
-    is_terminated: bool
+    discounts: np.ndarray
 
     @property
     def episode_return(self) -> float:
@@ -103,19 +104,21 @@ def evaluation_episode(
       give_up: called after every step.
 
     Returns:
-      Its rewards; None if given up.
+      Its rewards and discounts; None if given up.
     """
     rewards: list[float] = []
+    discounts: list[float] = []
     for timestep in itertools.islice(interact(environment, actor), max_actions + 1):
         if give_up():
             return None
         if not timestep.first():
             rewards.append(float(timestep.reward))
+            discounts.append(float(timestep.discount))
         if timestep.last():
-            return EvaluationEpisode(np.array(rewards), timestep.discount == 0.0)
+            return EvaluationEpisode(np.array(rewards), np.array(discounts))
     _LOG.warning(
         "an evaluation episode did not end within %s actions and was cut off; its return counts up "
         "to there (--evaluation.max-episode-steps)",
         f"{max_actions:,}",
     )
-    return EvaluationEpisode(np.array(rewards), is_terminated=False)
+    return EvaluationEpisode(np.array(rewards), np.array(discounts))

@@ -27,8 +27,9 @@ def figures(
       By name: mean, lowest, median and highest return, and the number of episodes. If the rewards
       are bounded, the share of failed episodes: those with less than a tenth of the way from the
       lowest to the highest return that the bounds allow in as many steps. If there are such states,
-      the mean discounted return after the states whose remaining rewards are known: all states if
-      the environment terminated, else those so early that what follows the cut-off is negligible.
+      the mean discounted return, by gamma and the environment's discounts, after the states whose
+      remaining rewards are known: all states if the environment terminated, else those so early
+      that what follows the cut-off is negligible.
     """
     returns = np.array([episode.rewards.sum() for episode in episodes])
     found = {
@@ -67,9 +68,10 @@ def returns_to_go(episode: EvaluationEpisode, discount: float) -> np.ndarray:
       [T] float64 after a termination; else for the first states only, from which the cut-off is so
       far that what follows it is negligible.
     """
+    discounts = discount * episode.discounts
     after = np.zeros(len(episode.rewards) + 1)
     for step in range(len(episode.rewards) - 1, -1, -1):
-        after[step] = episode.rewards[step] + discount * after[step + 1]
-    remaining = np.arange(len(episode.rewards), 0, -1)
-    is_known = episode.is_terminated | (discount**remaining <= _NEGLIGIBLE_DISCOUNT)
-    return after[:-1][is_known]
+        after[step] = episode.rewards[step] + discounts[step] * after[step + 1]
+    # How much what follows the last step counts after each state: not at all after a termination.
+    remaining = np.cumprod(discounts[::-1])[::-1]
+    return after[:-1][remaining <= _NEGLIGIBLE_DISCOUNT]

@@ -4,14 +4,31 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents.environment_loop import EvaluationEpisode
+import environments
+from agents.environment_loop import EvaluationEpisode, evaluation_episode
 from agents.nodes.evaluation_figures import figures, returns_to_go
+from tests.environments import faulty
 
 BOUNDED = specs.BoundedArray((), np.float64, -1.0, 1.0)
 
 
-def episode(*rewards, is_terminated=False):
-    return EvaluationEpisode(np.array(rewards), is_terminated)
+class Still:
+    """An actor that does nothing."""
+
+    def observe_first(self, timestep):
+        pass
+
+    def select_action(self, observation):
+        return np.zeros(1, np.float32)
+
+    def observe(self, action, next_timestep):
+        pass
+
+
+def episode(*rewards, discount=1.0, last_discount=1.0):
+    discounts = np.full(len(rewards), discount)
+    discounts[-1] *= last_discount
+    return EvaluationEpisode(np.array(rewards), discounts)
 
 
 def test_a_mean_hides_what_minimum_median_and_failures_show():
@@ -40,9 +57,24 @@ def test_without_bounds_there_are_no_failures(spec):
 
 def test_returns_to_go():
     np.testing.assert_allclose(
-        returns_to_go(episode(1.0, 2.0, 4.0, is_terminated=True), 0.5), [3.0, 4.0, 4.0]
+        returns_to_go(episode(1.0, 2.0, 4.0, last_discount=0.0), 0.5), [3.0, 4.0, 4.0]
     )
     # 0.5**5 is less than 0.05, 0.5**4 is more: five steps to the cut-off are enough.
     cut_off = returns_to_go(episode(*[1.0] * 6), 0.5)
     np.testing.assert_allclose(cut_off, [2 * (1 - 0.5**6), 2 * (1 - 0.5**5)])
     assert "discounted_return" not in figures([episode(1.0)], BOUNDED, discount=0.9)
+
+
+def test_the_discounts_of_the_environment_count_in_returns_to_go():
+    """As if gamma were their product, 0.5: the same numbers as above."""
+    ended = episode(1.0, 2.0, 4.0, discount=0.625, last_discount=0.0)
+    np.testing.assert_allclose(returns_to_go(ended, 0.8), [3.0, 4.0, 4.0])
+    cut_off = returns_to_go(episode(*[1.0] * 6, discount=0.625), 0.8)
+    np.testing.assert_allclose(cut_off, [2 * (1 - 0.5**6), 2 * (1 - 0.5**5)])
+
+
+def test_an_episode_keeps_its_discounts():
+    played = evaluation_episode(environments.make(f"{faulty.__name__}:halving", 0), Still(), 99)
+    assert played.discounts.tolist() == [0.5] * 5 and len(played.rewards) == 5
+    ended = evaluation_episode(environments.make("environments.fakes:chain", 0), Still(), 99)
+    assert ended.discounts.tolist() == [1.0] * 9 + [0.0]

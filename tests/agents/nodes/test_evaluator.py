@@ -310,6 +310,6 @@ class Endless(dm_env.Environment):
 def test_an_episode_that_does_not_end_is_cut_off(caplog):
     with caplog.at_level(logging.WARNING):
         episode = evaluation_episode(Endless(), Policy(None), max_actions=7)
-        assert episode.episode_return == 7.0 and not episode.is_terminated
+        assert episode.episode_return == 7.0 and episode.discounts.all()
     assert "did not end within 7 actions and was cut off" in caplog.text
     assert evaluation_episode(Endless(), Policy(None), 7, give_up=lambda: True) is None
