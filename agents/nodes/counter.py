@@ -264,7 +264,7 @@ class Counter:
             self._learner_steps = steps
             self._waiting["learner"] += 0.3 * (waiting - self._waiting["learner"])
             if metrics:
-                self._q_mean = metrics.get("q_mean", self._q_mean)
+                self._q_mean = metrics.get("q_mean")
                 self._write("learner", metrics, clocks={"learner_steps": steps})
         return self.progress()
 

@@ -151,7 +151,8 @@ class SACLearner(tf.Module):
             priorities=priorities,
             metrics={
                 "critic_loss": critic_loss,
-                "q_mean": tf.reduce_mean(q_tm1),
+                # Not `q_mean`, which is compared with returns: this one counts entropy as reward.
+                "soft_q_mean": tf.reduce_mean(q_tm1),
                 "entropy": -tf.reduce_mean(log_prob_tm1),
                 "temperature": temperature,
                 **diagnostics.step_metrics(

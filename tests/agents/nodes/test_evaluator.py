@@ -277,6 +277,16 @@ def test_a_continued_run_knows_the_bias_of_q(tmp_path):
     assert read_metrics(tmp_path, "evaluator")["q_bias"].tolist() == [-1.0]
 
 
+def test_values_that_are_no_returns_have_no_bias(tmp_path):
+    """Such as SAC's, also in a run that called them q_mean before it was continued."""
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.report_learner(7, 0.0, {"q_mean": 2.0})
+    counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    counter.report_learner(8, 0.0, {"soft_q_mean": 2.0})
+    record(counter, 100, 5.0, discounted_return=3.0)
+    assert "q_bias" not in read_metrics(tmp_path, "evaluator")
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_each_evaluation_closes_its_environment(tmp_path, stops, monkeypatch, fails):
     closed = []

@@ -98,7 +98,7 @@ class NumpySAC:
         }
         metrics = {
             "critic_loss": critic_loss(start),
-            "q_mean": reference.twin(start, "", o, a).mean(),
+            "soft_q_mean": reference.twin(start, "", o, a).mean(),
             "entropy": -self._act(start, o, stream=3)[1].mean(),
             "temperature": alpha[0],
             "critic_gradient_norm": reference.norm(gradients["critic"]),
