@@ -248,7 +248,7 @@ class LearnerNode:
                     self._counter.learner_starves()
 
     def _report_time(self, starved: float) -> None:
-        """Tells the counter how the learner has spent its time since the last report.
+        """Tells the counter how the learner has spent its time since the last report, if it trains.
 
         Args:
           starved: share of that time in which its input was empty.
@@ -256,6 +256,8 @@ class LearnerNode:
         grown = self._stopwatch.take(**self._learner.seconds)
         if self._is_building:
             self._is_building = self._learner.num_steps == self._steps_at_start
+            return
+        if self._trained.is_set():  # What follows, such as the last evaluation, is not its time.
             return
         others = sum(grown[part] for part in self._learner.seconds)
         grown["wait"] = min(starved * grown[TOTAL], max(grown["step"] - others, 0.0))

@@ -25,6 +25,8 @@ _PART_NAMES = {
     "save": "checkpoints",
 }
 _CHECKPOINTS = 0.1
+# Shares that add up to no more than this say nothing, and would be shown as 0 %.
+_NOTHING = 0.01
 # Units of a layer from which bfloat16 is faster on every machine that is fast at it.
 _WIDE = 512
 
@@ -63,7 +65,7 @@ def parts(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
     Returns:
       "actor" and "learner" -> name of each part -> its share, the greatest first. A kind that has
-      not reported is left out.
+      not reported, or did nothing of all that for nearly all of its time, is left out.
     """
     found = {}
     for kind in _KINDS:
@@ -72,7 +74,7 @@ def parts(shares: Mapping[str, float]) -> dict[str, dict[str, float]]:
             for part, name in _PART_NAMES.items()
             if f"{kind}_{part}" in shares
         }
-        if split:
+        if sum(split.values()) > _NOTHING:
             found[kind] = dict(sorted(split.items(), key=lambda item: -item[1]))
     return found
 

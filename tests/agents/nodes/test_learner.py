@@ -168,6 +168,33 @@ def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(stop, tmp_pat
 
 
 @pytest.mark.timeout(180)
+def test_the_time_after_training_is_not_its_time(stop, tmp_path, run_dir, monkeypatch):
+    """The last evaluation may take longer than all training."""
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    counter.lease(0, TOTAL - 5, 0.0, [])
+    reports = []
+    monkeypatch.setattr(counter, "add_time", lambda kind, grown: reports.append(grown))
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        assert wait_for(lambda: reports)
+        counter.lease(0, 5, 0.0, [])
+        counter.actor_done(0)
+        assert wait_for(lambda: counter.progress().learner_done)
+        before = len(reports)
+        time.sleep(2.5)
+        assert len(reports) == before
+    finally:
+        stop.set()
+        learner.join()
+        replay.close()
+
+
+@pytest.mark.timeout(180)
 def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, monkeypatch):
     agent = D4PG(CONFIG, TARGET.spec())
     replay = Replay(agent, tmp_path / "replay", MIN_SIZE // 2)

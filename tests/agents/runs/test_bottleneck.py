@@ -89,5 +89,6 @@ def test_a_run_without_times_of_both_has_no_verdict(tmp_path):
     assert bottleneck.explain(tmp_path, STATE) == []
     writer = MetricWriter(tmp_path, "environment_steps")
     writer.write("time", 100, {"actor_policy": 0.9})
+    writer.write("time", 200, {"actor_policy": 0.9, "learner_step": 0.004, "learner_wait": 0.0})
     writer.close()
     assert bottleneck.explain(tmp_path, STATE) == []
