@@ -11,7 +11,12 @@ import numpy as np
 from dm_env import specs
 
 from environments import randomness, timesteps
-from environments.errors import EnvironmentActionError, EnvironmentSpecError, of_user_code
+from environments.errors import (
+    EnvironmentActionError,
+    EnvironmentDataError,
+    EnvironmentSpecError,
+    of_user_code,
+)
 
 # MuJoCo's largest number, dm_control's bound of actuators without limits.
 NO_LIMIT = 1e10
@@ -46,6 +51,38 @@ class NumpyRandomness(Randomness):
 
 
 Render = Callable[[int, int, int | str], np.ndarray]
+
+
+def checked_frame(
+    frame: Any, name: str, height: int | None = None, width: int | None = None
+) -> np.ndarray:
+    """Returns what an environment has rendered, if it is a frame.
+
+    Args:
+      frame: what its `render` returned.
+      name: name of the environment, for the error message.
+      height: height that was asked for; None if the environment chooses the size.
+      width: width that was asked for, likewise.
+
+    Returns:
+      A new array, [height, width, 3] uint8.
+
+    Raises:
+      EnvironmentDataError: if it is anything else. Nothing is cast: floats from 0 to 1 would all
+        become black.
+    """
+    pixels = np.array(frame)
+    sizes = [height or pixels.shape[0], width or pixels.shape[1], 3] if pixels.ndim == 3 else []
+    if pixels.dtype == np.uint8 and pixels.size and list(pixels.shape) == sizes:
+        return pixels
+    expected = f"uint8 [{height or 'height'}, {width or 'width'}, 3]"
+    got = "None" if frame is None else f"{pixels.dtype} {list(pixels.shape)}"
+    remedy = (
+        "scale it to 0..255 and to the requested size" if height else "convert it to RGB, 0..255"
+    )
+    raise EnvironmentDataError(
+        f"{name}: frame: expected {expected} from its render(), got {got}; {remedy}"
+    )
 
 
 class Environment(dm_env.Environment):

@@ -55,13 +55,13 @@ def adapt(
             f"({type(environment.unwrapped).__qualname__}); return one of them, and train in "
             "several with --envs-per-actor"
         )
-    render: flat.Render | str = functools.partial(_render, environment)
+    name = name or type(environment.unwrapped).__qualname__
+    render: flat.Render | str = functools.partial(_render, environment, name)
     if environment.render_mode != "rgb_array":
         render = (
             "expected an environment made with render_mode='rgb_array', got "
             f"{environment.render_mode!r}; pass it to gymnasium.make"
         )
-    name = name or type(environment.unwrapped).__qualname__
     with of_user_code(f"the specs of {name}", "be returned"):
         bridge = GymnasiumEnvironment(environment, seed)
     return flat.Environment(
@@ -172,11 +172,12 @@ def _spec(space: spaces.Space, name: str) -> Any:
 
 
 def _render(
-    environment: gymnasium.Env, height: int, width: int, camera_id: int | str
+    environment: gymnasium.Env, name: str, height: int, width: int, camera_id: int | str
 ) -> np.ndarray:
     """Renders Gymnasium's own image and resizes it.
 
     Raises:
+      EnvironmentDataError: if it is no uint8 [height, width, 3].
       EnvironmentSpecError: if another camera than the environment's is asked for.
       RenderingUnavailableError: if Gymnasium needs a package that is not installed.
     """
@@ -190,7 +191,7 @@ def _render(
             frame = environment.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise RenderingUnavailableError(_what_to_install(environment, str(error))) from error
-    return _resized(np.asarray(frame, np.uint8), height, width)
+    return _resized(flat.checked_frame(frame, name), height, width)
 
 
 @contextlib.contextmanager

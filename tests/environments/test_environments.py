@@ -313,6 +313,30 @@ def test_gymnasium_pictures_have_the_wanted_size():
 
 
 @pytest.mark.parametrize(
+    ("frame", "got"),
+    [
+        (np.full((30, 40, 3), 0.5, np.float32), r"float32 \[30, 40, 3\]"),
+        (np.zeros((30, 40), np.uint8), r"uint8 \[30, 40\]"),
+        (np.zeros((30, 40, 4), np.uint8), r"uint8 \[30, 40, 4\]"),
+        ([np.zeros((30, 40, 3), np.uint8)], r"uint8 \[1, 30, 40, 3\]"),
+        (np.zeros((0, 40, 3), np.uint8), r"uint8 \[0, 40, 3\]"),
+        (None, "None"),
+    ],
+)
+def test_gymnasium_pictures_of_another_kind_are_refused(frame, got):
+    class Drawn(gymnasium_fake.Seven):
+        def render(self):
+            return frame
+
+    environment = environments.adapt(Drawn(terminates=True))
+    expected = (
+        rf"Drawn: frame: expected uint8 \[height, width, 3\] from its render\(\), got {got}; conv"
+    )
+    with pytest.raises(environments.EnvironmentDataError, match=expected):
+        environment.render(8, 8)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         (
