@@ -277,23 +277,29 @@ class Environment(dm_env.Environment):
           camera_id: index or name of a camera.
 
         Returns:
-          [height, width, 3] uint8.
+          A new array, [height, width, 3] uint8.
 
         Raises:
           RenderingUnavailableError: if no OpenGL works on this machine.
           EnvironmentSpecError: if the environment cannot render.
+          EnvironmentDataError: if the environment rendered anything else.
         """
         return self.renderer()(height, width, camera_id)
 
     def renderer(self) -> Render:
-        """Returns the function that `render` calls.
+        """Returns the function that `render` calls, which checks what the environment renders.
 
         Raises:
           EnvironmentSpecError: if the environment cannot render.
         """
         if isinstance(self._render, str):
             raise EnvironmentSpecError(self._render)
-        return self._render
+        draw, name = self._render, self._name
+
+        def render(height: int, width: int, camera_id: int | str) -> np.ndarray:
+            return checked_frame(draw(height, width, camera_id), name, height, width)
+
+        return render
 
     def close(self) -> None:
         self._environment.close()

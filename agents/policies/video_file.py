@@ -65,7 +65,7 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
 def _disk_errors() -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: ffmpeg has failed.
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"cannot write the video: {text}; is the disk full?") from error
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from environments import flat
-from environments.errors import EnvironmentDataError, EnvironmentSpecError
+from environments.errors import EnvironmentSpecError
 from environments.pixels import camera, rendering
 from environments.pixels.config import PixelConfig
 
@@ -92,26 +92,18 @@ class OwnView(View):
 
     render_mode = "own"
 
-    def __init__(self, draw: flat.Render, config: PixelConfig, name: str):
+    def __init__(self, draw: flat.Render, config: PixelConfig):
         """Stores the method.
 
         Args:
-          draw: maps (height, width, camera_id) to a frame, [height, width, 3] uint8.
+          draw: the renderer of a `flat.Environment`.
           config: configuration of the frames.
-          name: name of the environment, for error messages.
         """
-        self._draw, self._config, self._name = draw, config, name
+        self._draw, self._config = draw, config
 
     def frame(self) -> np.ndarray:
         config = self._config
-        frame = np.array(self._draw(config.height, config.width, config.camera))
-        shape = (config.height, config.width, 3)
-        if frame.dtype != np.uint8 or frame.shape != shape:
-            raise EnvironmentDataError(
-                f"{self._name}: frame: expected uint8 {list(shape)} from its render(), got "
-                f"{frame.dtype} {list(frame.shape)}; scale it to 0..255 and to the requested size"
-            )
-        return frame
+        return self._draw(config.height, config.width, config.camera)
 
     def begin_episode(self) -> None:
         """Does nothing, because the environment renders its own state."""
@@ -143,7 +135,7 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
             f"expected render 'auto' or 'exact' for {type(environment.wrapped).__qualname__}, "
             "which renders itself, got 'fast'; leave render at 'auto'"
         )
-    return OwnView(draw, config, type(environment.wrapped).__qualname__)
+    return OwnView(draw, config)
 
 
 def is_physics(candidate: Any) -> bool:

@@ -52,6 +52,19 @@ def still_pictures(seed):
     return environment
 
 
+def drawn_small(seed):
+    """Renders a size of its own."""
+    environment = good(seed)
+    environment.render = lambda height, width, camera_id: np.zeros((24, 24, 3), np.uint8)
+    return environment
+
+
+def drawn_grey(seed):
+    environment = good(seed)
+    environment.render = lambda height, width, camera_id: np.zeros((height, width))
+    return environment
+
+
 def unbounded(seed):
     return _Changed(seed, action_spec=specs.Array((1,), np.float32))
 

@@ -187,6 +187,12 @@ def test_wrappers_that_are_none(path, message):
         ("good", 0, "ok    end: episodes of 5 .truncation., 5 .truncation. steps"),
         ("good", 0, "ok    seeding: the seed decides"),
         ("good", 0, "ok    rendering: frames"),
+        (
+            "drawn_small",
+            1,
+            r"WRONG rendering: .*uint8 \[48, 64, 3\] .*got uint8 \[24, 24, 3\]; scale",
+        ),
+        ("drawn_grey", 1, r"WRONG rendering: .* got float64 \[48, 64\]; scale it to 0..255"),
         ("unbounded", 1, "WRONG specs: expected continuous actions with finite bounds, got no"),
         ("nan", 1, "WRONG data: .*expected finite float32 numbers, got nan; clip it"),
         ("restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last step"),

@@ -102,6 +102,16 @@ def test_a_film_of_an_environment_that_fails_blames_no_disk(folder, monkeypatch)
     assert [found.name for found in path.parent.iterdir()] == ["policy"]
 
 
+@pytest.mark.parametrize("output", ["a.mp4", "a.gif"])
+@pytest.mark.parametrize("name", ["drawn_small", "drawn_grey"])
+def test_a_film_takes_frames_of_its_size_alone(folder, name, output):
+    path, _ = folder
+    name = f"tests.environments.faulty:{name}"
+    with pytest.raises(environments.EnvironmentDataError, match=r"expected uint8 \[240, 320, 3\]"):
+        play.run([str(path), "--env", name, "--output", output])
+    assert [found.name for found in path.parent.iterdir()] == ["policy"]
+
+
 def test_a_window_without_tkinter_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "tkinter", None)  # Debian leaves it out.
     with pytest.raises(UsageError, match=r"expected Python's tkinter .*--output"):
