@@ -187,18 +187,14 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
     Returns:
       The function; "" if the environment cannot render.
     """
+    from environments import flat
     from environments.pixels import camera, views
 
     physics = getattr(environment, "physics", None)
     if views.is_physics(physics):
         # Read for each frame, because some environments make a new physics for an episode.
         return camera.VideoCamera(lambda: environment.physics)
-    own: Any = getattr(environment, "render", None)
-    try:
-        inspect.signature(own).bind(height=1, width=1, camera_id=0)
-    except (TypeError, ValueError):
-        return ""
-    return lambda height, width, camera_id: own(height=height, width=width, camera_id=camera_id)
+    return flat.own_render(environment)
 
 
 def _call_factory(name: str, seed: int) -> Any:

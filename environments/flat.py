@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -98,7 +99,10 @@ class Environment(dm_env.Environment):
 
     Attributes:
       drops_images: whether images among the observations are left out; otherwise they are refused.
+      is_redrawn: whether a wrapper draws its frames, in place of its physics.
     """
+
+    is_redrawn = False
 
     def __init__(
         self,
@@ -323,6 +327,20 @@ def _check_action_spec(spec: Any) -> None:
             f"{expected}, got the range {spec.minimum.tolist()} to {spec.maximum.tolist()}; "
             "set bounds in a factory"
         )
+
+
+def own_render(environment: dm_env.Environment) -> Render | str:
+    """Returns the method `render` of a user's environment.
+
+    Returns:
+      The method; "" if there is none that takes height, width and camera_id.
+    """
+    own: Any = getattr(environment, "render", None)
+    try:
+        inspect.signature(own).bind(height=1, width=1, camera_id=0)
+    except (TypeError, ValueError):
+        return ""
+    return lambda height, width, camera_id: own(height=height, width=width, camera_id=camera_id)
 
 
 def find_randomness(environment: Any) -> Randomness | None:

@@ -169,6 +169,31 @@ def halved(inner):
     return _Halved(inner)
 
 
+class _Inverted(_Halved):
+    """A wrapper that draws white as black."""
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def render(self, height, width, camera_id=0):
+        return 255 - self._inner.render(height, width, camera_id)
+
+
+def inverted(inner):
+    return _Inverted(inner)
+
+
+class _PassingOn(_Halved):
+    """A wrapper that has whatever the environment within has."""
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def passing_on(inner):
+    return _PassingOn(inner)
+
+
 class _Noisy(_Halved):
     """A wrapper that adds noise to observations."""
 

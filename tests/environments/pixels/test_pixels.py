@@ -115,6 +115,32 @@ def test_what_cannot_be_drawn_is_one_line():
         gymnasium.reset()
 
 
+FAULTY = "tests.environments.faulty"
+
+
+@pytest.mark.parametrize("name", ["environments.fakes:target", "cartpole:swingup"])
+@pytest.mark.parametrize("around", [[], ["passing_on"]])
+def test_a_wrapper_may_draw_the_frames(name, around):
+    """Those of its own render, in observations as in films, also within another wrapper."""
+
+    def frames(wrap):
+        made = environments.make(name, 3, Pixels(16, 16), wrap=wrap)
+        return made.render_mode, [made.reset().observation, made.render(16, 16)]
+
+    _, (_, plain) = frames([])
+    assert plain.any()
+    mode, drawn = frames([f"{FAULTY}:{wrapper}" for wrapper in ["inverted", *around]])
+    assert mode == "own"
+    np.testing.assert_array_equal(drawn, [255 - plain] * 2)
+
+
+def test_other_wrappers_leave_the_frames_to_the_physics():
+    made = environments.make("cartpole:swingup", 3, FAST(16, 16), wrap=[f"{FAULTY}:passing_on"])
+    assert made.render_mode == "fast"
+    with pytest.raises(environments.EnvironmentSpecError, match="renders itself or in a wrapper"):
+        environments.make("cartpole:swingup", 3, FAST(16, 16), wrap=[f"{FAULTY}:inverted"])
+
+
 def test_no_opengl_is_told_when_the_environment_is_made(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "off")
     rendering.find.cache_clear()
