@@ -288,10 +288,13 @@ def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[Environment
 def _observations(environment: Any, steps: int) -> np.ndarray:
     random = np.random.RandomState(3)
     shape = environment.action_spec().shape
-    found = [environment.reset().observation]
+    timestep = environment.reset()
+    found = [timestep.observation]
     for _ in range(steps):
         action = random.uniform(-1, 1, shape).astype(np.float32)
-        found.append(environment.step(action).observation)
+        # As agents do: not every environment starts anew when it is stepped on.
+        timestep = environment.reset() if timestep.last() else environment.step(action)
+        found.append(timestep.observation)
     with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
         environment.close()
     return np.stack(found)

@@ -126,6 +126,19 @@ def halving(seed):
     return _Changed(seed, step=lambda t: t._replace(discount=0.5))
 
 
+class _Strict(_Changed):
+    """Not wrong: it must be reset after the end, as agents do."""
+
+    def step(self, action):
+        if self._time == self._length:
+            raise RuntimeError("reset me first")
+        return super().step(action)
+
+
+def strict(seed):
+    return _Strict(seed)
+
+
 def large(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
 

@@ -202,6 +202,7 @@ def test_wrappers_that_are_none(path, message):
         ("crash", 1, "WRONG step: AttributeError at step 1"),
         ("bad_close", 1, "ok    seeding: the seed decides"),
         ("bad_close", 1, "WRONG close: RuntimeError: was never open; raise nothing in close"),
+        ("strict", 0, "ok    seeding: the seed decides"),
         ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
