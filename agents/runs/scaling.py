@@ -138,6 +138,7 @@ def request(run_dir: Path, actors: int) -> str:
         not take notice.
     """
     run = RunDirectory(run_dir)
+    run.check_single()
     stored = run.config().get("options") or {}
     if "actors" not in stored or stored.get("deterministic"):
         raise UsageError(

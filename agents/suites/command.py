@@ -17,7 +17,7 @@ from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.run_directory import RunDirectory, runs
+from rl_replicator.runs.run_directory import SUITE, RunDirectory, runs
 
 _LOG = logging.getLogger("agents")
 _FAILURE = 1
@@ -26,7 +26,6 @@ _FREE = (
     *("env", "seed", "steps", "run_dir", "resume", "checkpoint_seconds", "launch", "address"),
     *("video", "video_every"),
 )
-_KIND = "suite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +83,9 @@ def run(plan: SuitePlan) -> int:
         cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(_KIND, plan.identity):
+    with directory.opened(SUITE, plan.identity):
         directory.describe(
-            _KIND, plan.identity, {"arguments": list(plan.arguments), **plan.options}
+            SUITE, plan.identity, {"arguments": list(plan.arguments), **plan.options}
         )
         statuses = [
             RunStatus(one, plan.run_dir / one.name)

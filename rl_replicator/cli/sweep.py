@@ -20,6 +20,8 @@ from rl_replicator.sweeps.study import SearchPlan
 _COMMAND = "rl-replicator sweep"
 _TRAIN = "rl-replicator train"
 # Options of the runs that the sweep itself sets.
+# The option of agents that names what is to be learned.
+_TASK = "env"
 _OURS = ("--seed", "--resume", "--no-resume", "--config")
 
 
@@ -116,6 +118,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     """
     trainable = trainables.load(chosen.name)
     parameters = search.parse_all(chosen.search)
+    _check_searchable(parameters)
     settings = _parsed(chosen.name, trainable, theirs)
     _check_parameters(chosen.name, trainable, theirs, parameters)
     if chosen.scheduler == "pbt":
@@ -156,6 +159,20 @@ def _parsed(name: str, trainable: trainables.Trainable, words: Sequence[str]) ->
     )
 
 
+def _check_searchable(parameters: Sequence[Parameter]) -> None:
+    for one in parameters:
+        if f"--{one.option}" in ("--run-dir", *_OURS):
+            raise UsageError(
+                f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
+                "other options"
+            )
+        if one.option == _TASK:
+            raise UsageError(
+                f"--search: expected no {_TASK}: figures of different tasks cannot be compared; "
+                f"give --{_TASK}, and sweep each task on its own"
+            )
+
+
 def _check_parameters(
     name: str,
     trainable: trainables.Trainable,
@@ -165,11 +182,6 @@ def _check_parameters(
     """Checks that a run accepts the values at the ends of every search, one after the other."""
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     for one in parameters:
-        if f"--{one.option}" in ("--run-dir", *_OURS):
-            raise UsageError(
-                f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
-                "other options"
-            )
         if f"--{one.option}" in given:
             raise UsageError(
                 f"expected --{one.option} to be either searched or set, got both; leave one out"

@@ -150,7 +150,9 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
     if file is not None:
         found, place = _read(Path(file)), file
     elif run_dir is not None and (RunDirectory(run_dir).exists or name is None):
-        found, place = RunDirectory(run_dir).config(), str(run_dir)
+        run = RunDirectory(run_dir)
+        run.check_single()
+        found, place = run.config(), str(run_dir)
     else:
         return None
     trainable = found.get("trainable", name)

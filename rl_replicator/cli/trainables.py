@@ -103,4 +103,6 @@ def of_run(run_dir: Path) -> Trainable:
     Raises:
       UsageError: if it is not the directory of a run.
     """
-    return load(str(RunDirectory(run_dir).config().get("trainable")))
+    run = RunDirectory(run_dir)
+    run.check_single()
+    return load(str(run.config().get("trainable")))

@@ -31,6 +31,9 @@ AUTO = "auto"
 # From pixels, "auto" is this discount of a step of the simulator to the power of the action repeat.
 DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
+# What else has a directory with a config: many runs, which lie in it.
+SWEEP, SUITE = "sweep", "suite"
+
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"
 _OLD_CONFIG = "config.json.old"
@@ -127,6 +130,29 @@ class RunDirectory:
         if not is_one:
             raise UsageError(f"expected a run's settings in {path}, got another kind of file")
         return config
+
+    @property
+    def collection(self) -> str:
+        """`SWEEP` or `SUITE` if the directory holds many runs, and is that of none; else ""."""
+        try:
+            kind = self.config().get("trainable")
+        except UsageError:
+            return ""
+        return kind if kind in (SWEEP, SUITE) else ""
+
+    def check_single(self) -> None:
+        """Checks that this is not the directory of many runs.
+
+        Raises:
+          UsageError: if it is that of a sweep or a suite.
+        """
+        if self.collection:
+            found = runs_within(self.path)
+            example = f", such as {found[0]}" if found else ""
+            raise UsageError(
+                f"expected the directory of one run, got {self.path}, which holds a "
+                f"{self.collection}; name one of its runs{example}"
+            )
 
     def check_visible(self) -> None:
         """Checks that this machine sees the directory of a run that has begun.
@@ -454,6 +480,14 @@ def _new(root: Path, base: str) -> RunDirectory:
             if not os.path.lexists(run.path):
                 raise run._unwritable(error) from None
         number += 1
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Returns the directories of all runs in a folder, a suite or a sweep, sorted; [] for a run."""
+    inner = [run.path for run in runs(folder)]
+    if RunDirectory(folder).collection == SWEEP:  # It has a folder for each trial.
+        inner += [run.path for trial in folder.iterdir() for run in runs(trial)]
+    return [run for path in sorted(inner) for run in runs_within(path) or [path]]
 
 
 def runs(root: Path) -> list[RunDirectory]:

@@ -33,12 +33,12 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     """Returns directories of runs, each once; a folder of runs is replaced by its runs.
 
     Args:
-      paths: directories of runs, or of suites and other folders, which stand for all their runs.
+      paths: directories of runs, or of sweeps, suites and other folders, which stand for all their
+        runs.
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        inner = sorted(run.path for run in run_directory.runs(path))
-        for one in inner or [path]:
+        for one in run_directory.runs_within(path) or [path]:
             found.setdefault(one.resolve(), one)
     return list(found.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import SWEEP, RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
 from rl_replicator.sweeps.runner import SweepRunner, TrialScheduler
@@ -21,7 +21,6 @@ from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _LOG = logging.getLogger(__name__)
-_KIND = "sweep"
 # Options of a run that may differ when a sweep goes on: they do not change what is learned.
 _FREE = (
     *("seed", "run_dir", "resume", "checkpoint_seconds", "keep_checkpoints", "launch", "address"),
@@ -101,8 +100,8 @@ def run(plan: SweepPlan) -> int:
         installed, no trial can run, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(_KIND, plan.identity):
-        directory.describe(_KIND, plan.identity, {"arguments": list(plan.arguments)})
+    with directory.opened(SWEEP, plan.identity):
+        directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)
         scheduler: TrialScheduler = study

@@ -196,3 +196,9 @@ def test_a_run_of_an_earlier_version_is_scaled(tmp_path):
     config = {"trainable": "d4pg", "identity": {}, "options": {"actors": 2, "launch": "threads"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "2 to 3 actors" in scaling.request(tmp_path, 3)
+
+
+def test_a_sweep_is_not_scaled(tmp_path):
+    RunDirectory(tmp_path).describe("sweep", {}, {})
+    with pytest.raises(UsageError, match="which holds a sweep; name one of its runs$"):
+        scaling.request(tmp_path, 2)

@@ -3,7 +3,30 @@
 import os
 from pathlib import Path
 
+import pytest
+
+from rl_replicator.cli import eval as evaluation
+from rl_replicator.cli import export, train
+from rl_replicator.errors import UsageError
 from rl_replicator.runs import selection
+from rl_replicator.runs.run_directory import RunDirectory
+
+
+def describe(path, kind):
+    """The directory of a run, a sweep or a suite."""
+    path.mkdir(parents=True)
+    RunDirectory(path).describe(kind, {}, {})
+
+
+@pytest.fixture
+def sweep_and_suite(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    describe(Path("sweep"), "sweep")
+    describe(Path("suite"), "suite")
+    for run in ("sweep/trial-000/seed-1", "sweep/trial-001/seed-1", "suite/a-seed1"):
+        describe(Path(run), "d4pg")
+    (tmp_path / "sweep/logs").mkdir()
+    (tmp_path / "sweep/trials.journal").touch()
 
 
 def test_each_run_once_in_the_order_given(tmp_path, monkeypatch):
@@ -18,3 +41,30 @@ def test_each_run_once_in_the_order_given(tmp_path, monkeypatch):
         Path("a"),
         Path("folder/c"),
     ]
+
+
+def test_a_sweep_and_a_suite_stand_for_their_runs(sweep_and_suite):
+    trials = [Path("sweep/trial-000/seed-1"), Path("sweep/trial-001/seed-1")]
+    assert selection.expanded([Path("sweep")]) == trials
+    assert selection.expanded([Path()]) == [Path("suite/a-seed1"), *trials]
+    assert selection.expanded([trials[1]]) == [trials[1]]
+    describe(Path("empty"), "sweep")
+    assert selection.expanded([Path("empty")]) == [Path("empty")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda path: evaluation.run([path]),
+        lambda path: export.run([path, "--format", "numpy", "--out", "out"]),
+        lambda path: train.run(["--run-dir", path]),
+        lambda path: train.run(["d4pg", "--run-dir", path]),
+    ],
+    ids=["eval", "export", "train", "train d4pg"],
+)
+def test_one_of_many_runs_must_be_named(sweep_and_suite, command):
+    expected = "one run, got sweep, which holds a sweep; .*, such as sweep/trial-000/seed-1"
+    with pytest.raises(UsageError, match=expected):
+        command("sweep")
+    with pytest.raises(UsageError, match="got suite, which holds a suite; .*, such as suite/a-s"):
+        command("suite")

@@ -81,6 +81,10 @@ def wait_for(condition, process):
         ([HILL, "--search", "shape.height=uniform(0,1.5)"], "expected a whole number for --shape"),
         ([HILL, "--search", "place=uniform(0,1)", "--place", "3"], "either searched or set"),
         ([HILL, "--search", "seed=choice(1,2)"], "--search: expected no seed, which"),
+        (
+            ["d4pg", "--search", "env=choice(a:b,c:d)"],
+            "--search: expected no env: figures of different",
+        ),
         ([HILL, "--search=--place=uniform(0,1)"], "expected 'option=expression', such as 'agent"),
         ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
         ([HILL, "--search", "place=uniform(0,1)", "--trials", "0"], "--trials: expected at least"),
