@@ -19,7 +19,6 @@ from rl_replicator.runs.comparison import ComparedConfig, Pair
 from rl_replicator.runs.plots import Curve
 from rl_replicator.runs.progress_line import clock
 
-_MOST_NAMED_SETTINGS = 2
 # Results of more configs are not shown as tiles.
 _MOST_TILES = 2
 # More pairs of configs are folded away.
@@ -28,18 +27,11 @@ _MOST_PAIRS = 6
 
 def config_names(reading: Reading) -> list[str]:
     """Returns a short name for each config: the settings in which it differs from the others."""
-    configs = reading.configs
-    names = plots.differing([config.identity for config in configs])
-    if not names:
-        return [str(config.identity.get("trainable", "")) for config in configs]
-    if "trainable" in names:
-        names = ["trainable"]
-    shown = names[:_MOST_NAMED_SETTINGS]
-    more = len(names) - len(shown)
+    settings = [config.identity for config in reading.configs]
+    labels = plots.short_labels(settings)
+    # A single config differs from none.
     return [
-        ", ".join(_setting(name, config.identity.get(name)) for name in shown)
-        + (f", {more} more" if more else "")
-        for config in configs
+        label or str(one.get("trainable", "")) for label, one in zip(labels, settings, strict=True)
     ]
 
 
@@ -125,13 +117,6 @@ def table_of_results(reading: Reading) -> Html:
         "bootstrap over seeds (Agarwal et al. 2021); best: best point of the mean curve."
     )
     return section("results", "Results", body, about=about)
-
-
-def _setting(name: str, value: object) -> str:
-    if name == "trainable":
-        return str(value)
-    last = name.split(".")[-1].replace("_", " ")
-    return f"no {last}" if value is None else f"{last} {str(value).lower()}"
 
 
 def _count(number: int, name: str) -> str:

@@ -26,6 +26,9 @@ _CLOCKS = ("wall_time", "run_seconds")
 # ones.
 _OPTIONS = ("replicas", "actors", "envs_per_actor", "launch", "env_engine")
 _SEEDS = ("seed", "config.seed")
+# What is trained, and on which task, comes first.
+_HEADS = ("trainable", "env")
+_MOST_NAMED_SETTINGS = 2
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
@@ -221,7 +224,7 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
     canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(canvas)
     settings = [curve.settings for curve in drawn]
-    draw_curves(canvas.add_subplot(), drawn, _labels(settings), _title(settings))
+    draw_curves(canvas.add_subplot(), drawn, short_labels(settings), _title(settings))
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, format="png")
     return output
@@ -349,12 +352,41 @@ def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = N
     return Series(steps[order], values[order], *labels, is_lowest_best)
 
 
-def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns, for each line, the settings in which it differs from the others."""
+def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a few words for each config: in what it differs from the others.
+
+    Those that train something else, or another task, are named by that, because their other
+    settings are no more comparable than their names. Where several share both, and everywhere else,
+    the first settings that differ are named and the others counted.
+
+    Args:
+      settings: the settings of each config, by name.
+
+    Returns:
+      The words; "" if nothing differs.
+    """
     names = differing(settings)
-    if not names:
-        return ["" for _ in settings]
-    return [", ".join(f"{name}={one.get(name)}" for name in names) for one in settings]
+    heads = [name for name in _HEADS if name in names]
+    if not heads:
+        shown = names[:_MOST_NAMED_SETTINGS]
+        more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
+        return [
+            ", ".join([*(_setting(name, one.get(name)) for name in shown), *more])
+            for one in settings
+        ]
+    kinds = [", ".join(str(one.get(name)) for name in heads) for one in settings]
+    found = list(kinds)
+    for kind in set(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        within = short_labels([settings[place] for place in places])
+        for place, words in zip(places, within, strict=True):
+            found[place] = ", ".join(filter(None, (kind, words)))
+    return found
+
+
+def _setting(name: str, value: object) -> str:
+    last = name.split(".")[-1].replace("_", " ")
+    return f"no {last}" if value is None else f"{last} {str(value).lower()}"
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -365,7 +397,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _title(settings: Sequence[Mapping[str, Any]]) -> str:
     words = []
-    for name in ("trainable", "env"):
+    for name in _HEADS:
         values = {str(one[name]) for one in settings if name in one}
         words += sorted(values) if len(values) == 1 else []
     return " on ".join(words) or "Evaluations"

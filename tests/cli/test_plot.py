@@ -71,8 +71,27 @@ def test_other_settings_become_other_curves(make_run):
     two = make_run("b", [(0, 0), (100, 50)], agent={"n_step": 1})
     first, second = _curves(one, two)
     assert (first.seeds, second.seeds) == (1, 1)
-    assert plots._labels([first.settings, second.settings]) == ["agent.n_step=5", "agent.n_step=1"]
+    assert plots.short_labels([first.settings, second.settings]) == ["n step 5", "n step 1"]
     assert plots._title([first.settings, second.settings]) == "d4pg on cartpole:swingup"
+
+
+def test_a_legend_names_what_matters():
+    def one(trainable="d4pg", env="a:b", **agent):
+        settings = {f"agent.{name}": value for name, value in agent.items()}
+        return {"trainable": trainable, "env": env, **settings}
+
+    many = dict.fromkeys("abcdef", 1)
+    assert plots.short_labels([one(**many)]) == [""]
+    assert plots.short_labels([one(**many), one("sac", g=2)]) == ["d4pg", "sac"]
+    assert plots.short_labels([one(), one(env="c:d")]) == ["a:b", "c:d"]
+    assert plots.short_labels([one(**many), one(a=2)]) == ["a 1, b 1, 4 more", "a 2, no b, 4 more"]
+    # Lines that share a name are told apart.
+    assert plots.short_labels([one(n=1), one("sac"), one(n=3), one("sac", env="c:d")]) == [
+        "d4pg, a:b, n 1",
+        "sac, a:b",
+        "d4pg, a:b, n 3",
+        "sac, c:d",
+    ]
 
 
 def test_a_step_evaluated_again_after_a_resume_counts_once(make_run):
