@@ -88,7 +88,10 @@ def main() -> None:
     agent = D4PG(learner.D4PG_CONFIG, learner.SPEC)
     calls = {
         "D4PG, 16 steps a call": (learner.ours(agent, sample, 16), 16),
-        "D4PG, 16 steps a call, bfloat16": (learner.ours(learner.in_bfloat16(agent), sample, 16), 16),
+        "D4PG, 16 steps a call, bfloat16": (
+            learner.ours(learner.in_bfloat16(agent), sample, 16),
+            16,
+        ),
         "D4PG, Acme's maths": (learner.acme_d4pg(sample), 1),
     }
     sides = {side: profiled(call, steps) for side, (call, steps) in calls.items()}

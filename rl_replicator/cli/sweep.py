@@ -20,8 +20,6 @@ from rl_replicator.sweeps.study import SearchPlan
 _COMMAND = "rl-replicator sweep"
 _TRAIN = "rl-replicator train"
 # Options of the runs that the sweep itself sets.
-# The option of agents that names what is to be learned.
-_TASK = "env"
 _OURS = ("--seed", "--resume", "--no-resume", "--config")
 
 
@@ -118,7 +116,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     """
     trainable = trainables.load(chosen.name)
     parameters = search.parse_all(chosen.search)
-    _check_searchable(parameters)
+    _check_searchable(trainable.options_type(theirs), parameters)
     settings = _parsed(chosen.name, trainable, theirs)
     _check_parameters(chosen.name, trainable, theirs, parameters)
     if chosen.scheduler == "pbt":
@@ -159,17 +157,22 @@ def _parsed(name: str, trainable: trainables.Trainable, words: Sequence[str]) ->
     )
 
 
-def _check_searchable(parameters: Sequence[Parameter]) -> None:
+def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
+    required = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory is dataclasses.MISSING
+    }
     for one in parameters:
         if f"--{one.option}" in ("--run-dir", *_OURS):
             raise UsageError(
                 f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
                 "other options"
             )
-        if one.option == _TASK:
+        if one.option.replace("-", "_") in required:  # The task of an agent.
             raise UsageError(
-                f"--search: expected no {_TASK}: figures of different tasks cannot be compared; "
-                f"give --{_TASK}, and sweep each task on its own"
+                f"--search: expected options that have a default, got {one.option}; give "
+                f"--{one.option}, and sweep each value of it on its own"
             )
 
 

@@ -83,7 +83,7 @@ def wait_for(condition, process):
         ([HILL, "--search", "seed=choice(1,2)"], "--search: expected no seed, which"),
         (
             ["d4pg", "--search", "env=choice(a:b,c:d)"],
-            "--search: expected no env: figures of different",
+            "--search: expected options that have a default, got env; give --env",
         ),
         ([HILL, "--search=--place=uniform(0,1)"], "expected 'option=expression', such as 'agent"),
         ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
