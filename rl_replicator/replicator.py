@@ -209,7 +209,8 @@ class Replicator(abc.ABC):
 
         Raises:
           ConfigError: if the step uses a variable that was created outside `scope()`; if its
-            replicas call different collectives; or if some replicas may skip one.
+            replicas call different collectives, or return different nests; or if some replicas may
+            skip a collective.
         """
         return compiled.CompiledStep(self._host, step_fn, inputs, steps_per_call, check_every)
 

@@ -14,6 +14,7 @@ from rl_replicator import errors, replicator
 from rl_replicator.collectives import call_log
 from rl_replicator.step import compiled, host, scaled_losses, unwrapped_optimizers
 from rl_replicator.step import inputs as inputs_lib
+from rl_replicator.step import results as results_lib
 
 _ADVICE = (
     "run on a TPU VM, name a TPU as in tpu:NAME or tpu:grpc://HOST:8470, or use another replicator"
@@ -140,7 +141,7 @@ class TpuStep(compiled.CompiledStep):
         ):
             run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)
-        self._host.check_calls(calls)
+        self._host.check_trace(calls, results_lib.places(results[0]))
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 

@@ -261,7 +261,10 @@ class CompiledStep(ReplicatedStep):
                 (calls.check_begun if is_own else calls.check)(len(parts))
                 raise
         calls.check(len(parts))
-        self._host.check_calls(calls)
+        places = [results_lib.places(result) for result in results]
+        for index, other in enumerate(places):
+            results_lib.compare("replica 0", places[0], f"replica {index}", other)
+        self._host.check_trace(calls, places[0])
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
 

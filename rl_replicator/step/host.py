@@ -90,13 +90,17 @@ class Host(abc.ABC):
         del combine
         return status
 
-    def check_calls(self, calls: call_log.CallLog) -> None:
-        """Compares the collectives of a traced step with those of the other processes.
+    def check_trace(self, calls: call_log.CallLog, places: Sequence[str]) -> None:
+        """Compares a traced step with those of the other processes.
+
+        Args:
+          calls: the collectives of this process.
+          places: `results.places` of what `step_fn` returned in this process.
 
         Raises:
           ConfigError: if they differ.
         """
-        del calls
+        del calls, places
 
     def failure(self, error: Exception) -> Exception:
         """Translates an error of TensorFlow's in a step into the one to raise."""

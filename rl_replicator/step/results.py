@@ -1,6 +1,7 @@
 """Outputs of a step: one result per replica, joined, split, gathered and reduced."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,42 @@ def join(results: Sequence[Any]) -> Any:
     if len(results) == 1:
         return results[0]
     return tf.nest.map_structure(lambda *xs: None if xs[0] is None else PerReplica(xs), *results)
+
+
+def places(result: Any) -> list[str]:
+    """Describes where the tensors of one replica's result are, and where it has None.
+
+    Args:
+      result: nest of tensors or None.
+
+    Returns:
+      A line for each leaf, in their order. Results with equal lines can be joined.
+    """
+    return [
+        f"{'None' if leaf is None else 'a tensor'}{leaves.place(path)}"
+        for path, leaf in leaves.with_paths(result)
+    ]
+
+
+def compare(one: str, places: Sequence[str], other: str, other_places: Sequence[str]) -> None:
+    """Compares the results of two replicas.
+
+    Args:
+      one: name of the first replica, for the error.
+      places: `places` of its result.
+      other: name of the second replica.
+      other_places: those of the second replica.
+
+    Raises:
+      ConfigError: if they differ; names the first difference.
+    """
+    for first, second in itertools.zip_longest(places, other_places, fillvalue="nothing more"):
+        if first != second:
+            raise errors.ConfigError(
+                "expected step_fn to return the same nest on all replicas, with None at the same "
+                f"places; {one} has {first} where {other} has {second}; return every output on "
+                "every replica, such as zeros where it has no value"
+            )
 
 
 def split(outputs: Any, num_replicas: int) -> tuple[Any, ...]:

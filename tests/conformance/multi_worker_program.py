@@ -403,6 +403,13 @@ def different_collectives_are_refused(replicator):
         replicator.replicate(step_fn, replicator.make_inputs(ones))
 
 
+def different_outputs_are_refused(replicator):
+    name = "b" if replicator.process_index else "a"
+    message = r"same nest.*worker 0.* has a tensor at \['a'\].*worker 1.* has a tensor at \['b'\]"
+    with pytest.raises(rr.ConfigError, match=message):
+        replicator.replicate(lambda x: {name: x}, replicator.make_inputs(ones))
+
+
 def different_variables_are_refused(replicator):
     with replicator.scope():
         first = tf.Variable(1.0, name="first")

@@ -55,6 +55,7 @@ BEHAVIOURS = {
         "an_error_of_one_input_ends_the_step_of_all",
         "a_variable_from_outside_is_refused",
         "different_collectives_are_refused",
+        "different_outputs_are_refused",
         "different_variables_are_refused",
         "exchanges_leave_nothing_behind",
         "training_rarely_waits_for_other_processes",

@@ -16,7 +16,7 @@ from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled, host, replica_check
+from rl_replicator.step import compiled, host, replica_check, results
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -177,25 +177,24 @@ class _GroupHost(host.StrategyHost):
         statuses = self._group.all_statuses(status, self._num_steps)
         return combine(tf.reduce_sum(tf.one_hot(statuses, _NUM_STATUSES, dtype=tf.int32), axis=0))
 
-    def check_calls(self, calls: call_log.CallLog) -> None:
-        """Compares the collectives of all processes.
+    def check_trace(self, calls: call_log.CallLog, places: Sequence[str]) -> None:
+        """Compares the collectives and the results of all processes.
 
         Args:
           calls: collectives of this process.
+          places: `results.places` of this process.
 
         Raises:
           ConfigError: if they differ, in all processes; names the first difference.
           StepFailed: if a process builds no step within `call_timeout`.
           WorkerLost: if a process died or froze.
         """
-        every = self._group.exchange("replicate", json.dumps(calls.calls()).encode())
-        for index, payload in enumerate(every):
-            call_log.compare(
-                f"a replica of {self._group.names[0]}",
-                json.loads(every[0]),
-                f"a replica of {self._group.names[index]}",
-                json.loads(payload),
-            )
+        mine = json.dumps([calls.calls(), places]).encode()
+        every = [json.loads(payload) for payload in self._group.exchange("replicate", mine)]
+        names = [f"a replica of {name}" for name in self._group.names]
+        for name, theirs in zip(names, every, strict=True):
+            call_log.compare(names[0], every[0][0], name, theirs[0])
+            results.compare(names[0], every[0][1], name, theirs[1])
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for waiting for other processes; see `Group.using`."""

@@ -15,7 +15,7 @@ def test_a_model_that_nobody_uses_may_be_freed_while_a_step_is_traced(monkeypatc
     garbage = [statistic]
     garbage.append(garbage)
     # After the trace has read the statistics, before the variables in it are checked.
-    monkeypatch.setattr(host.Host, "check_calls", lambda *_: gc.collect())
+    monkeypatch.setattr(host.Host, "check_trace", lambda *_: gc.collect())
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1))
     gc.disable()
     try:
