@@ -104,7 +104,8 @@ class Replicator(abc.ABC):
         A gradient may be `tf.IndexedSlices`, or None if it is None on all replicas.
 
         Args:
-          optimizer: optimizer of Sonnet or of Keras, whose `apply_gradients` works too.
+          optimizer: optimizer of Sonnet or of Keras, whose `apply_gradients` works too. Not Keras'
+            Nadam, which counts its steps in Python.
           reduction: "mean"; "sum" if the losses of the replicas add up to the whole loss; "none" if
             the step itself reduces the gradients, as it must to call `apply` inside `tf.cond`.
           max_global_norm: global norm to which each `apply` clips the reduced gradients; None for
@@ -121,8 +122,8 @@ class Replicator(abc.ABC):
           The same object, changed in place, so that checkpoints do not depend on the replicator.
 
         Raises:
-          ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is wrapped already, or
-            if an option is invalid.
+          ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is Keras' Nadam, if it
+            is wrapped already, or if an option is invalid.
         """
         options = gradients.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
         return wrapping.wrap(optimizer, options)

@@ -297,6 +297,12 @@ def wrap(optimizer: Any, options: Options) -> Any:
             "expected an optimizer without a loss scale of its own, got LossScaleOptimizer; wrap "
             'the inner one with loss_scale="dynamic"'
         )
+    if isinstance(optimizer, tf.keras.optimizers.Nadam):
+        # Its count of steps is an integer, which grows while it is traced and never after.
+        raise errors.ConfigError(
+            "expected an optimizer whose state is in variables, got tf.keras.optimizers.Nadam, "
+            "which keeps Python state between traces; use Adam"
+        )
     if isinstance(optimizer, snt.Optimizer):
         mixin: type = _Sonnet
     elif isinstance(optimizer, tf.keras.optimizers.Optimizer):

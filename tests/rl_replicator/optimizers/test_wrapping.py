@@ -88,6 +88,7 @@ def test_misuse_has_one_line():
         (chosen.wrap_optimizer(sgd()), {}, "not wrapped yet"),
         (tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD()), {}, "loss scale of its own"),
         (keras.legacy.SGD(gradient_aggregator=list), {}, "without a gradient_aggregator"),
+        (keras.Nadam(), {}, "Nadam, which keeps Python state between traces; use Adam"),
     ):
         with pytest.raises(rr.ConfigError, match=message):
             chosen.wrap_optimizer(optimizer, **options)
