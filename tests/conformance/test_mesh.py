@@ -205,6 +205,41 @@ def test_outside_of_steps_variables_are_ordinary():
         w.assign(value[:1])
 
 
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+IDS = np.arange(24, dtype=np.int32).reshape(4, 6) % 5  # DTensor itself copies small tensors.
+LOOKUPS = {
+    "gather": lambda table, ids: tf.gather(table, ids),
+    "embedding_lookup": lambda table, ids: tf.nn.embedding_lookup(table, ids),
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[..., None]),
+}
+
+
+@pytest.mark.parametrize("name", ["mesh:data=2", "mesh:data=2,model=2@table=none,model"])
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_rows_of_a_table_are_read_in_steps_and_outside(name, lookup):
+    replicator = rr.make(name)
+    with replicator.scope():
+        table = tf.Variable(ROWS, name="table")
+        np.testing.assert_array_equal(LOOKUPS[lookup](table, IDS), ROWS[IDS])
+    np.testing.assert_array_equal(LOOKUPS[lookup](table, IDS), ROWS[IDS])
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(IDS))
+    step = replicator.replicate(lambda ids: LOOKUPS[lookup](table, ids), inputs)
+    np.testing.assert_array_equal(step(), ROWS[IDS])
+
+
+@pytest.mark.parametrize("make", [snt.Embed, tf.keras.layers.Embedding])
+def test_embeddings_are_built_and_called_outside_of_steps(make):
+    replicator = rr.make("mesh:data=2")
+    with replicator.scope():
+        embed = make(6, 2)
+        built = embed(IDS)
+    (table,) = embed.trainable_variables
+    for rows in (built, embed(IDS)):
+        np.testing.assert_array_equal(rows, table.numpy()[IDS])
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(IDS))
+    np.testing.assert_array_equal(replicator.replicate(embed, inputs)(), table.numpy()[IDS])
+
+
 def test_checkpoints_pass_between_meshes_and_one_device(tmp_path):
     origin, optimizer = train(rr.MeshReplicator(MESH, LAYOUTS), Mlp, 10)
     for number, other in enumerate([rr.SingleDeviceReplicator(), rr.make("mesh:data=4")]):

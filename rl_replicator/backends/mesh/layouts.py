@@ -165,6 +165,17 @@ class MeshVariable(resource_variable_ops.BaseResourceVariable):
         value = super()._read_variable_op(no_copy)
         return whole(value, self.layout) if tf.executing_eagerly() else value
 
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Reads the slices at some indices; `tf.gather` and `tf.nn.embedding_lookup` call it."""
+        if not tf.executing_eagerly():
+            return super().sparse_read(indices, name)
+        return tf.gather(self.read_value(), indices, name=name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Reads the elements or slices at some indices; `tf.gather_nd` calls it."""
+        # Of the value in a step, too: DTensor has no operation for parts of a variable.
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         with tf.device("/cpu:0"):
             return {_VALUE: tf.identity(self._read_variable_op())}
