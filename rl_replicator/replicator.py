@@ -209,9 +209,9 @@ class Replicator(abc.ABC):
           The compiled step.
 
         Raises:
-          ConfigError: if the step uses a variable that was created outside `scope()`; if its
-            replicas call different collectives, or return different nests; or if some replicas may
-            skip a collective.
+          ConfigError: if the step uses a variable that was created outside `scope()`; if it
+            creates one whose initial value it computes; if its replicas call different
+            collectives, or return different nests; or if some replicas may skip a collective.
         """
         return compiled.CompiledStep(self._host, step_fn, inputs, steps_per_call, check_every)
 

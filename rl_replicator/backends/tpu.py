@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.collectives import call_log
-from rl_replicator.step import compiled, host, scaled_losses, unwrapped_optimizers
+from rl_replicator.step import (
+    compiled,
+    host,
+    initial_values,
+    scaled_losses,
+    unwrapped_optimizers,
+)
 from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
 
@@ -138,6 +144,7 @@ class TpuStep(compiled.CompiledStep):
             self._host.scope(),
             unwrapped_optimizers.refused(),
             scaled_losses.noted(),
+            tf.variable_creator_scope(initial_values.create),
         ):
             run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)

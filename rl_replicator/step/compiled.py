@@ -17,6 +17,7 @@ from rl_replicator.graphs import leaves
 from rl_replicator.layers import batch_norm, statistics
 from rl_replicator.step import (
     data_dependence,
+    initial_values,
     output_arrays,
     random_ops,
     replica_check,
@@ -248,10 +249,10 @@ class CompiledStep(ReplicatedStep):
             self._host.scope(),
             unwrapped_optimizers.refused(),
             scaled_losses.noted(),
+            tf.variable_creator_scope(initial_values.create),
         ):
             try:
-                # Layers and optimizer slots that appear at the first use: created at once, because
-                # what several replicas create inside a graph cannot be initialised outside of it.
+                # For the initializers of Sonnet's layers, whose values can then be known.
                 run = snt.distribute.create_variables_eagerly(self._host.run)
                 results = run(replica)
             except Exception as error:

@@ -267,8 +267,12 @@ def layers_and_slots_appear_in_the_first_step(replicator):
     with replicator.scope():
         model = snt.Linear(1, w_init=snt.initializers.Ones())
         optimizer = replicator.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
+    steps = []
 
     def step_fn(x):
+        if not steps:
+            steps.append(tf.Variable(0.5))
+        steps[0].assign_add(1.0)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(x))
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -283,6 +287,7 @@ def layers_and_slots_appear_in_the_first_step(replicator):
         velocity = 0.9 * velocity + DATA[k * GLOBAL_BATCH : (k + 1) * GLOBAL_BATCH].mean(0)
         w -= 0.1 * velocity
     np.testing.assert_allclose(model.w.numpy()[:, 0], w, rtol=1e-5, atol=1e-6)
+    assert steps[0].numpy() == 4.5
 
 
 def a_cancel_in_one_process_cancels_the_step_of_all(replicator):

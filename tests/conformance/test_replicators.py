@@ -364,6 +364,41 @@ def test_layers_and_slots_may_appear_in_the_first_step(replicator):
     np.testing.assert_allclose(model.w.numpy()[:, 0], w, rtol=1e-5, atol=1e-6)
 
 
+INITIAL_VALUES = {
+    "number": lambda: 1.0,
+    "array": lambda: np.ones([2], np.float32),
+    "list": lambda: [tf.constant(1.0), 1.0],
+    "tensor": lambda: tf.ones([2]),
+    "function": lambda: lambda: tf.random.normal([2]),
+}
+
+
+@pytest.mark.parametrize("kind", INITIAL_VALUES)
+def test_variables_may_appear_in_the_first_step(replicator, kind):
+    made = []
+
+    def step_fn(x):
+        if not made:
+            made.append(tf.Variable(INITIAL_VALUES[kind]()))
+        made[0].assign_add(tf.ones_like(made[0]))
+        return made[0].read_value()
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches), 2)
+    start = made[0].numpy()
+    assert kind == "function" or np.all(start == 1.0)
+    for copy in replicator.gather(step()):
+        np.testing.assert_allclose(copy, [start + 1, start + 2], rtol=1e-6)
+
+
+def test_initial_values_that_a_step_computes_are_refused(replicator):
+    message = "not depend on the step for variable 'late', got .*; create it before `replicate`"
+    with pytest.raises(rr.ConfigError, match=message):
+        replicator.replicate(
+            lambda x: tf.Variable(tf.reduce_sum(x), name="late").read_value(),
+            replicator.make_inputs(batches),
+        )
+
+
 @pytest.mark.parametrize("steps_per_call", [None, 3])
 def test_cancel_ends_a_step_that_waits_and_leaves_no_trace(replicator, steps_per_call):
     n = replicator.num_replicas

@@ -12,6 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from rl_replicator import errors
 from rl_replicator.optimizers import slots
+from rl_replicator.step import initial_values
 
 # The mesh dimension over which batches are sharded.
 DATA = "data"
@@ -220,18 +221,10 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
       **kwargs: see `tf.Variable`.
 
     Raises:
-      ConfigError: if the initial value is computed in a step, or see `Layouts.choose`.
+      ConfigError: if the initial value is computed in a graph, or see `Layouts.choose`.
     """
     del next_creator
-    initial = kwargs["initial_value"]
-    if tf.is_symbolic_tensor(initial):
-        constant = tf.get_static_value(initial)
-        if constant is None:
-            raise errors.ConfigError(
-                f"expected an initial value that does not depend on the step for variable "
-                f"{kwargs.get('name')!r}, got {initial.name!r}; create it before `replicate`"
-            )
-        initial = constant
+    initial = initial_values.known(kwargs["initial_value"], kwargs.get("name"))
     name = kwargs.get("name") or "Variable"
     with tf.init_scope():
         with tf.name_scope(name) as full_name:

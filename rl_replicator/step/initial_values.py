@@ -1,0 +1,48 @@
+"""The initial values of variables that appear while a step is traced."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from rl_replicator import errors
+
+
+def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
+    """Creates a variable outside of the graph; a creator for `tf.variable_creator_scope`.
+
+    Inside the graph, the copies of several replicas would be initialised from the first replica's,
+    which TensorFlow cannot do before the first step.
+
+    Args:
+      next_creator: see `tf.variable_creator_scope`.
+      **kwargs: see `tf.Variable`.
+
+    Raises:
+      ConfigError: see `known`.
+    """
+    kwargs["initial_value"] = known(kwargs["initial_value"], kwargs.get("name"))
+    with tf.init_scope():
+        return next_creator(**kwargs)
+
+
+def known(initial_value: Any, name: str | None) -> Any:
+    """Returns an initial value that does not depend on a graph; see `tf.Variable`.
+
+    Args:
+      initial_value: a tensor, what can be converted to one, or a function that returns one.
+      name: name of the variable, for the error.
+
+    Raises:
+      ConfigError: if the value is computed in a graph.
+    """
+    if not any(tf.is_symbolic_tensor(part) for part in tf.nest.flatten(initial_value)):
+        return initial_value
+    value = tf.convert_to_tensor(initial_value)
+    constant = tf.get_static_value(value)
+    if constant is None:
+        raise errors.ConfigError(
+            "expected an initial value that does not depend on the step for variable "
+            f"{name or 'Variable'!r}, got {value.name!r}; create it before `replicate`, or pass a "
+            "function that returns the value"
+        )
+    return constant
