@@ -402,6 +402,23 @@ def test_a_batch_takes_calls_of_any_style(call_together):
         assert call_together(same, *calls)[0] in ("[None, {}]", "[{}, None]")
 
 
+def test_arrays_beside_a_default_are_a_list_in_any_order(call_together):
+    """The first call decided, so that the batch failed whenever its array came first."""
+    seen = []
+
+    def masked(x, mask=None):
+        seen.append((x, mask))
+        return x
+
+    handler = lp.batched_handler(batch_size=2, timeout=60)(masked)
+    x = np.ones(2)
+    for order in ([x, None], [None, x]):
+        calls = [((x,), {} if mask is None else {"mask": mask}) for mask in order]
+        np.testing.assert_array_equal(call_together(handler, *calls), [x, x])
+        assert [mask is None for mask in seen[-1][1]] == [mask is None for mask in order]
+        assert isinstance(seen[-1][0], np.ndarray) and isinstance(seen[-1][1], list)
+
+
 class _WhoAmI:
     """Tells in which node it runs."""
 

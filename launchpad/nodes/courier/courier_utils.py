@@ -27,8 +27,9 @@ def batched_handler(
     """Makes one call of a function out of up to `batch_size` concurrent calls.
 
     Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
-    becomes a list. An argument that some calls of a batch leave out has its default in their rows;
-    one that all leave out is not passed. The function returns a batch of results; each caller gets
+    becomes a list, as do arrays of some calls beside something else of others. An argument that
+    some calls of a batch leave out has its default in their rows; one that all leave out is not
+    passed. The function returns a batch of results; each caller gets
     one row. Methods are wrapped in the constructor, where `self` is bound:
 
         self.compute = lp.batched_handler(batch_size=8)(self.compute)
@@ -162,7 +163,7 @@ def _batch(values: Sequence[Any]) -> Any:
     if all(isinstance(value, tuple) for value in values):
         columns = [_batch(column) for column in zip(*values, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    if hasattr(first, "__array__"):
+    if all(hasattr(value, "__array__") for value in values):
         import numpy as np  # Only batches of arrays need it.
 
         return np.stack(values)
