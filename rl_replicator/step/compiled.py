@@ -2,6 +2,7 @@
 
 import abc
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, TypeAlias
@@ -44,13 +45,8 @@ class ReplicatedStep(abc.ABC):
     """
 
     def __init__(self, host: host_lib.Host, steps_per_call: int | None):
-        if steps_per_call is not None and steps_per_call < 1:
-            raise errors.ConfigError(
-                f"expected steps_per_call of at least 1, got {steps_per_call}; "
-                "use None for one step whose outputs are not stacked"
-            )
         self._host = host
-        self.steps_per_call = steps_per_call
+        self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
 
     def __call__(self) -> Any:
         """Takes the step (or `steps_per_call` of them), after all calls made before.
@@ -364,6 +360,20 @@ class CompiledStep(ReplicatedStep):
             )
             for _ in range(self._host.num_local_replicas)
         ]
+
+
+def _whole(steps_per_call: int) -> int:
+    """Returns the number as Python's own; it may be NumPy's. Raises `ConfigError` below 1."""
+    try:
+        number = operator.index(steps_per_call)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise errors.ConfigError(
+            f"expected a whole steps_per_call of at least 1, got {steps_per_call!r}; "
+            "use None for one step whose outputs are not stacked"
+        )
+    return number
 
 
 def _seed_replicas(host: host_lib.Host) -> None:

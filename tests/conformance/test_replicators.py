@@ -169,6 +169,12 @@ def test_outputs_of_several_steps_are_stacked_in_order(replicator):
     assert texts.tolist() == [[str(i).encode() for i in row] for row in rows]
 
 
+def test_the_number_of_steps_may_be_of_numpy(replicator):
+    counters = replicator.make_inputs(lambda context: tf.data.Dataset.range(100).batch(4))
+    step = replicator.replicate(lambda x: x[0], counters, steps_per_call=np.int64(2))
+    assert replicator.gather(step()).shape == (replicator.num_replicas, 2)
+
+
 def test_order_holds_over_many_steps(replicator):
     n = replicator.num_replicas
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(10_000))
@@ -521,8 +527,11 @@ def test_batch_that_does_not_divide(replicator):
 
 def test_misuse_has_one_line(replicator):
     inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
-    with pytest.raises(rr.ConfigError, match="steps_per_call of at least 1, got 0"):
-        replicator.replicate(lambda x: x, inputs, steps_per_call=0)
+    for steps in (0, 1.5, "2"):
+        with pytest.raises(
+            rr.ConfigError, match=f"whole steps_per_call of at least 1, got {steps!r}"
+        ):
+            replicator.replicate(lambda x: x, inputs, steps_per_call=steps)
     with pytest.raises(rr.ConfigError, match="expected input_fn to return"):
         replicator.make_inputs(lambda context: 3)
     with pytest.raises(rr.ConfigError, match="expected a Sonnet or Keras optimizer, got str"):
