@@ -392,6 +392,14 @@ def test_operations_that_a_mesh_cannot_run(replicator):
         "PyFunc",
         lambda x: tf.numpy_function(lambda y: y, [tf.shape(x)[0]], tf.int32, stateful=False),
     )
+    layers = tf.keras.layers
+    for layer in (layers.BatchNormalization(), layers.LayerNormalization()):
+        with replicator.scope():
+            layer(IMAGES)
+        message = (
+            "CrossReplicaBatchNorm, or fused=False .* LayerNormalization, snt.LayerNorm, or an"
+        )
+        refuses(replicator, f"{message} epsilon of at most 1e-5$", layer)
     # With these DTensor crashes, or computes something else.
     for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
         refuses(replicator, "use tf.expand_dims instead of tf.newaxis", slices)
@@ -463,6 +471,14 @@ def test_slices_with_new_axes(replicator):
     got = replicator.replicate(step_fn, replicator.make_inputs(images))()
     for one, want in zip(got, step_fn(IMAGES[:BATCH]), strict=True):
         np.testing.assert_array_equal(one, want)
+
+
+def test_layer_norm_of_keras(replicator):
+    with replicator.scope():
+        layer = tf.keras.layers.LayerNormalization(epsilon=1e-5)
+        want = layer(IMAGES[:BATCH])
+    got = replicator.replicate(layer, replicator.make_inputs(images))()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_micro_batches(replicator):

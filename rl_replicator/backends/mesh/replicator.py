@@ -31,7 +31,8 @@ class MeshReplicator(replicator.Replicator):
     - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
       works, with other numbers than on one device. So do a `tf.random.Generator` that was created
       in `scope()`, and noise from a callable input, which runs on the host.
-    - Fused batch norm; `rr.CrossReplicaBatchNorm` works.
+    - Fused batch norm, of which Keras' `LayerNormalization` is made unless its epsilon is at most
+      1e-5; `rr.CrossReplicaBatchNorm` and `snt.LayerNorm` work.
     - Python callbacks, printing, sparse updates of variables, masks that change shapes, and sharded
       filters of convolutions.
 

@@ -22,7 +22,8 @@ _REFUSED = {
     "Where": "use tf.where(condition, x, y) instead of a mask that changes shapes",
     **dict.fromkeys(
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
-        "use rr.CrossReplicaBatchNorm, or fused=False in Keras; the statistics are of all devices",
+        "for batch norm, use rr.CrossReplicaBatchNorm, or fused=False in Keras, with statistics of "
+        "all devices; for Keras' LayerNormalization, snt.LayerNorm, or an epsilon of at most 1e-5",
     ),
     **dict.fromkeys(
         ("EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"),
