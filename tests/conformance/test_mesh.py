@@ -385,6 +385,16 @@ def refuses(replicator, match, step_fn, inputs=None):
     assert "\n" not in str(error.value)
 
 
+PIXELS = np.array([[0, 1, 5], [2, 4, 0]])
+
+
+def gradient_of_gather_nd(x, indices):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(tf.gather_nd(x, indices) ** 2)
+    return tape.gradient(y, x)
+
+
 def test_operations_that_a_mesh_cannot_run(replicator):
     refuses(replicator, "found RandomUniform .*stateless", lambda x: tf.nn.dropout(x, 0.5))
     refuses(
@@ -404,6 +414,11 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     for slices in (lambda x: x[tf.newaxis], lambda x: x[:, tf.newaxis, ...]):
         refuses(replicator, "use tf.expand_dims instead of tf.newaxis", slices)
     refuses(replicator, "use tf.gather instead of a slice with a negative step", lambda x: x[::-1])
+    for indices_are_used in (
+        lambda x: tf.scatter_nd(PIXELS, x[:2, 0, 0], tf.shape(x, tf.int64)),
+        lambda x: gradient_of_gather_nd(x, PIXELS),
+    ):
+        refuses(replicator, "found ScatterNd .*use int32 indices in tf.scat", indices_are_used)
     refuses(replicator, "use tf.slice", lambda x: x[: tf.cast(tf.reduce_sum(x) * 0, tf.int32)])
     refuses(replicator, "found Where", lambda x: tf.boolean_mask(x, x > 0))
     refuses(replicator, "use tf.cast", lambda x: tf.reduce_mean(tf.cast(x, tf.int32)))
@@ -471,6 +486,21 @@ def test_slices_with_new_axes(replicator):
     got = replicator.replicate(step_fn, replicator.make_inputs(images))()
     for one, want in zip(got, step_fn(IMAGES[:BATCH]), strict=True):
         np.testing.assert_array_equal(one, want)
+
+
+def test_indices_of_int32(replicator):
+    indices = PIXELS.astype(np.int32)
+
+    def step_fn(x):
+        pixels = tf.scatter_nd(indices, x[:2, 0, 0], tf.shape(x))
+        return pixels, gradient_of_gather_nd(x, indices)
+
+    got = replicator.replicate(step_fn, replicator.make_inputs(images))()
+    scattered, gradient = np.zeros_like(IMAGES[:BATCH]), np.zeros_like(IMAGES[:BATCH])
+    places = tuple(PIXELS.T)
+    scattered[places], gradient[places] = IMAGES[:2, 0, 0], 2 * IMAGES[places]
+    for one, want in zip(got, (scattered, gradient), strict=True):
+        np.testing.assert_allclose(one, want, rtol=1e-6)
 
 
 def test_layer_norm_of_keras(replicator):

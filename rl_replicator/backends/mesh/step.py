@@ -256,6 +256,9 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
             if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
                 # DTensor rounds the mean of each device, and then the mean of these.
                 advice = "use tf.cast to a float before tf.reduce_mean"
+            if node.op == "ScatterNd" and node.attr["Tindices"].type == tf.int64.as_datatype_enum:
+                # DTensor gives it a shape of int32, whatever the indices: an error, or a crash.
+                advice = "use int32 indices in tf.scatter_nd, and in tf.gather_nd for its gradient"
             if advice:
                 raise errors.ConfigError(
                     f"expected operations that DTensor supports, found {node.op} ({node.name}); "
