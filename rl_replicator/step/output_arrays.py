@@ -123,6 +123,8 @@ def blank(output: tf.Tensor | tf.TensorSpec, leading: Sequence[int] = ()) -> tf.
       output: the output of a traced step, or a spec; unknown dimensions become 0.
       leading: dimensions before those of the output.
     """
+    if output.dtype == tf.variant:  # A dataset or an Optional, of which `tf.zeros` makes none.
+        return tf.raw_ops.OptionalNone()
     shape = [d or 0 for d in (output.shape if output.shape.rank else [])]
     return tf.zeros([*leading, *shape], output.dtype)
 

@@ -380,6 +380,14 @@ def elements_may_be_of_unknown_rank(replicator):
     assert sorted(int(step()) for _ in range(6)) == [0, 0, 1, 1, 2, 2]
 
 
+def elements_may_be_datasets(replicator):
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(6).window(3))
+    step = replicator.replicate(lambda window: window.reduce(np.int64(0), tf.add), inputs)
+    assert sorted(int(step()) for _ in range(4)) == [3, 3, 12, 12]
+    with pytest.raises(rr.EndOfData):
+        step()
+
+
 def misuse_has_one_line(replicator):
     def generated(context):
         return tf.data.Dataset.from_generator(

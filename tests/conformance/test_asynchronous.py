@@ -33,6 +33,7 @@ CONTRACT = (
     "a_step_that_waits_for_data_is_cancelled",
     "errors_reach_the_caller",
     "elements_may_be_of_unknown_rank",
+    "elements_may_be_datasets",
     "misuse_has_one_line",
     "concurrent_evaluations_of_keras_models_are_refused",
     "padded_evaluation_sees_every_example_once",

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from rl_replicator.step import output_arrays
 from rl_replicator.step.inputs import contract, device_rows
 
 _LOG = logging.getLogger(__name__)
@@ -188,14 +189,9 @@ def mark(queue: tf.queue.FIFOQueue, specs: Sequence[Any], status: int) -> None:
       specs: `Mover.entry_specs`.
       status: what the step that takes the entry will find.
     """
-    empty = [_blank(s.dtype) for s in specs]
+    empty = [output_arrays.blank(tf.TensorSpec([0], s.dtype)) for s in specs]
     with contextlib.suppress(tf.errors.CancelledError):  # Closed in the meantime.
         queue.enqueue([status, *empty])
-
-
-def _blank(dtype: tf.DType) -> tf.Tensor:
-    # `tf.zeros` makes no variants.
-    return tf.raw_ops.OptionalNone() if dtype == tf.variant else tf.zeros([0], dtype)
 
 
 def close_later(pump: Pump, rows: device_rows.DeviceRows) -> None:
