@@ -11,14 +11,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator import errors, replicator
-from rl_replicator.collectives import call_log
-from rl_replicator.step import (
-    compiled,
-    host,
-    initial_values,
-    scaled_losses,
-    unwrapped_optimizers,
-)
+from rl_replicator.step import compiled, host
 from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
 
@@ -139,13 +132,7 @@ class TpuStep(compiled.CompiledStep):
                 own = tf.nest.pack_sequence_as(parts[0], tensors, expand_composites=True)
             return self._replica_step(self._inputs.element(own))
 
-        with (
-            call_log.recording() as calls,
-            self._host.scope(),
-            unwrapped_optimizers.refused(),
-            scaled_losses.noted(),
-            tf.variable_creator_scope(initial_values.create),
-        ):
+        with self._tracing() as calls:
             run = snt.distribute.create_variables_eagerly(self._host.run_on_elements)
             results = run(replica, elements)
         self._host.check_trace(calls, results_lib.places(results[0]))

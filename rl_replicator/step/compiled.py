@@ -1,9 +1,10 @@
 """The compiled step: `step_fn` on every replica, once or several times in one call."""
 
 import abc
+import contextlib
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, TypeAlias
 
@@ -240,13 +241,7 @@ class CompiledStep(ReplicatedStep):
                 raise
 
         _seed_replicas(self._host)
-        with (
-            call_log.recording() as calls,
-            self._host.scope(),
-            unwrapped_optimizers.refused(),
-            scaled_losses.noted(),
-            tf.variable_creator_scope(initial_values.create),
-        ):
+        with self._tracing() as calls:
             try:
                 # For the initializers of Sonnet's layers, whose values can then be known.
                 run = snt.distribute.create_variables_eagerly(self._host.run)
@@ -264,6 +259,22 @@ class CompiledStep(ReplicatedStep):
         self._host.check_trace(calls, places[0])
         self._template = results[0]
         return [x for result in results for x in tf.nest.flatten(result) if x is not None]
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[call_log.CallLog]:
+        """Records the step that is traced inside, and watches what it does.
+
+        Yields:
+          The record of its collectives.
+        """
+        with (
+            call_log.recording() as calls,
+            self._host.scope(),
+            unwrapped_optimizers.refused(),
+            scaled_losses.noted(),
+            tf.variable_creator_scope(initial_values.create),
+        ):
+            yield calls
 
     def _replica_step(self, element: Any) -> Any:
         """Traced on a replica: `step_fn`, and what becomes of the moving statistics it updates."""
