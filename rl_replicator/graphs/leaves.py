@@ -23,15 +23,26 @@ def as_tensors(nest: Any, receiver: str) -> Any:
       The nest, with tensors and None for leaves.
 
     Raises:
-      ConfigError: names the first leaf that is something else, and its place in the nest.
+      ConfigError: names the first leaf that is something else, and its place in the nest; or see
+        `with_paths`.
     """
     flat = [as_tensor(leaf, path, receiver) for path, leaf in with_paths(nest)]
     return tf.nest.pack_sequence_as(nest, flat)
 
 
 def with_paths(nest: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns the leaves of a nest, each with the keys, indices and fields that lead to it."""
-    return nest_lib.flatten_with_tuple_paths(nest)
+    """Returns the leaves of a nest, each with the keys, indices and fields that lead to it.
+
+    Raises:
+      ConfigError: if the keys of a dictionary cannot be sorted, which gives the leaves their order.
+    """
+    try:
+        return nest_lib.flatten_with_tuple_paths(nest)
+    except TypeError as error:
+        raise errors.ConfigError(
+            f"expected dictionaries with keys that can be sorted, got one with others ({error}); "
+            "use keys of one type in each, such as str"
+        ) from None
 
 
 def as_tensor(leaf: Any, path: Sequence[Any], receiver: str) -> tf.Tensor | None:

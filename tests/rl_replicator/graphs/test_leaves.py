@@ -56,6 +56,17 @@ def test_what_is_no_tensor_is_refused(name, receiver, replicas):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("receiver", RETURN)
+def test_keys_of_several_types_are_refused(receiver):
+    """They have no order, by which the outputs are passed on."""
+    replicator = rr.make("multi_device:2")
+    data = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat()
+    inputs = replicator.make_inputs(lambda context: data)
+    expected = "^expected dictionaries with keys that can be sorted, .*'str' and 'int'.*; use keys"
+    with pytest.raises(rr.ConfigError, match=expected):
+        replicator.replicate(lambda x: RETURN[receiver]([{1: x, "a": x}]), inputs)
+
+
 def test_sums_of_an_evaluation_are_named():
     replicator = rr.make("multi_device:2")
     data = tf.data.Dataset.from_tensors(tf.ones([2, 3]))
