@@ -94,7 +94,7 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
     if slowest == "replay":
         smaller = known(options, "--agent.steps-per-call")
         remedy = f"; try a smaller {smaller}" if smaller else ""
-        return f"bottleneck: the replay, for which both wait{remedy}"
+        return f"bottleneck: the replay or the processors, for which both wait{remedy}"
     return "bottleneck: none, actors and learner are both busy"
 
 

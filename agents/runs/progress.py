@@ -1,5 +1,6 @@
 """The progress line of an agent's run."""
 
+import os
 import time
 from typing import TextIO
 
@@ -59,7 +60,9 @@ def describe(progress: Progress, actor_rate: float, learner_rate: float) -> str:
 
 
 def verdict(progress: Progress, is_moving: bool = True) -> str:
-    """Names the bottleneck: the side for which the other one waits; the replay if both do.
+    """Names the bottleneck: the side for which the other one waits.
+
+    If both wait, it is the replay, or the machine's processors if its load exceeds their number.
 
     Args:
       progress: the newest progress.
@@ -77,4 +80,8 @@ def verdict(progress: Progress, is_moving: bool = True) -> str:
     slowest = bottleneck.find(actors, learner)
     if slowest is None:
         return "bottleneck: none, both are busy"
-    return f"bottleneck: {slowest} (actors wait {actors:.0%}, the learner {learner:.0%})"
+    waits = f"actors wait {actors:.0%}, the learner {learner:.0%}"
+    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if slowest == "replay" and load > processors:  # Nothing gets its turn, not even the replay.
+        return f"bottleneck: processors (load {load:.0f} on {processors}; {waits})"
+    return f"bottleneck: {slowest} ({waits})"

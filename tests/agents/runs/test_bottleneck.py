@@ -36,7 +36,11 @@ PIXELS = {
             "most of their time goes to the policy; try --envs-per-actor 2",
         ),
         ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
-        ({"learner_wait": 0.3, "actor_wait": 0.3}, STATE, "the replay, for which both wait"),
+        (
+            {"learner_wait": 0.3, "actor_wait": 0.3},
+            STATE,
+            "the replay or the processors, for which both wait",
+        ),
         ({"learner_wait": 0.01, "actor_wait": 0.02}, STATE, "none, actors and learner are both"),
     ],
 )
@@ -54,7 +58,10 @@ def test_only_what_the_run_has_and_the_machine_does_fast_is_advised(monkeypatch)
     monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
     assert "bfloat16 is faster" in bottleneck.verdict({"actor_wait": 0.4}, PIXELS)
     both = {"learner_wait": 0.3, "actor_wait": 0.3}
-    assert bottleneck.verdict(both, STATE) == "bottleneck: the replay, for which both wait"
+    assert (
+        bottleneck.verdict(both, STATE)
+        == "bottleneck: the replay or the processors, for which both wait"
+    )
 
 
 @pytest.mark.parametrize(
