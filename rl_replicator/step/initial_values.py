@@ -33,12 +33,12 @@ def known(initial_value: Any, name: str | None) -> Any:
       name: name of the variable, for the error.
 
     Raises:
-      ConfigError: if the value is computed in a graph.
+      ConfigError: if the value depends on the inputs of a graph or on variables.
     """
     if not any(tf.is_symbolic_tensor(part) for part in tf.nest.flatten(initial_value)):
         return initial_value
     value = tf.convert_to_tensor(initial_value)
-    constant = tf.get_static_value(value)
+    constant = _constant(value)
     if constant is None:
         raise errors.ConfigError(
             "expected an initial value that does not depend on the step for variable "
@@ -46,3 +46,25 @@ def known(initial_value: Any, name: str | None) -> Any:
             "function that returns the value"
         )
     return constant
+
+
+def _constant(value: tf.Tensor) -> Any:
+    """Evaluates a tensor outside of its graph; None if it depends on the graph's inputs."""
+    needed, pending = set(), [value.op]
+    while pending:
+        operation = pending.pop()
+        if operation.type == "Placeholder":  # Also variables and what other graphs compute.
+            return None
+        if operation.name not in needed:
+            needed.add(operation.name)
+            pending += [x.op for x in operation.inputs] + list(operation.control_inputs)
+    definition = value.graph.as_graph_def()
+    nodes = [node for node in definition.node if node.name in needed]
+    del definition.node[:]
+    definition.node.extend(nodes)
+
+    def load() -> tf.Tensor:
+        return tf.graph_util.import_graph_def(definition, return_elements=[value.name])[0]
+
+    with tf.init_scope():
+        return tf.compat.v1.wrap_function(load, [])().numpy()
