@@ -15,11 +15,13 @@ class CallLog:
 
     Attributes:
       scaled_by: what has divided a loss of the step by the number of replicas; None if nothing has.
+      reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
         self.scaled_by: str | None = None
+        self.reductions: set[str] = set()
 
     def record(self, replica: int, call: str) -> None:
         """Records a collective.

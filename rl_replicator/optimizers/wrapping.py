@@ -125,17 +125,12 @@ class Wrapped:
           apply: applies reduced gradients to this replica's copies of the parameters.
 
         Raises:
-          ConfigError: `loss_scale` is set and the step never called `scale_loss`; or gradients are
-            averaged of a loss that is divided by the number of replicas.
+          ConfigError: `loss_scale` is set and the step never called `scale_loss`.
         """
         options = self.options
         enclosing = call_log.enclosing()
-        if options.reduction == "mean" and enclosing is not None and enclosing.scaled_by:
-            raise errors.ConfigError(
-                "expected a loss that is the mean over the replica's batch, because its gradients "
-                f"are averaged, found {enclosing.scaled_by} in the step, which divides by the "
-                'number of replicas; use wrap_optimizer(..., reduction="sum"), or tf.reduce_mean'
-            )
+        if enclosing is not None:
+            enclosing.reductions.add(options.reduction)
         build(self, parameters)  # Now: inside of tf.cond, or in one replica, no slot may appear.
         if options.reduction == "none":
             updates = gradients.widen(updates)

@@ -266,6 +266,9 @@ class CompiledStep(ReplicatedStep):
 
         Yields:
           The record of its collectives.
+
+        Raises:
+          ConfigError: see `unwrapped_optimizers`, `scaled_losses` and `initial_values`.
         """
         with (
             call_log.recording() as calls,
@@ -275,6 +278,7 @@ class CompiledStep(ReplicatedStep):
             tf.variable_creator_scope(initial_values.create),
         ):
             yield calls
+            scaled_losses.check(calls)
 
     def _replica_step(self, element: Any) -> Any:
         """Traced on a replica: `step_fn`, and what becomes of the moving statistics it updates."""

@@ -1,4 +1,4 @@
-"""Notes losses that a step divides by the number of replicas, whose gradients are to be summed."""
+"""Finds losses that a step divides by the number of replicas, and gradients averaged once more."""
 
 import contextlib
 import functools
@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from rl_replicator import errors
 from rl_replicator.collectives import call_log
 
 # What divides a loss by the number of replicas, by its owner. `train_step` of a Keras model calls
@@ -22,10 +23,7 @@ _LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Notes in the logs of the steps traced inside who divides a loss by the number of replicas.
-
-    An optimizer that averages gradients would divide them once more: `Wrapped` refuses that.
-    """
+    """Notes in the logs of steps that are traced inside what divides a loss by the replicas."""
     with _LOCK, contextlib.ExitStack() as stack:
         for owner, attribute, name in _FUNCTIONS:
             original = getattr(owner, attribute)
@@ -35,12 +33,36 @@ def noted() -> Iterator[None]:
 
 
 def _noting(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @tf.autograph.experimental.do_not_convert
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        log = call_log.enclosing()
-        if log is not None:
-            log.scaled_by = name
+        _note(name)
         return function(*args, **kwargs)
 
     return noting
+
+
+@tf.autograph.experimental.do_not_convert
+def _note(name: str) -> None:
+    log = call_log.enclosing()
+    if log is not None:
+        log.scaled_by = name
+
+
+def check(log: call_log.CallLog) -> None:
+    """Checks a step that has been traced.
+
+    Which gradients are those of a divided loss is not known. So a step that also sums some, or
+    reduces them itself, passes.
+
+    Args:
+      log: the log of the step.
+
+    Raises:
+      ConfigError: if a loss is divided by the number of replicas, and all gradients are averaged.
+    """
+    if log.scaled_by is not None and log.reductions == {"mean"}:
+        raise errors.ConfigError(
+            "expected a loss that is the mean over the replica's batch, because its gradients are "
+            f"averaged, found {log.scaled_by} in the step, which divides by the number of "
+            'replicas; use wrap_optimizer(..., reduction="sum"), or tf.reduce_mean'
+        )

@@ -79,6 +79,40 @@ def test_functions_of_tensorflow(name, function):
     assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
 
 
+def test_other_optimizers_may_sum_or_average():
+    """Which gradients are those of the divided loss is not known."""
+    replicator = rr.make("single_device")
+    with replicator.scope():
+        a, b = tf.Variable([1.0]), tf.Variable([1.0])
+        summing = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
+        averaging = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
+
+    def step_fn(batch):
+        x, y = batch
+        with tf.GradientTape(persistent=True) as tape:
+            summed = tf.nn.compute_average_loss(tf.square(a * x - y)[:, 0])
+            mean = tf.reduce_mean(tf.square(b * x - y))
+        summing.apply(tape.gradient(summed, [a]), [a])
+        averaging.apply(tape.gradient(mean, [b]), [b])
+
+    for w in (a, b):
+        assert trained(replicator, step_fn, [w]) < 1.0
+
+
+def test_a_loss_with_an_if_on_tensors_in_a_compiled_model():
+    def loss_fn(y, predicted):
+        if tf.reduce_sum(y) > 0.0:
+            return tf.square(y - predicted)
+        return tf.zeros_like(y)
+
+    replicator = rr.make("multi_device:2")
+    model = keras_model(replicator, reduction="sum")
+    with replicator.scope():
+        model.compile(model.optimizer, loss_fn)
+    w = trained(replicator, lambda batch: model.train_step(batch), model.variables)
+    assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
+
+
 def test_elsewhere_nothing_changes():
     replicator = rr.make("multi_device:2")
     model = keras_model(replicator, reduction="sum")
