@@ -264,19 +264,20 @@ def _run(
     line = AgentProgressLine()
     films = Films(run, options.video_every)
     noted = 0
-    with _failures_recorded(run):
+    try:
         try:
-            counter: Counter = manager.resolve(described.counter)
-            while not manager.wait(timeout=1.0):
-                try:
-                    progress = counter.progress()
-                    scaler.tick(counter)
-                except (lp.CourierError, lp.ProgramStoppedError):
-                    continue  # It is starting, or it is stopping.
-                noted = _note_restarts(run, manager, noted)
-                line.show(progress)
-                films.tick(progress.environment_steps)
-                _tell(listener, evaluations)
+            with _failures_recorded(run):
+                counter: Counter = manager.resolve(described.counter)
+                while not manager.wait(timeout=1.0):
+                    try:
+                        progress = counter.progress()
+                        scaler.tick(counter)
+                    except (lp.CourierError, lp.ProgramStoppedError):
+                        continue  # It is starting, or it is stopping.
+                    noted = _note_restarts(run, manager, noted)
+                    line.show(progress)
+                    films.tick(progress.environment_steps)
+                    _tell(listener, evaluations)
         except BaseException:
             if not manager.is_done:  # The listener has raised: the run ends and saves.
                 manager.stop()
@@ -289,7 +290,11 @@ def _run(
             saved = holds_last_step(run.path)
             for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
                 shutil.rmtree(folder, ignore_errors=True)
-        _tell(listener, evaluations)
+        with _failures_recorded(run):
+            _tell(listener, evaluations)
+    except Exception:
+        trackers.fail(run)
+        raise
     if noted:
         print(goodput.line(run.path), flush=True)
     if manager.signal_number is not None:
@@ -316,8 +321,6 @@ def _failures_recorded(run: RunDirectory) -> Iterator[None]:
         yield
     except BaseException as error:
         events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
-        if isinstance(error, Exception):
-            trackers.fail(run)
         raise
 
 

@@ -128,12 +128,20 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
 def fail(run: RunDirectory) -> None:
     """Notes with the trackers that a run's settings name that it has failed.
 
+    Does nothing for a run without any metrics, which no tracker knows. Raises nothing: the run's
+    own error is the one to show.
+
     Args:
       run: the run, whose metrics no process writes any more.
     """
-    trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
-    trackers.fail()
-    trackers.close()
+    if not (run.path / "metrics").exists():
+        return
+    try:
+        trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
+        trackers.fail()
+        trackers.close()
+    except Exception as error:  # Such as settings that cannot be read any more.
+        _LOG.warning("the trackers were not told that the run has failed: %s", error)
 
 
 def check(names: Sequence[str]) -> None:

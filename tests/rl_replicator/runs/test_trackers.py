@@ -214,6 +214,18 @@ def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch
     assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
 
 
+def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run_dir = make_run(tmp_path / "run", "mlflow")
+    trackers.fail(RunDirectory(run_dir))
+    assert not (tmp_path / "server").exists()
+    write(run_dir)
+    (run_dir / "config.json").write_text("{")  # The run's own error is the one to show.
+    trackers.fail(RunDirectory(run_dir))
+    assert "trackers were not told that the run has failed" in caplog.text
+
+
 def test_weights_and_biases_is_told_that_a_run_has_failed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
