@@ -120,21 +120,22 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
       config: configuration of the frames.
 
     Returns:
-      A view of the environment's physics if it has one that no wrapper redraws, otherwise of its
-      own `render`.
+      A view of the environment's physics if it has one that no wrapper redraws, or if the renderer
+      is "fast"; otherwise of its own `render`.
 
     Raises:
       EnvironmentSpecError: if the environment cannot be rendered as configured.
       RenderingUnavailableError: if no OpenGL works on this machine.
     """
     wrapped: Any = environment.wrapped
-    if is_physics(getattr(wrapped, "physics", None)) and not environment.is_redrawn:
+    redraws = environment.is_redrawn and config.render != "fast"
+    if is_physics(getattr(wrapped, "physics", None)) and not redraws:
         return PhysicsView(lambda: wrapped.physics, config)
     draw = environment.renderer()
     if config.render == "fast":
         raise EnvironmentSpecError(
             f"expected render 'auto' or 'exact' for {type(environment.wrapped).__qualname__}, "
-            "which renders itself or in a wrapper, got 'fast'; leave render at 'auto'"
+            "which renders itself, got 'fast'; leave render at 'auto'"
         )
     return OwnView(draw, config)
 

@@ -27,8 +27,9 @@ Wrapper = Callable[..., dm_env.Environment]
 class WrappedEnvironment(flat.Environment):
     """An environment with something around it.
 
-    It renders as before, unless the class of `outer` has a method `render` of its own. Its random
-    state is that of the environment and, if `outer` has a NumPy generator, that of both.
+    It renders as before, unless the class of `outer` has a method `render` of its own that takes
+    height, width and camera_id. Its random state is that of the environment and, if `outer` has a
+    NumPy generator, that of both.
     """
 
     def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
@@ -44,17 +45,17 @@ class WrappedEnvironment(flat.Environment):
         """
         random = _RandomnessOf(inner, flat.find_randomness(outer))
         # Not `getattr(outer)`: many wrappers pass on whatever the environment within has.
-        own = getattr(type(outer), "render", flat.Environment.render)
-        draws = own is not flat.Environment.render
+        is_own = getattr(type(outer), "render", flat.Environment.render)
+        own = "" if is_own is flat.Environment.render else flat.own_render(outer)
         super().__init__(
             outer,
             random=random,
-            render=flat.own_render(outer) if draws else _render_of(inner),
+            render=own or _render_of(inner),
             name=name,
             drops_images=inner.drops_images,
         )
         self._inner = inner
-        self.is_redrawn = draws or inner.is_redrawn
+        self.is_redrawn = bool(own) or inner.is_redrawn
 
     @property
     def wrapped(self) -> dm_env.Environment:

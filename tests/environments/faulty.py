@@ -196,6 +196,17 @@ def inverted(inner):
     return _Inverted(inner)
 
 
+class _Shown(_Halved):
+    """A wrapper whose render shows the environment to people."""
+
+    def render(self, mode="human"):
+        raise AssertionError(mode)
+
+
+def shown(inner):
+    return _Shown(inner)
+
+
 class _PassingOn(_Halved):
     """A wrapper that has whatever the environment within has."""
 
