@@ -357,7 +357,8 @@ def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Those that train something else, or another task, are named by that, because their other
     settings are no more comparable than their names. Where several share both, and everywhere else,
-    the first settings that differ are named and the others counted.
+    the first settings that differ are named, two or as many as tell them apart, and the others
+    counted.
 
     Args:
       settings: the settings of each config, by name.
@@ -368,12 +369,12 @@ def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     names = differing(settings)
     heads = [name for name in _HEADS if name in names]
     if not heads:
-        shown = names[:_MOST_NAMED_SETTINGS]
-        more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
-        return [
-            ", ".join([*(_setting(name, one.get(name)) for name in shown), *more])
-            for one in settings
-        ]
+        count = _MOST_NAMED_SETTINGS
+        labels = _labels_by(settings, names, count)
+        while len({*labels}) < len(labels) and count < len(names):  # Else two lines are one.
+            count += 1
+            labels = _labels_by(settings, names, count)
+        return labels
     kinds = [", ".join(str(one.get(name)) for name in heads) for one in settings]
     found = list(kinds)
     for kind in set(kinds):
@@ -384,9 +385,24 @@ def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _setting(name: str, value: object) -> str:
-    last = name.split(".")[-1].replace("_", " ")
-    return f"no {last}" if value is None else f"{last} {str(value).lower()}"
+def _labels_by(
+    settings: Sequence[Mapping[str, Any]], names: Sequence[str], count: int
+) -> list[str]:
+    """Returns labels by the first `count` of the settings `names`."""
+    more = [f"{len(names) - count} more"] if len(names) > count else []
+    last = [name.rpartition(".")[2] for name in names]
+    words = {
+        name: (short if last.count(short) == 1 else name).replace("_", " ")
+        for name, short in zip(names, last, strict=True)
+    }
+    return [
+        ", ".join([*(_setting(words[name], one.get(name)) for name in names[:count]), *more])
+        for one in settings
+    ]
+
+
+def _setting(words: str, value: object) -> str:
+    return f"no {words}" if value is None else f"{words} {str(value).lower()}"
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

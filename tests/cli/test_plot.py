@@ -85,7 +85,14 @@ def test_a_legend_names_what_matters():
     assert plots.short_labels([one(**many), one("sac", g=2)]) == ["d4pg", "sac"]
     assert plots.short_labels([one(), one(env="c:d")]) == ["a:b", "c:d"]
     assert plots.short_labels([one(**many), one(a=2)]) == ["a 1, b 1, 4 more", "a 2, no b, 4 more"]
-    # Lines that share a name are told apart.
+    # Lines that share a name are told apart, by as many settings as that takes.
+    grid = [{"a": a, "b": a, "x.rate": c, "y.rate": a} for a, c in ((1, 1), (1, 2), (2, 1))]
+    labels = [
+        "a 1, b 1, x.rate 1, 1 more",
+        "a 1, b 1, x.rate 2, 1 more",
+        "a 2, b 2, x.rate 1, 1 more",
+    ]
+    assert plots.short_labels(grid) == labels
     assert plots.short_labels([one(n=1), one("sac"), one(n=3), one("sac", env="c:d")]) == [
         "d4pg, a:b, n 1",
         "sac, a:b",
