@@ -82,6 +82,8 @@ def verdict(progress: Progress, is_moving: bool = True) -> str:
         return "bottleneck: none, both are busy"
     waits = f"actors wait {actors:.0%}, the learner {learner:.0%}"
     load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if slowest == "replay" and load > processors:  # Nothing gets its turn, not even the replay.
+    # The load is that of the whole machine.
+    is_overloaded = processors == os.cpu_count() and load > processors
+    if slowest == "replay" and is_overloaded:  # Nothing gets its turn, not even the replay.
         return f"bottleneck: processors (load {load:.0f} on {processors}; {waits})"
     return f"bottleneck: {slowest} ({waits})"

@@ -119,11 +119,15 @@ def test_the_verdict_names_the_side_that_is_waited_for(monkeypatch, changes, exp
 def test_on_a_machine_with_too_much_work_both_wait_for_processors(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (6.6, 0.0, 0.0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     waits = "actors wait 40%, the learner 30%"
     both = make_progress(actor_waiting=0.4, learner_waiting=0.3)
     assert verdict(both) == f"bottleneck: processors (load 7 on 2; {waits})"
     # What keeps a learner busy may be other programs, too: it is the one to relieve all the same.
     assert verdict(make_progress(actor_waiting=0.4)).startswith("bottleneck: learner")
+    # The load of a machine says nothing about a part of its processors.
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert verdict(both) == f"bottleneck: replay ({waits})"
 
 
 def test_the_counter_grants_exactly_the_steps_of_the_run(tmp_path):
