@@ -38,7 +38,9 @@ def known(initial_value: Any, name: str | None) -> Any:
     if not any(tf.is_symbolic_tensor(part) for part in tf.nest.flatten(initial_value)):
         return initial_value
     value = tf.convert_to_tensor(initial_value)
-    constant = _constant(value)
+    constant = tf.get_static_value(value)
+    if constant is None:
+        constant = _evaluated(value)
     if constant is None:
         raise errors.ConfigError(
             "expected an initial value that does not depend on the step for variable "
@@ -48,7 +50,7 @@ def known(initial_value: Any, name: str | None) -> Any:
     return constant
 
 
-def _constant(value: tf.Tensor) -> Any:
+def _evaluated(value: tf.Tensor) -> Any:
     """Evaluates a tensor outside of its graph; None if it depends on the graph's inputs."""
     needed, pending = set(), [value.op]
     while pending:

@@ -29,8 +29,8 @@ def batched_handler(
     Arrays get a leading batch dimension; dicts and tuples are batched by element; anything else
     becomes a list, as do arrays of some calls beside something else of others. An argument that
     some calls of a batch leave out has its default in their rows; one that all leave out is not
-    passed. The function returns a batch of results; each caller gets
-    one row. Methods are wrapped in the constructor, where `self` is bound:
+    passed. The function returns a batch of results; each caller gets one row. Methods are wrapped
+    in the constructor, where `self` is bound:
 
         self.compute = lp.batched_handler(batch_size=8)(self.compute)
 

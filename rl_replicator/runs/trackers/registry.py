@@ -80,7 +80,6 @@ class Trackers:
 
     def add_files(self, files: Mapping[str, Path]) -> None:
         """See `Tracker`."""
-
         self._for_each("add_files", files)
 
     def fail(self) -> None:
