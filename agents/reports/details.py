@@ -182,7 +182,7 @@ def settings(reading: Reading) -> Html:
 
 
 def advised(reading: Reading) -> Html | None:
-    """Returns the advice of the diagnostics for runs whose return stood still."""
+    """Returns the advice of the diagnostics for runs whose return stood still or stayed low."""
     items = []
     evaluated = [run for run in reading.runs if "evaluator" in run.tables]
     for run in evaluated:
@@ -201,9 +201,12 @@ def advised(reading: Reading) -> Html | None:
         body = element("ul", items, class_="advice")
     else:
         body = hint(
-            "No run stood still over the last third of its evaluations, of at least six.", "good"
+            "No return stood still or stayed low over the last third of at least six evaluations.",
+            "good",
         )
-    return section("advice", "Advice", body, about="For runs whose return stood still.")
+    return section(
+        "advice", "Advice", body, about="For runs whose return stood still or stayed low."
+    )
 
 
 def list_of_runs(reading: Reading) -> Html:

@@ -1,4 +1,4 @@
-"""Advice at the end of a run whose return stood still, from its metrics."""
+"""Advice at the end of a run whose return stood still or stayed low, from its metrics."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,9 +35,9 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
       options: the options of the run, by name, as in its `config.json`. Only these are named.
 
     Returns:
-      That nothing was learned if there was no learner step. Nothing if the return still rose, if
-      there are too few evaluations, or if nearly all episodes succeed; else what the metrics of the
-      last third of the run point to.
+      That nothing was learned if there was no learner step. Nothing if there are too few
+      evaluations, if nearly all episodes succeed, or if the return still rose and not nearly all
+      episodes fail; else what the metrics of the last third of the run point to.
     """
     evaluator = read_metrics(run_dir, "evaluator")
     steps = evaluator.get("learner_steps", np.zeros(0))
@@ -49,15 +49,18 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
             f"actions repeat); train longer{', or lower it' if size else ''}"
         ]
     returns = evaluator.get("episode_return", np.zeros(0))
-    if not stood_still(returns):
+    if len(returns) < _FEWEST_EVALUATIONS:
         return []
     figures = {**_last_third(read_metrics(run_dir, "learner")), **_last_third(evaluator)}
-    if _succeeds(figures):
+    is_still = stood_still(returns)
+    # Returns near 0 rise and fall by shares of their range that say nothing.
+    is_low = figures.get("failed_share", 0.0) >= _FAILED_ALL
+    if not (is_still or is_low) or _succeeds(figures):
         return []
     found = list(_causes(figures, options))
-    still = (
-        "the return did not rise over the last third of the evaluations "
-        f"({np.mean(_thirds(returns)[-1]):.0f})"
+    verdict = (
+        f"the return {'did not rise' if is_still else 'stayed low'} over the last third of the "
+        f"evaluations ({np.mean(_thirds(returns)[-1]):.0f})"
     )
     if not found:
         ratio = known(options, "--agent.replay.samples-per-insert")
@@ -65,17 +68,15 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
             "no figure points to a cause; try more learner steps per environment step"
             f"{f' ({ratio})' if ratio else ''}, other noise, or another seed"
         ]
-    return [f"{still}: {found[0]}", *(f"also: {cause}" for cause in found[1:])]
+    return [f"{verdict}: {found[0]}", *(f"also: {cause}" for cause in found[1:])]
 
 
 def stood_still(returns: np.ndarray) -> bool:
     """Returns whether the last third of a run's evaluations brought no progress.
 
     Args:
-      returns: [T] mean return of each evaluation.
+      returns: [T] mean return of each evaluation, at least three.
     """
-    if len(returns) < _FEWEST_EVALUATIONS:
-        return False
     _, before, last = _thirds(returns)
     spread = max(float(np.ptp(returns)), 1e-9)
     return (np.mean(last) - np.mean(before)) / spread < _PROGRESS

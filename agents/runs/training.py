@@ -346,7 +346,7 @@ def _tell(listener: RunListener, evaluations: NewRows) -> None:
 
 
 def _report(run: RunDirectory, options: AgentOptions) -> None:
-    """Prints the last evaluation of a complete run, and advice if its return stood still."""
+    """Prints the last evaluation of a complete run, and advice if it learned little."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
     episodes = "1 episode" if last["episodes"] == 1 else f"{last['episodes']:.0f} episodes"

@@ -77,7 +77,7 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
     assert "Bottleneck: the actors; most of their time goes to the env" in document.section("time")
     assert "agent.n_step 5 1" in document.section("settings")
     assert document.section("runs").count("complete") == 4
-    assert "No run stood still" in document.section("advice")
+    assert "No return stood still" in document.section("advice")
 
 
 def test_runs_of_one_seed_count_once(make_run):
