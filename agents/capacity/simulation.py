@@ -279,7 +279,7 @@ class _Run:
         sent: deque[simpy.Event] = deque()
         # Actors began at different times, and have fetched their weights since.
         to_lease, to_fetch = 0, self._random.randrange(STEPS_PER_UPDATE)
-        version = -round(to_fetch * run.actors * run.steps_per_action)
+        version = None
         yield self.clock.timeout(self._random.random() * count * self._demands.act)
         while True:
             started = self.clock.now
@@ -287,7 +287,9 @@ class _Run:
             act = count * parts.environment * variation + others
             yield from self._work(machine, act, *self._lock)
             acted = self.clock.now
-            self._ages.append(self._steps - version)
+            # Before the first fetch, the steps of the long run: actors began ahead of the learner.
+            before = to_fetch * run.actors * run.steps_per_action
+            self._ages.append(before if version is None else self._steps - version)
             sent.append(self.clock.process(self._delivery(machine, server)))
             if len(sent) > run.max_in_flight_items // run.item_length:
                 yield sent.popleft()

@@ -96,6 +96,14 @@ def test_the_age_of_the_weights(actors):
     assert simulated.weight_age_95 == pytest.approx(0.95 * between, rel=0.05)
 
 
+def test_the_age_of_weights_that_few_actors_fetch_in_the_simulated_time():
+    """400 actors share 2,000 actions a second, so each fetches weights every 50 s."""
+    simulated = run(actors=400, hardware=Hardware(machines=8, cores=64.0), seconds=0.5)
+    # 124.5 actions of 400 actors, with a learner step for four actions.
+    assert simulated.weight_age == pytest.approx(124.5 * 400 / 4, rel=0.05)
+    assert simulated.weight_age_95 == pytest.approx(0.95 * 250 * 400 / 4, rel=0.05)
+
+
 def test_weights_from_a_cache_are_older():
     """By 0.1 s on average, which are 25 steps."""
     fresh, cached = run(seconds=50.0), run(seconds=50.0, caches=1)
