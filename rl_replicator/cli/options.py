@@ -12,6 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from rl_replicator.cli import printed
 from rl_replicator.errors import UsageError
@@ -51,7 +57,7 @@ def parse(
     _check_given_once(kind, command, args)
     start: Any = {} if default is None else {"default": default}
     if "-h" in args or "--help" in args:
-        return tyro.cli(kind, prog=command, args=args, **start)
+        return tyro.cli(kind, prog=command, args=args, registry=_help_texts(), **start)
     with _columns(_UNBROKEN), printed.by_this_thread("stderr") as box:
         try:
             return tyro.cli(kind, prog=command, args=args, **start)
@@ -63,6 +69,36 @@ def parse(
         if unknown and unknown[0] in declared_options(other, command):
             raise UsageError(f"expected {flag} with {unknown[0]}, got no {flag}; add it")
     raise UsageError(_message(box.getvalue(), declared, command, args))
+
+
+def _help_texts() -> ConstructorRegistry:
+    """Returns rules by which the help has the docstrings of fields as paragraphs.
+
+    tyro itself keeps the ends of their lines, because it takes indented lines for those of a list.
+    """
+    registry, is_asking = ConstructorRegistry(), False
+
+    @registry.struct_rule
+    def explain(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal is_asking
+        if is_asking or not dataclasses.is_dataclass(info.type):
+            return None  # The rules of tyro hold.
+        is_asking = True
+        spec = ConstructorRegistry.get_struct_spec(info)
+        is_asking = False
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        return dataclasses.replace(spec, fields=tuple(map(_explained, spec.fields)))
+
+    return registry
+
+
+def _explained(field: StructFieldSpec) -> StructFieldSpec:
+    text = field.helptext() if callable(field.helptext) else field.helptext
+    if not text:
+        return field
+    text = re.sub(r"(?<!\n)\n(?![\n*-])", " ", text)
+    return dataclasses.replace(field, helptext=text)
 
 
 def _check_given_once(kind: type, command: str, args: Sequence[str]) -> None:

@@ -1,0 +1,51 @@
+"""The texts of `--help`."""
+
+import dataclasses
+import re
+
+import pytest
+
+from rl_replicator.cli import options
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    """What is nested."""
+
+    size: int = 3
+    """The first line of a text that is too long for one line of the source, and the
+    second one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """What to do."""
+
+    name: str
+    """A text of two paragraphs, of which the first one has two lines, and the second line
+    `begins` with a backtick.
+
+    - first
+    - second"""
+    folder: str | None = None
+    """Where to. Default: a new one
+    (under `runs/`)."""
+    inner: Inner = Inner()
+
+
+def _help(capsys, monkeypatch, **start):
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit):
+        options.parse(Outer, "act", ["--help"], **start)
+    lines = capsys.readouterr().out.splitlines()
+    bare = [re.sub(r"\s+", " ", line.strip("│╭╮╰╯─ ")) for line in lines]
+    return [line for line in bare if line]
+
+
+def test_the_lines_of_a_docstring_are_one_paragraph(capsys, monkeypatch):
+    text = _help(capsys, monkeypatch)
+    first = "--name STR A text of two paragraphs, of which the first one has two lines, and the"
+    start = text.index(f"{first} second line `begins` with a backtick.")
+    assert text[start + 1 : start + 3] == ["- first", "- second (required)"]
+    inner = "--inner.size INT The first line of a text that is too long for one line of the source,"
+    assert f"{inner} and the second one. (default: 3)" in text
