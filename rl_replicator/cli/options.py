@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import (
@@ -98,7 +98,14 @@ def _explained(field: StructFieldSpec) -> StructFieldSpec:
     if not text:
         return field
     text = re.sub(r"(?<!\n)\n(?![\n*-])", " ", text)
-    return dataclasses.replace(field, helptext=text)
+    kind: Any = field.type
+    if re.search(r"\bDefault\b", text):  # And not "(default: None)" as well.
+        kind = Annotated[kind, tyro.conf.arg(help_behavior_hint=_unless_none)]
+    return dataclasses.replace(field, type=kind, helptext=text)
+
+
+def _unless_none(default: str) -> str:
+    return "" if default == "None" else f"(default: {default})"
 
 
 def _check_given_once(kind: type, command: str, args: Sequence[str]) -> None:

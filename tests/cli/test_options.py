@@ -49,3 +49,10 @@ def test_the_lines_of_a_docstring_are_one_paragraph(capsys, monkeypatch):
     assert text[start + 1 : start + 3] == ["- first", "- second (required)"]
     inner = "--inner.size INT The first line of a text that is too long for one line of the source,"
     assert f"{inner} and the second one. (default: 3)" in text
+
+
+def test_a_default_that_the_text_tells_is_not_repeated(capsys, monkeypatch):
+    line = "--folder {None}|STR Where to. Default: a new one (under `runs/`)."
+    assert line in _help(capsys, monkeypatch)
+    start = Outer(name="a", folder="here")
+    assert f"{line} (default: here)" in _help(capsys, monkeypatch, default=start)
