@@ -84,8 +84,7 @@ def commands(document: Path, program: str) -> Iterator[list[str]]:
     for text in [*lines_of_code(document), *inline_code(document)]:
         if program not in text:
             continue
-        # Of alternatives, {1,2,3} or a|b|c, the first.
-        text = re.sub(r"\{(\w+),[\w,]+\}|\b(\w+)(\|\w+)+", r"\1\2", text)
+        text = re.sub(r"\b(\w+)(\|\w+)+", r"\1", text)  # Of alternatives, a|b|c, the first.
         words = shlex.split(text, comments=True)
         for start in range(len(words)):
             if words[start : start + len(own)] == own:
