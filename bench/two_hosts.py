@@ -1,9 +1,9 @@
 """One program on two Ray hosts, made of two network namespaces of this machine.
 
-    sudo python bench/two_hosts.py kill
-    sudo python bench/two_hosts.py cut
-    sudo python bench/two_hosts.py interrupt 20
-    sudo python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
+    sudo .venv/bin/python bench/two_hosts.py kill
+    sudo .venv/bin/python bench/two_hosts.py cut
+    sudo .venv/bin/python bench/two_hosts.py interrupt 20
+    sudo .venv/bin/python bench/two_hosts.py train --actors 4 --replicas multi_worker:2
 
 Each namespace has an address of its own and sees the other through a veth pair; `ray start` runs in
 both, with token authentication. The launcher runs in the first, and names the cluster by its
