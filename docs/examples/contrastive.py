@@ -22,7 +22,7 @@ def input_fn(context):
 replicator = rr.make(sys.argv[1] if len(sys.argv) > 1 else "single_device")
 with replicator.scope():
     encoder = snt.nets.MLP([64, 32], w_init=snt.initializers.Orthogonal(seed=1))
-    optimizer = replicator.wrap_optimizer(snt.optimizers.Adam(1e-3))
+    optimizer = replicator.wrap_optimizer(rr.optimizers.Adam(1e-3))
 
 
 def step_fn(batch):

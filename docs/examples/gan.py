@@ -23,8 +23,8 @@ replicator = rr.make(sys.argv[1] if len(sys.argv) > 1 else "single_device")
 with replicator.scope():
     generator = snt.nets.MLP([64, 64, 2], w_init=snt.initializers.Orthogonal(seed=1))
     discriminator = snt.nets.MLP([64, 64, 1], w_init=snt.initializers.Orthogonal(seed=2))
-    optimizer_g = replicator.wrap_optimizer(snt.optimizers.Adam(3e-4, beta1=0.0))
-    optimizer_d = replicator.wrap_optimizer(snt.optimizers.Adam(1e-3, beta1=0.0))
+    optimizer_g = replicator.wrap_optimizer(rr.optimizers.Adam(3e-4, beta1=0.0))
+    optimizer_d = replicator.wrap_optimizer(rr.optimizers.Adam(1e-3, beta1=0.0))
 
 
 def discriminator_step(batch):
