@@ -4,9 +4,10 @@
     timestep = environment.reset()
     drawn = environments.make("cartpole:swingup", seed=1, pixels=environments.PixelConfig())
 
-A name is a dm_control suite task (`domain:task`), `dm:manipulation/TASK`, `gym:ID`, or a
-factory (`package.module:function`, called with `seed=`) that returns a `dm_env.Environment` or a
-`gymnasium.Env`. Importing this package loads neither dm_control nor OpenGL nor TensorFlow.
+A name is a dm_control suite task (`domain:task`), `dm:manipulation/TASK`, `dm:locomotion/TASK`,
+`gym:ID`, or a factory (`package.module:function`, called with `seed=`) that returns a
+`dm_env.Environment` or a `gymnasium.Env`. Importing this package loads neither dm_control nor
+OpenGL nor TensorFlow.
 """
 
 from typing import TYPE_CHECKING, Any
