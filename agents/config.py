@@ -135,7 +135,8 @@ class NoiseSettings(Settings):
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""
     exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts; until then actions are random."""
+    """Environment steps, over all actors, before the policy acts; until then actions are random,
+    each kept for 8 steps on average."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = None

@@ -11,13 +11,13 @@ class Hardware:
     """The machines, and what cannot be measured on this one."""
 
     machines: int = 1
-    """Machines. The first ones hold the learner's processes and the replay servers, all of them
-    actors."""
+    """Number of machines. The first ones hold the learner's processes and the replay servers; the
+    actors are spread over all of them."""
     cores: float = 1.0
     """Processors of each machine, as fast as those of the measurement."""
     device_speedup: float | None = None
-    """A learner step on one accelerator is so many times as fast as on this machine. None: learners
-    use the processors."""
+    """How many times as fast a learner step is on one accelerator as on this machine. None:
+    learners use the processors."""
     network_gbps: float = 10.0
     """Gigabits per second of each machine's network, in each direction."""
     link_gbps: float = 200.0

@@ -64,7 +64,7 @@ def _options_type() -> Any:
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class PlanOptions(Hardware):
-        """Predict how fast a run is on other machines, and what limits it.
+        """Predict how fast a run would be on other machines, and what would limit it.
 
         The parts of the run are measured on this machine. The options of 'rl-replicator train',
         such as --actors, --replicas and --replay-shards, describe the run (not --deterministic and

@@ -30,8 +30,8 @@ def run(args: Sequence[str]) -> int:
     class ReportOptions:
         """Write curves, results, films, time, settings and advice of runs into one HTML file.
 
-        Runs that differ only in their seed are averaged. The directory of a suite stands for all
-        its runs. The file needs no network.
+        Runs that differ only in their seed are averaged. A folder of runs, such as that of a
+        suite or a sweep, stands for all its runs. The file needs no network.
         """
 
         run_dirs: Annotated[
@@ -39,7 +39,7 @@ def run(args: Sequence[str]) -> int:
             tyro.conf.Positional,
             tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
         ]
-        """Directories of runs or of suites."""
+        """Directories of runs, or folders of runs."""
         out: Path = Path("report.html")
         """The file to write."""
         figure: str | None = None

@@ -27,7 +27,7 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class ScaleOptions:
-        """Change the number of actors of a run, while it trains or between.
+        """Change the number of actors of a run, whether it is running or stopped.
 
         A live run adds actors within seconds. Actors that are taken away first finish the steps
         that they were granted. The number holds when the run is continued with its command.

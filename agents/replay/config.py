@@ -39,8 +39,8 @@ class ReplayConfig:
     independent of each other; with 1, successive batches are, too. If a table is sampled by
     priority, each transition is an item."""
     max_in_flight_items: int = 32
-    """Transitions of one environment that its actor may have sent and the table has not yet
-    confirmed."""
+    """Transitions (not items of the table) that the actor of one environment may have sent and the
+    table has not yet confirmed."""
 
     @property
     def item_length(self) -> int:

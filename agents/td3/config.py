@@ -25,7 +25,7 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     """Standard deviation of the actors' noise; actions span [-1, 1]. The paper uses 0.1."""
     exploration_random_steps: int = 5000
     """Environment steps, over all actors, before the policy acts. The paper uses 10,000 or 1,000,
-    and does not hold the actions."""
+    and draws a new action in every step; here each is kept for 8 steps on average."""
     preactivation_penalty: float = 1e-3
     """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the tanh
     that ends it (`agents.networks.policies.preactivation_penalty`). The paper has none."""

@@ -15,8 +15,8 @@ from rl_replicator.errors import UsageError
 class CompareOptions:
     """Compare the runs of several configs: curves, settings that differ, and which one is better.
 
-    Runs that differ only in task and seed belong to one config. The directory of a suite stands for
-    all its runs. A run that cannot be read is left out.
+    Runs that differ only in task and seed belong to one config. A folder of runs, such as that of a
+    suite or a sweep, stands for all its runs. A run that cannot be read is left out.
     """
 
     run_dirs: Annotated[
@@ -24,7 +24,7 @@ class CompareOptions:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
     ]
-    """Directories of runs or of suites."""
+    """Directories of runs, or folders of runs."""
     figure: str | None = None
     """The figure of the evaluations to compare, such as top_1. Default: the first one."""
     output: Path = Path("comparison.png")

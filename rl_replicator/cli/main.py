@@ -23,7 +23,7 @@ from rl_replicator.processes import allocator
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
 COMMANDS = {
-    "train": ("rl_replicator.cli.train", "train an agent or a network: train NAME [options]"),
+    "train": ("rl_replicator.cli.train", "train an agent or a learner: train NAME [options]"),
     "eval": ("rl_replicator.cli.eval", "evaluate the newest checkpoint of a run: eval RUN_DIR"),
     "export": (
         "rl_replicator.cli.export",
@@ -239,7 +239,8 @@ def _help() -> str:
         [
             "usage: rl-replicator COMMAND [options]",
             "",
-            "Trains reinforcement-learning agents with replicated learners.",
+            "Trains reinforcement-learning agents and supervised learners on any number of"
+            " devices.",
             "",
             *lines,
             "",

@@ -16,8 +16,8 @@ class PlotOptions:
     """Plot the evaluations of runs over their steps.
 
     Runs that differ only in their seed become one line, their mean, with a band from the lowest to
-    the highest seed. The directory of a suite stands for all its runs. A run that cannot be read is
-    left out.
+    the highest seed. A folder of runs, such as that of a suite or a sweep, stands for all its runs.
+    A run that cannot be read is left out.
     """
 
     run_dirs: Annotated[
@@ -25,7 +25,7 @@ class PlotOptions:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
     ]
-    """Directories of runs or of suites."""
+    """Directories of runs, or folders of runs."""
     figure: str | None = None
     """The figure of the evaluations to plot, such as top_1. Default: the first one."""
     output: Path | None = None

@@ -28,11 +28,11 @@ class SweepOptions:
     """Search for good settings of an agent or a learner.
 
     Every trial chooses a value for each searched option and trains a run for each seed, in a
-    directory of its own. The same command again continues. Other options, such as --env or
+    directory of its own. Run the same command again to continue. Other options, such as --env or
     --steps, are passed to 'rl-replicator train'.
     """
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """What to train, as for 'rl-replicator train'."""
     search: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """An option and its values, 'agent.n-step=choice(1,3,5)'; once for each option. Values:

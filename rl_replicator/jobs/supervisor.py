@@ -77,12 +77,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m rl_replicator.jobs", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--workers", type=_positive, help="processes on this machine")
     parser.add_argument(
-        "--parameter-servers", type=_natural, default=0, help="makes the job asynchronous"
+        "--workers", type=_positive, help="number of workers to start on this machine"
     )
     parser.add_argument(
-        "--max-restarts", type=_natural, default=5, help="in a row; counted anew after five minutes"
+        "--parameter-servers",
+        type=_natural,
+        default=0,
+        help="number of parameter servers; above 0, the job is asynchronous",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=_natural,
+        default=5,
+        help="restarts in a row before the job fails; five minutes without a failure reset the "
+        "count",
     )
     parser.add_argument("command", nargs="+", help="the program, after --")
     return parser
