@@ -1,6 +1,8 @@
 """Agents: actors, replay and learners, and the program that connects them.
 
-policy = agents.load_policy("runs/d4pg/cartpole-swingup-seed1-1")
+The directory of a run is enough for its policy:
+
+    policy = agents.load_policy("runs/d4pg/cartpole-swingup-seed1-1")
 """
 
 import importlib

@@ -13,13 +13,15 @@ from launchpad.nodes import base
 class Program:
     """A distributed program: nodes in labelled groups, joined by the handles they are given.
 
-    program = lp.Program("example")
-    with program.group("replay"):
-        replay = program.add_node(lp.ReverbNode(make_tables))
-    with program.group("actor"):
-        for _ in range(4):
-            program.add_node(lp.CourierNode(Actor, replay))
-    lp.launch(program).wait()
+    For example, four actors that write to one replay:
+
+        program = lp.Program("example")
+        with program.group("replay"):
+            replay = program.add_node(lp.ReverbNode(make_tables))
+        with program.group("actor"):
+            for _ in range(4):
+                program.add_node(lp.CourierNode(Actor, replay))
+        lp.launch(program).wait()
     """
 
     def __init__(self, name: str):

@@ -34,9 +34,11 @@ _PIECE_SECS = 0.1
 class ProgramManager:
     """A launched program.
 
-    manager = lp.launch(program, "local_mp")
-    while not manager.wait(timeout=1.0):
-        print(manager.resolve(counter).get_counts())
+    It is what `lp.launch` returns:
+
+        manager = lp.launch(program, "local_mp")
+        while not manager.wait(timeout=1.0):
+            print(manager.resolve(counter).get_counts())
     """
 
     def __init__(self, supervisor: lp_supervisor.Supervisor, is_test: bool):

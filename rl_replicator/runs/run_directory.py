@@ -1,12 +1,14 @@
 """The directory of a run: its config, the paths of its files, and whether it may be continued.
 
-RUN_DIR/config.json      the settings; `identity` holds those that must not change on resume
-RUN_DIR/metrics/*.csv    one table per group of metrics
-RUN_DIR/tensorboard/     the same for TensorBoard
-RUN_DIR/checkpoints/     the newest checkpoints
-RUN_DIR/best/            the checkpoint with the best evaluation, if the run keeps one
-RUN_DIR/events.csv       starts, ends, and nodes that were started again
-RUN_DIR/evaluation.png   the plot of the evaluations
+Its files:
+
+    RUN_DIR/config.json      the settings; `identity` holds those that must not change on resume
+    RUN_DIR/metrics/*.csv    one table per group of metrics
+    RUN_DIR/tensorboard/     the same for TensorBoard
+    RUN_DIR/checkpoints/     the newest checkpoints
+    RUN_DIR/best/            the checkpoint with the best evaluation, if the run keeps one
+    RUN_DIR/events.csv       starts, ends, and nodes that were started again
+    RUN_DIR/evaluation.png   the plot of the evaluations
 """
 
 import contextlib
