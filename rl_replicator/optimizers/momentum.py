@@ -37,6 +37,15 @@ class Momentum(snt.Optimizer):
         weight_decay: float = 0.0,
         name: str | None = None,
     ):
+        """Creates no slots yet.
+
+        Args:
+          learning_rate: schedule, from the step to the rate.
+          decayed: tells for each parameter whether it decays.
+          momentum: share of the velocity that each step keeps.
+          weight_decay: factor of the L2 penalty.
+          name: name of the module.
+        """
         super().__init__(name=name)
         self.learning_rate = learning_rate
         self._decayed = decayed
@@ -104,6 +113,16 @@ class LARS(Momentum):
         trust: float = 1e-3,
         name: str | None = None,
     ):
+        """Creates no slots yet.
+
+        Args:
+          learning_rate: schedule, from the step to the rate.
+          decayed: tells for each parameter whether it decays.
+          momentum: share of the velocity that each step keeps.
+          weight_decay: factor of the L2 penalty.
+          trust: trust coefficient.
+          name: name of the module.
+        """
         super().__init__(learning_rate, decayed, momentum, weight_decay, name)
         self._trust = trust
 
