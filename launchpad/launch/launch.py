@@ -89,8 +89,8 @@ def launch(
 
     Raises:
       ValueError: no program, no nodes, an unknown terminal, an unknown or unsupported launch type,
-        more resources than there are, text that an absl flag does not take, a LAUNCHPAD_SECRET
-        that is none; the program has servers and runs already, or two servers of one address.
+        more resources than there are, text that an absl flag does not take, a malformed
+        LAUNCHPAD_SECRET; the program has servers and runs already, or two servers of one address.
       TypeError: a node does not pickle, resources are not a PythonProcess, or what is to be done
         when nodes fail is not a RestartPolicy.
       ConnectionError: there is no such cluster.

@@ -232,7 +232,7 @@ class ProgramManager:
         A process that ignores one of them goes on to ignore it. Python lets only the main thread
         handle signals: what is launched from another one is stopped once that has launched a
         program, too. A program that a node has launched stops when the node's own does, which
-        looks after the signals; in a process, SIGTERM is how the node itself is interrupted.
+        handles the signals; in a process, SIGTERM is how the node itself is interrupted.
         """
         for manager in list(_taking_signals):
             if manager._supervisor.done.is_set():

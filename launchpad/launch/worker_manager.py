@@ -82,9 +82,10 @@ def wait_until_ready(timeout_secs: float | None = None) -> bool:
 def make_node_killer() -> Callable[[Exception, float], None]:
     """Returns a function that ends the calling node from any thread, even if its code is stuck.
 
-    The function takes an error, whose text says what is stuck, and the seconds since it is. A node
-    in a process dies of it, and its restart policy holds; a thread cannot be ended, so the program
-    ends with the error. While the program stops, and outside a program, it does nothing.
+    The function takes an error, whose text says what is stuck, and for how many seconds it has been
+    stuck. A node in a process dies of it, and its restart policy holds; a thread cannot be ended,
+    so the program ends with the error. While the program stops, and outside a program, it does
+    nothing.
 
     Raises:
       RuntimeError: in a thread that may belong to several programs.
@@ -96,7 +97,7 @@ def make_node_killer() -> Callable[[Exception, float], None]:
 def register_stop_handler(handler: Callable[[], Any]) -> None:
     """Calls `handler()` in a thread of its own when the program stops.
 
-    Outside a program, where nothing stops, it does nothing: loops that look after a stop run in
+    Outside a program, where nothing stops, it does nothing: loops that watch for a stop run in
     plain scripts too.
 
     Raises:

@@ -48,9 +48,9 @@ class RestartPolicy:
       max_backoff_secs: Longest pause.
       reset_after_secs: A node that lived this long starts counting anew.
       frozen_after_secs: A process that shows no sign of life for this long is killed, and counts as
-        one that died; at least 10, or None to wait for ever. It takes a process that holds Python's
-        interpreter lock, or a lost machine: one that waits or computes shows signs all the time. A
-        process of this machine that a signal has stopped is killed after ten seconds.
+        one that died; at least 10, or None to wait for ever. Only a process that holds the GIL, or
+        one on a lost machine, shows none; one that waits or computes does. A process of this
+        machine that a signal has stopped is killed after ten seconds.
     """
 
     max_restarts: int = 10
