@@ -115,7 +115,7 @@ class Demands:
         yield Resource("the actors", thread, run.actors)
         if run.in_threads:
             # NumPy and MuJoCo release it at times, so that this is the worst case.
-            yield Resource("Python's lock in threads", thread + self._evaluate, 1.0)
+            yield Resource("the GIL in threads", thread + self._evaluate, 1.0)
         step = self._ratio * self._step_clock()
         yield Resource("the learner's steps", step, 1.0)
         stream = self._samples / run.replicas * parts.sample_thread

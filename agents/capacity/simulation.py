@@ -1,7 +1,7 @@
 """A discrete-event simulation of a run: what the bound of `model.py` leaves out.
 
 Actors, streams of samples, replicas, caches and evaluator are processes that queue for processors,
-Python's lock, replay servers and networks, and wait for the rate limiter and for each other. The
+the GIL, replay servers and networks, and wait for the rate limiter and for each other. The
 costs are those of the bound; actions, and learner steps on processors, vary around them at random.
 So the rates are at most those of the bound, and the difference is what waiting costs. Besides, the
 simulation tells how old the weights are with which actors act.
@@ -25,7 +25,7 @@ from agents.nodes.counter import LEASE
 from agents.program import CACHE_MS
 from agents.replay.table import PREFETCHED_BATCHES, draws_ahead
 
-# Others get the processor, or Python's lock, after so many seconds: a scheduler is about as fair.
+# Others get the processor, or the GIL, after so many seconds: a scheduler is about as fair.
 _SLICE = 1e-3
 # So many items inserted, and steps of replicas, take some ten seconds to simulate.
 _MOST_EVENTS = 30_000
