@@ -63,8 +63,8 @@ def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "
     Args:
       own_address: `host:port` of this process, whose server is listening.
       addresses: the addresses of all processes of the job. The job is on one machine if all are of
-        the loopback device.
-      device: name of the loopback device.
+        the loopback interface.
+      device: name of the loopback interface.
 
     Returns:
       Whether the port is confined.

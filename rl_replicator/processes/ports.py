@@ -70,14 +70,14 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
     """Lets only this machine connect to the sockets of this process that listen on a port.
 
     For servers that listen on all network interfaces, whatever they are told. A listening socket
-    that is bound to the loopback device accepts connections to 127.0.0.1 and ::1 alone.
+    that is bound to the loopback interface accepts connections to 127.0.0.1 and ::1 alone.
     Unprivileged processes may do this on Linux 5.7 or newer.
 
     Args:
       port: TCP port.
       server: name of the server's library.
       exposed: what everybody can read and write who can connect.
-      device: name of the loopback device.
+      device: name of the loopback interface.
 
     Returns:
       Whether the port is confined; if not, the user has allowed open ports.
@@ -105,7 +105,7 @@ def confine_to_loopback(port: int, server: str, exposed: str, device: str = "lo"
 def check_may_be_open(port: int, server: str, exposed: str, reason: str) -> None:
     """Checks that the user allows a port that other machines can reach, and says who can do what.
 
-    A machine whose only network interface is the loopback device needs no permission.
+    A machine whose only network interface is loopback needs no permission.
 
     Args:
       port: TCP port.

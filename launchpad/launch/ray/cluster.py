@@ -114,7 +114,7 @@ def _connect(address: str | None) -> RayCluster:
         if address is None or _has_token():
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         if address is None:
-            # Ray's way of keeping all its daemons on the loopback device.
+            # Ray's way of keeping all its daemons on the loopback interface.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -137,7 +137,7 @@ def _has_token() -> bool:
 
 
 def _start_own() -> RayCluster:
-    """Starts a Ray on the loopback device, in a directory of its own, with its own secret."""
+    """Starts a Ray on the loopback interface, in a directory of its own, with its own secret."""
     directory = os.path.realpath(tempfile.mkdtemp(prefix="lp-", dir=_short_directory()))
     try:
         watcher = subprocess.Popen(

@@ -17,7 +17,8 @@ class Surroundings:
     """What a node's code finds in its process, set before the code is loaded.
 
     Attributes:
-      is_local: True if all nodes run on the launcher's machine, whose loopback device then serves.
+      is_local: True if all nodes run on the launcher's machine, whose loopback interface then
+        serves.
       directory: The working directory; Ray's where it does not exist.
       search_path: Where Python imports from first.
       environment: Variables; None for one that must not be set.

@@ -1,6 +1,6 @@
 """An encrypted way to a Reverb server on another machine, for the processes of its program only.
 
-Reverb's server has no password and no encryption. It is confined to the loopback device of its
+Reverb's server has no password and no encryption. It is confined to the loopback interface of its
 machine. On the machine's own address, the tunnel listens at the same port, accepts connections that
 show the program's certificate, and passes them on. A client on another machine connects to a port
 of its own machine, from which the tunnel leads to the server.
@@ -36,7 +36,7 @@ def serve(host: str, port: int, secret: bytes) -> None:
 
     Args:
       host: IP address of this machine, not a loopback one.
-      port: Port of a server that is confined to the loopback device.
+      port: Port of a server that is confined to the loopback interface.
       secret: The secret of the program.
 
     Raises:
