@@ -103,7 +103,7 @@ def _table(words: str, results: Path, link: str) -> str:
             raise ValueError(f"expected a unit of {path.name}, got {unit!r} in {words!r}")
     head: list[str] = [""]
     for unit in units:
-        head += [unit, *(["beside"] if _has_ratio(cells, unit) else [])]
+        head += [unit, *(["compared"] if _has_ratio(cells, unit) else [])]
     lines = [head, ["---"] * len(head)]
     for figure, row in cells.items():
         line = [figure]

@@ -123,7 +123,7 @@ def test_a_table(tmp_path):
     assert (lines[0], lines[-1]) == ("# A", "<!-- end of bench -->")
     assert "](results/a.json): median (least to most) of 2 rounds" in lines[2]
     assert lines[4:-1] == [
-        "|  | steps/s | beside | bytes | beside |",
+        "|  | steps/s | compared | bytes | compared |",
         "| --- | --- | --- | --- | --- |",
         "| ours | 30 (20 to 40) | 3.00 x peer (2.00 to 4.00) | 8 | 1.00 x peer (1.00 to 1.00) |",
     ]
