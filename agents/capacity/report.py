@@ -119,8 +119,8 @@ def _assumed(hardware: Hardware) -> Iterator[tuple[str, str]]:
     if speedup is not None:
         yield (
             f"--device-speedup {speedup:g}",
-            "a learner step on an accelerator is so many times as fast as on this machine; it "
-            "takes no processor",
+            "how many times as fast a learner step is on an accelerator as on this machine; there "
+            "it takes no processor",
         )
         yield f"--link-gbps {hardware.link_gbps:g}", "Gbit/s between accelerators of a machine"
     if hardware.machines > 1:

@@ -25,8 +25,8 @@ def figures(
 
     Returns:
       By name: mean, lowest, median and highest return, and the number of episodes. If the rewards
-      are bounded, the share of failed episodes: those with less than a tenth of the way from the
-      lowest to the highest return that the bounds allow in as many steps. If there are such states,
+      are bounded, the share of failed episodes: those whose return is in the lowest tenth of the
+      range that the bounds allow for an episode of that length. If there are such states,
       the mean discounted return, by gamma and the environment's discounts, after the states whose
       remaining rewards are known: all states if the environment terminated, else those so early
       that what follows the cut-off is negligible.

@@ -11,8 +11,8 @@ the stack at t. The stack at the bootstrap observation starts k frames later, af
 the return has: k = n, and less if the episode ends before.
 
 An item holds one transition, or L consecutive ones of one episode, with L - 1 frames more. The last
-item of an episode whose length is no multiple of L begins in the item before it; an episode shorter
-than L repeats some of its transitions.
+item of an episode whose length is not a multiple of L begins in the item before it; an episode
+shorter than L repeats some of its transitions.
 
 A frame is stored as its difference to f_0, modulo 256: if the camera stands still it is mostly
 zeros and takes a third of the memory. Each item also refers to f_0, of which there is one.

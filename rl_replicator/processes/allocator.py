@@ -2,8 +2,8 @@
 
 A learner's input allocates and frees thousands of small tensors for every batch, in several
 threads. jemalloc does this with less processor time than glibc's malloc (`bench/allocator.py`), and
-Ray's wheel has it. It is no default: with it, two environments of dm_control with one seed give
-rewards that may differ in their last bit.
+Ray's wheel has it. It is not the default: with it, two environments of dm_control with one seed
+give rewards that may differ in their last bit.
 
 An allocator has to be there before a process begins, so a command that trains starts itself again
 with it.
