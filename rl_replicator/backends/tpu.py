@@ -174,7 +174,7 @@ def _connect(address: str, deadline: float) -> tf.distribute.cluster_resolver.Cl
 def _probe(address: str, deadline: float) -> None:
     """Waits until a server answers; raises `TimeoutError` after the deadline.
 
-    TensorFlow would wait for the server forever, and hold Python's global lock meanwhile.
+    TensorFlow would wait for the server forever, and hold the GIL meanwhile.
     """
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address.removeprefix("grpc://"), options) as channel:

@@ -14,7 +14,7 @@ from rl_replicator.backends.multi_worker import health
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.jobs import ports
 
-# The probe holds Python's global lock while it waits, so it must be short.
+# The probe holds the GIL while it waits, so it must be short.
 _PROBE_MILLISECONDS = 250
 
 

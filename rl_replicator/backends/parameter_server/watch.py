@@ -195,7 +195,7 @@ def _ask(tasks: list[Task]) -> set[Task]:
         kind, index = task
         try:
             with tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"):
-                # Not a constant, which would wait with Python's global lock held.
+                # Not a constant, which would wait with the GIL held.
                 tf.raw_ops.Timestamp()
         except tf.errors.OpError:  # An error is an answer too; its cause is found elsewhere.
             pass
