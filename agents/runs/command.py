@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
 from environments import PixelConfig
+from environments.errors import lacks
 from rl_replicator.cli import arguments
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.listener import SILENT, RunListener
@@ -32,7 +33,8 @@ class AgentCommand:
     """An agent on the command line: the object behind an entry point of `rl_replicator.trainables`.
 
     Attributes:
-      name: the name of the agent, as users type it.
+      name: the name under which the agent is registered. An agent that is loaded by an import path
+        has this path as its name.
       config: frozen dataclass of its hyper-parameters, each with a default.
       pixel_config: the same for learning from pixels, with `agents.config.PixelSettings`; None if
         the agent does not learn from pixels.
@@ -114,10 +116,21 @@ class AgentCommand:
           environment_spec: the spec of the environment to act in.
 
         Raises:
-          ConfigError: if the config does not fit the environment.
+          ConfigError: if the config does not fit the environment, or there is no such factory.
         """
         module, _, name = self.factory.partition(":")
-        return getattr(importlib.import_module(module), name)(config, environment_spec)
+        try:
+            factory = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if not lacks(module, error):
+                raise  # The module exists, but something that it imports does not.
+            factory = None
+        if factory is None:
+            raise ConfigError(
+                f"expected the factory of {self.name} at {self.factory}, found none; correct the "
+                "path in its AgentCommand"
+            )
+        return factory(config, environment_spec)
 
     def restore(self, identity: Mapping[str, Any]) -> tuple["Task", Any]:
         """Returns the task and the hyper-parameters of a run.

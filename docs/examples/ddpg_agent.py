@@ -108,4 +108,4 @@ class DDPG(OffPolicyAgent):
         return DDPGLearner(self.config, online, target, self.observations.augment, replicator)
 
 
-command = AgentCommand("ddpg_agent:command", DDPGConfig, PixelDDPGConfig, "ddpg_agent:DDPG")
+command = AgentCommand("ddpg", DDPGConfig, PixelDDPGConfig, f"{__name__}:DDPG")

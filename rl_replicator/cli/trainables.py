@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -76,13 +77,17 @@ def names() -> list[str]:
 def load(name: str) -> Trainable:
     """Imports what is registered as `name`, or a user's own `package.module:make_learner`.
 
+    Returns:
+      The trainable. A dataclass with a field `name` has `name` there: runs store it, and are
+      loaded by it.
+
     Raises:
       UsageError: if nothing is registered under that name, or there is no such module.
     """
     if ":" in name:
         from rl_replicator.learners import command
 
-        return command.of_module(name)
+        return _named(command.of_module(name), name)
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -94,7 +99,12 @@ def load(name: str) -> Trainable:
             f"module:make_learner), got {name!r}{hint}"
         )
     (entry,) = metadata.entry_points(group=GROUP, name=name)
-    return entry.load()
+    return _named(entry.load(), name)
+
+
+def _named(trainable: Any, name: str) -> Any:
+    has_name = "name" in getattr(trainable, "__dataclass_fields__", ())
+    return dataclasses.replace(trainable, name=name) if has_name else trainable
 
 
 def of_run(run_dir: Path) -> Trainable:

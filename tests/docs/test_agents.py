@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
+import agents
 from agents.plan.evaluation import EvaluationSchedule
+from agents.task import Task
 from rl_replicator.cli import trainables
 from rl_replicator.runs.metrics import read_metrics
 
@@ -53,6 +55,18 @@ def test_it_learns_and_is_evaluated(command, tmp_path, capsys):
     capsys.readouterr()
     assert trainables.of_run(tmp_path / "run").evaluate(tmp_path / "run", 2, seed=3) == 0
     assert float(capsys.readouterr().out.split()[1]) > 0.9 * LENGTH
+    assert type(agents.load_policy(tmp_path / "run").agent).__module__ == "ddpg_agent"
+
+
+def test_a_copy_trains_its_own_class_under_its_own_name(tmp_path, monkeypatch):
+    text = (EXAMPLES / "ddpg_agent.py").read_text()
+    text = text.replace('AgentCommand("ddpg"', 'AgentCommand("td3"')
+    (tmp_path / "copied_agent.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    copy = trainables.load("copied_agent:command")
+    assert copy.name == "copied_agent:command"
+    made = copy.make_agent(copy.config(), Task("environments.fakes:target").spec())
+    assert type(made).__module__ == "copied_agent"
 
 
 def test_it_has_the_options_of_pixels(command):

@@ -104,6 +104,15 @@ def test_a_hyper_parameter_that_a_run_would_not_give_back(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("factory", ["no_such_module:D4PG", "agents.d4pg.agent:D5PG"])
+def test_an_agent_without_its_factory(factory, tmp_path):
+    agent = dataclasses.replace(d4pg.command, factory=factory)
+    args = [*TRAIN, "--agent.value-max", "20", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(UsageError, match=f"expected the factory of d4pg at {factory}, found none"):
+        agent.train(options.parse(agent.options_type(args), "rl-replicator train d4pg", args))
+    assert not (tmp_path / "run").exists()
+
+
 def test_stored_hyper_parameters_replace_the_default_ones_one_by_one():
     default = dataclasses.field(default_factory=lambda: {"a": 1.0})
     kind = dataclasses.make_dataclass(
