@@ -1,10 +1,13 @@
 """Weights on their way from learner to actors: `{path: array}`, matched by path."""
 
+import collections
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import sonnet as snt
 import tensorflow as tf
+
+from rl_replicator.errors import ConfigError
 
 
 def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
@@ -15,14 +18,20 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
       module: a built module.
 
     Raises:
-      ValueError: if two variables have one name.
+      ConfigError: if two variables have one name.
     """
     # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
-    # in every process that builds the module under the same name.
-    variables = {f"{name}/{v.name.split('/', 1)[-1].split(':')[0]}": v for v in module.variables}
-    if len(variables) != len(module.variables):
-        raise ValueError(f"expected distinct variable names in {name}, got {sorted(variables)}")
-    return variables
+    # in every process that builds the module under the same name. Layers that were made before the
+    # module, such as those of a `snt.Sequential`, lack its name.
+    around = module.name_scope.name.split("/")[0] + "/"
+    paths = [f"{name}/{v.name.removeprefix(around).split(':')[0]}" for v in module.variables]
+    doubles = sorted(path for path, count in collections.Counter(paths).items() if count > 1)
+    if doubles:
+        raise ConfigError(
+            f"expected distinct variable names in {name}, got several of {', '.join(doubles)}; "
+            "give each layer a name="
+        )
+    return dict(zip(paths, module.variables, strict=True))
 
 
 def collect_variables(

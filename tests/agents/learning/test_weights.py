@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from agents.learning.variables import named_variables
 from agents.learning.weights import WeightsPart
+from rl_replicator.errors import ConfigError
 
 
 def test_only_the_named_networks_are_served(tmp_path):
@@ -23,5 +24,20 @@ def test_only_the_named_networks_are_served(tmp_path):
 def test_two_variables_of_one_name_are_refused():
     module = snt.Module(name="policy")
     module.a, module.b = tf.Variable(1.0, name="policy/w"), tf.Variable(2.0, name="policy/w")
-    with pytest.raises(ValueError, match="expected distinct variable names in policy"):
+    module.c = tf.Variable(3.0, name="policy/b")
+    with pytest.raises(
+        ConfigError, match="distinct variable names in policy, got several of policy/w; give each"
+    ):
         named_variables("policy", module)
+
+
+def test_layers_that_were_made_before_their_module():
+    module = snt.Sequential([snt.Linear(2, name="hidden"), snt.Linear(1, name="head")], "policy")
+    module(tf.zeros([1, 3]))
+    shapes = {path: tuple(v.shape) for path, v in named_variables("policy", module).items()}
+    assert shapes == {
+        "policy/hidden/w": (3, 2),
+        "policy/hidden/b": (2,),
+        "policy/head/w": (2, 1),
+        "policy/head/b": (1,),
+    }
