@@ -69,7 +69,7 @@ def narrow_layer_norm(
     The results are those of `layer_norm` but for rounding.
 
     Args:
-      x: [B, M] float32.
+      x: [B, M] float32. B is static: `agents.acting.numpy_policy` cannot ask for it.
       w: [M, N] float32.
       b: [N] float32.
       scale: [N] float32.
@@ -78,7 +78,7 @@ def narrow_layer_norm(
     Returns:
       [B, N] float32.
     """
-    ones = tf.ones([tf.shape(x)[0], 1], x.dtype)
+    ones = tf.ones([x.shape[0], 1], x.dtype)
     inputs = tf.concat([x, ones], axis=1)  # [B, M + 1]
     weights = tf.concat([w, b[None]], axis=0)  # [M + 1, N]
     weights -= tf.reduce_mean(weights, axis=1, keepdims=True)

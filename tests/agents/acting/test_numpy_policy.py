@@ -49,11 +49,12 @@ def test_the_policy_of_every_agent_is_the_same_in_numpy(name):
     random = np.random.default_rng(0)
     for make_policy in (agent.make_exploring_policy, agent.make_evaluation_policy):
         policy = make_policy(Weights())
-        functions = [compile_policy(policy, size) for size in (1, 5)]
+        # From 64 rows on, a narrow first layer is computed in another way.
+        functions = [compile_policy(policy, size) for size in (1, 64)]
         assert all(isinstance(function, NumpyPolicy) for function in functions)
         for seed in range(3):
             arrays = randomize(policy.networks, seed)
-            observations = random.normal(0, 3, (5, *policy.observation_spec.shape)).astype("f")
+            observations = random.normal(0, 3, (64, *policy.observation_spec.shape)).astype("f")
             expected = policy.act(tf.constant(observations))
             for function in functions:
                 function.load(arrays)
