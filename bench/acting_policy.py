@@ -1,4 +1,4 @@
-"""Calls of a policy in NumPy, as actors make them, against the same in TensorFlow with XLA.
+"""Calls of a policy in NumPy, as actors make them, against the same in TensorFlow.
 
     python -m bench.acting_policy
 
@@ -9,13 +9,12 @@ and for sixteen.
 import functools
 
 import numpy as np
-import tensorflow as tf
 from acme import specs
 
-from agents.acting.acting_policy import TensorFlowPolicy, compile_policy
+from agents.acting.acting_policy import TensorFlowPolicy, compile_policy, trace_policy
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
-from agents.learning.variables import copy_variables, named_variables, names_with_variables
+from agents.learning.variables import copy_variables, names_with_variables
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from bench import harness
@@ -41,20 +40,11 @@ def sides(agent) -> tuple[dict[str, harness.Side], dict[str, str]]:
     """Returns the sides of an agent, and which one each is compared with."""
     made, peers = {}, {}
     policy = agent.make_exploring_policy(NoWeights())
-    names = names_with_variables(policy.networks)
-    weights = copy_variables(policy.networks, names)
-    variables = {
-        path: variable
-        for name in names
-        for path, variable in named_variables(name, policy.networks[name]).items()
-    }
+    weights = copy_variables(policy.networks, names_with_variables(policy.networks))
     for size in (1, 16):
         in_numpy = compile_policy(policy, size)
         in_numpy.load(weights)
-        compiled = tf.function(policy.act, jit_compile=True).get_concrete_function(
-            tf.TensorSpec([size, OBSERVATION])
-        )
-        in_tensorflow = TensorFlowPolicy(compiled, variables)
+        in_tensorflow = TensorFlowPolicy(*trace_policy(policy, size))  # As of a policy for pixels.
         observations = np.random.default_rng(0).standard_normal((size, OBSERVATION), "f")
         name = f"{type(agent).__name__}, {size} observation{'s' * (size > 1)}"
         for kind, function in (("NumPy", in_numpy), ("TensorFlow", in_tensorflow)):

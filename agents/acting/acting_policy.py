@@ -114,6 +114,24 @@ def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
       policy: the policy.
       batch_size: observations in one call.
     """
+    act, variables = trace_policy(policy, batch_size)
+    try:
+        return NumpyPolicy(act, variables)
+    except UnsupportedOperationError:
+        return TensorFlowPolicy(act, variables)
+
+
+def trace_policy(policy: ActingPolicy, batch_size: int) -> tuple[Any, dict[str, tf.Variable]]:
+    """Traces a policy.
+
+    Args:
+      policy: the policy.
+      batch_size: observations in one call.
+
+    Returns:
+      A `tf.types.experimental.ConcreteFunction` of observations [B, ...], and the variables of the
+      policy's networks, by path.
+    """
     spec = policy.observation_spec
     # AutoGraph takes half a second in every process. Networks need none: the learner's step runs
     # them as written, too.
@@ -122,7 +140,4 @@ def compile_policy(policy: ActingPolicy, batch_size: int) -> PolicyFunction:
     variables: dict[str, tf.Variable] = {}
     for name, network in policy.networks.items():
         variables.update(named_variables(name, network))
-    try:
-        return NumpyPolicy(act, variables)
-    except UnsupportedOperationError:
-        return TensorFlowPolicy(act, variables)
+    return act, variables
