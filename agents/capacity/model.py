@@ -128,7 +128,9 @@ class Demands:
         calls = CALLS_PER_LEASE * run.action_repeat / LEASE * parts.call
         fetched, fetched_always = self._fetched()
         served, always = fetched * parts.fetch_learner, fetched_always * parts.fetch_learner
-        processors = actor + self._evaluate + learner + served + server + calls
+        # Caches serve the weights at the learner's cost, but not only on its machines.
+        serving = self._fetches * parts.fetch_learner
+        processors = actor + self._evaluate + learner + serving + server + calls
         yield Resource("the processors", processors, hardware.machines * hardware.cores, always)
         if not run.in_threads:
             yield Resource("the counter", calls, 1.0)

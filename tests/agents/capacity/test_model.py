@@ -115,6 +115,21 @@ def test_bytes_on_the_network():
     assert limit(cached, "the network out of the caches") == pytest.approx(2 * 1e9 * 250 / 1e6)
 
 
+def test_caches_take_the_processors_in_place_of_the_learner():
+    # Every 250th action fetches the weights, which takes 50 ms to serve: 0.2 ms of an action.
+    parts = dataclasses.replace(PARTS, fetch_learner=50e-3)
+    run = dataclasses.replace(RUN, actors=32)
+    learners = "the processors of the learner's machines"
+    alone, cached = (rate(parts, run, CLUSTER, caches=caches) for caches in (0, 2))
+    assert limit(alone, "the processors") == pytest.approx(8 * 4 / 1.7e-3)
+    assert limit(alone, learners) == pytest.approx(4 / 0.7e-3)
+    # Ten fetches a second of the caches themselves take half a processor.
+    assert limit(cached, "the processors") == pytest.approx((8 * 4 - 0.5) / 1.7e-3)
+    assert limit(cached, learners) == pytest.approx((4 - 0.5) / 0.5e-3)
+    changes = best_changes(parts, dataclasses.replace(run, samples_per_insert=1.0), ALONE, most=9)
+    assert not any(change.option.startswith("--caches") for change in changes)
+
+
 @pytest.mark.parametrize("run", [RUN, dataclasses.replace(RUN, actors=64, samples_per_insert=400)])
 @pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
 def test_more_never_predicts_less(run, hardware):
