@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.model import Prediction, predict
@@ -31,7 +31,11 @@ class Change:
 
 
 def best_changes(
-    parts: Parts, deployment: Deployment, hardware: Hardware, most: int = 3
+    parts: Parts,
+    deployment: Deployment,
+    hardware: Hardware,
+    accepts: Callable[[Deployment], bool],
+    most: int = 3,
 ) -> list[Change]:
     """Tries options, each by itself.
 
@@ -39,6 +43,7 @@ def best_changes(
       parts: what the parts of the run cost.
       deployment: how it is spread.
       hardware: on which machines.
+      accepts: whether the replay of a run that is spread otherwise would be accepted.
       most: number of changes to return.
 
     Returns:
@@ -47,6 +52,8 @@ def best_changes(
     before = predict(parts, deployment, hardware).actions
     found = []
     for option, changed, machines in _candidates(deployment, hardware):
+        if not accepts(changed):
+            continue
         after = predict(parts, changed, machines)
         gain = after.actions / before if before > 0 else math.inf
         if after.actions > 0 and gain >= 1.0 + _LEAST_GAIN:
@@ -55,7 +62,7 @@ def best_changes(
 
 
 def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, Deployment, Hardware]]:
-    """Yields each option with twice its value, where the run would accept it."""
+    """Yields each option with twice its value."""
     for name in ("actors", "envs_per_actor", "replay_shards", "replicas"):
         value = 2 * getattr(run, name)
         changed = dataclasses.replace(run, **{name: value})
@@ -63,7 +70,7 @@ def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, Depl
         if name == "replicas" and run.learner_processes > 1:
             changed = dataclasses.replace(changed, learner_processes=2 * run.learner_processes)
             text = f"multi_worker:{changed.learner_processes}"
-        if _divides(changed):
+        if run.actors * run.envs_per_actor % changed.replay_shards == 0:
             yield f"--{name.replace('_', '-')} {text}", changed, hardware
     if run.in_threads:
         yield "--launch processes", dataclasses.replace(run, in_threads=False), hardware
@@ -88,12 +95,4 @@ def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, Depl
         f"--agent.replay.samples-per-insert {samples:g} (fewer learner steps an action)",
         fewer,
         hardware,
-    )
-
-
-def _divides(run: Deployment) -> bool:
-    """Whether replicas and shards divide what they must."""
-    environments = run.actors * run.envs_per_actor
-    return run.batch % (run.replicas * run.replay_shards) == 0 and (
-        environments % run.replay_shards == 0
     )

@@ -1,6 +1,7 @@
 """What `rl-replicator plan` does: measures, predicts, and prints."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -126,7 +127,8 @@ def run(
     simulated = None
     if prediction.actions > 0:
         simulated = simulation.simulate(parts, deployment, hardware, ahead, simulated_seconds)
-    better = changes.best_changes(parts, deployment, hardware)
+    accepts = functools.partial(is_accepted, agent_config)
+    better = changes.best_changes(parts, deployment, hardware, accepts)
     for line in report.lines(
         parts, deployment, hardware, prediction, simulated, better, options.steps
     ):
@@ -149,6 +151,22 @@ def samples_ahead(config: Any, deployment: Deployment) -> float:
     run, shards = deployment, deployment.replay_shards
     demand = LearnerDemand(run.batch, run.steps_per_call, run.replicas)
     return shards * error_buffer(config.replay, demand, run.item_length, shards)
+
+
+def is_accepted(config: Any, deployment: Deployment) -> bool:
+    """Returns whether the replay and the batch would fit each other in a run.
+
+    Args:
+      config: the agent's hyper-parameters, but for the samples per insert.
+      deployment: how the run is spread, and its samples per insert.
+    """
+    samples = deployment.samples_per_insert
+    try:
+        replay = dataclasses.replace(config.replay, samples_per_insert=samples)
+        samples_ahead(dataclasses.replace(config, replay=replay), deployment)
+    except ConfigError:
+        return False
+    return True
 
 
 # Options of the agent on which its parts do not depend, or as the model expects.

@@ -1,12 +1,16 @@
 """The arithmetic of the model, with parts that are easy to add up."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 from agents.capacity.changes import best_changes
+from agents.capacity.command import is_accepted
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.model import predict
+from agents.d4pg.config import D4PGConfig
+from agents.sac.config import SACConfig
 from tests.agents.capacity.parts import PARTS
 
 RUN = Deployment(
@@ -126,7 +130,8 @@ def test_caches_take_the_processors_in_place_of_the_learner():
     # Ten fetches a second of the caches themselves take half a processor.
     assert limit(cached, "the processors") == pytest.approx((8 * 4 - 0.5) / 1.7e-3)
     assert limit(cached, learners) == pytest.approx((4 - 0.5) / 0.5e-3)
-    changes = best_changes(parts, dataclasses.replace(run, samples_per_insert=1.0), ALONE, most=9)
+    busy = dataclasses.replace(run, samples_per_insert=1.0)
+    changes = best_changes(parts, busy, ALONE, lambda changed: True, most=9)
     assert not any(change.option.startswith("--caches") for change in changes)
 
 
@@ -153,7 +158,7 @@ def test_more_never_predicts_less(run, hardware):
 
 def test_changes_relieve_the_bottleneck():
     # One actor: 1000 actions/s. Two actors: 2000, as the learner's steps allow.
-    (first, *others) = best_changes(PARTS, RUN, ALONE)
+    (first, *others) = best_changes(PARTS, RUN, ALONE, lambda run: True)
     assert first.option == "--actors 2"
     assert first.gain == pytest.approx(2)
     assert all(change.gain <= 2 for change in others)
@@ -164,6 +169,31 @@ def test_changes_relieve_the_bottleneck():
 def test_changes_keep_what_a_run_demands():
     """101 transitions have no halves; 64 shards would be more than there are environments."""
     run = dataclasses.replace(RUN, actors=16, batch=101)
-    options = [change.option for change in best_changes(PARTS, run, ALONE, most=100)]
+    accepts = partial(is_accepted, D4PGConfig())
+    options = [change.option for change in best_changes(PARTS, run, ALONE, accepts, most=100)]
     assert options[0].startswith("--device-speedup 10")
     assert not any(option.startswith(("--replicas", "--replay-shards")) for option in options)
+
+
+@pytest.mark.parametrize(
+    ("batch", "min_size", "changes"),
+    [
+        # Twice what a call takes and the input holds: 17,920 of 1,000 x 32 samples, not of x 16.
+        (256, 1000, {"samples_per_insert": 16.0}),
+        # A table needs two items of 8 transitions each.
+        (8, 24, {"replay_shards": 2}),
+    ],
+)
+def test_changes_keep_what_a_replay_demands(batch, min_size, changes):
+    config = SACConfig()
+    replay = dataclasses.replace(config.replay, samples_per_insert=32.0, min_size=min_size)
+    config = dataclasses.replace(config, replay=replay)
+    run = dataclasses.replace(RUN, actors=4, batch=batch, samples_per_insert=32.0, item_length=8)
+    run = dataclasses.replace(run, steps_per_call=16 if batch == 256 else 1)
+    assert is_accepted(config, run)
+    assert not is_accepted(config, dataclasses.replace(run, **changes))
+    ((name, _),) = changes.items()
+    parts = dataclasses.replace(PARTS, sample_server=1e-2)
+    for accepts, is_there in ((lambda run: True, True), (partial(is_accepted, config), False)):
+        found = best_changes(parts, run, Hardware(cores=64.0), accepts, most=100)
+        assert any(name.replace("_", "-") in change.option for change in found) == is_there
