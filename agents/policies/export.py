@@ -9,14 +9,16 @@ import tensorflow as tf
 
 from agents.learning.variables import check_arrays, named_variables
 from agents.policies.exported import WRAPPERS, action_range
-from agents.policies.policy import Policy
+from agents.policies.policy import AgentSource, Policy
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
 
-def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> ExportedModel:
+def export_policy(
+    policy: Policy, source: AgentSource, run: RunDirectory, license_name: str
+) -> ExportedModel:
     """Makes a model of a policy: from the environment's observation to an action in its own range.
 
     A wrapper may change both, so the environment of a wrapped task is the one in the wrappers, in
@@ -25,13 +27,14 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Expor
 
     Args:
       policy: the policy.
+      source: the source of its agent.
       run: the run that trained it.
       license_name: licence that the card names.
 
     Raises:
       UsageError: if the agent does not say how it acts.
     """
-    agent: Any = _in_float32(policy.agent)
+    agent: Any = _in_float32(policy.agent, source)
     if not hasattr(agent, "make_evaluation_policy"):
         raise UsageError(
             f"expected an agent with make_evaluation_policy, as OffPolicyAgent has it, got "
@@ -61,12 +64,14 @@ def export_policy(policy: Policy, run: RunDirectory, license_name: str) -> Expor
     return ExportedModel(act, inputs, card)
 
 
-def _in_float32(agent: Any) -> Any:
+def _in_float32(agent: Any, source: AgentSource) -> Any:
     """Returns the agent with convolutions in float32, which all programs have."""
     config = agent.config
     if getattr(config, "precision", "float32") == "float32":
         return agent
-    return type(agent)(dataclasses.replace(config, precision="float32"), agent.environment_spec)
+    # Not by its class: the factory may be a function that gives it more than these.
+    float32 = dataclasses.replace(config, precision="float32")
+    return source.make_agent(float32, agent.environment_spec)
 
 
 def _to_range(spec: Any) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -234,7 +234,7 @@ class AgentCommand:
         from rl_replicator.runs.run_directory import RunDirectory
 
         run = RunDirectory(run_dir)
-        return export_policy(restore(run, self, best), run, license_name)
+        return export_policy(restore(run, self, best), self, run, license_name)
 
     def video(self, run_dir: Path, output: Path | None, seed: int) -> int:
         """Records an episode of the newest checkpoint's policy and prints the file's path.

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from agents import d4pg, load_policy, sac, td3
 from agents.learning.variables import copy_variables
 from agents.learning.weights import WeightsPart
 from agents.policies import exported as exported_policies
+from agents.policies.policy import restore
 from agents.runs.options import AgentOptions, PixelAgentOptions
+from agents.td3.agent import TD3
+from agents.td3.config import TD3Config
 from environments import PixelConfig
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -293,6 +297,42 @@ def test_a_card_of_a_wrapped_task_from_pixels_promises_no_vector(tmp_path):
     card = (out / "README.md").read_text()
     assert "[B, H, W, 3] uint8" in card and "the wrapped environment as the agent sees it" in card
     assert "vector" not in card
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfConfig(TD3Config):
+    """Trains in bfloat16."""
+
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class Scaled(TD3):
+    """Has an argument beside config and spec."""
+
+    def __init__(self, config, environment_spec, scale):
+        super().__init__(config, environment_spec)
+        self.scale = scale
+
+    def greedy_action(self, outputs):
+        return self.scale * outputs
+
+
+def make_scaled(config, environment_spec):
+    return Scaled(config, environment_spec, 0.5)
+
+
+def test_an_agent_of_a_function_that_trains_in_bfloat16(tmp_path):
+    factory = f"{__name__}:make_scaled"
+    command = dataclasses.replace(td3.command, config=HalfConfig, factory=factory)
+    run_dir = _make_run(tmp_path / "run", command, None)
+    policy = restore(RunDirectory(run_dir), command)
+    environment = policy.make_environment(seed=2)
+    observation = environment.reset().observation
+    model = command.exported(run_dir, best=False, license_name="MIT")
+    action = model.function(tf.constant(observation[None]))["action"][0]
+    np.testing.assert_allclose(
+        action, environment._real_action(policy.act(observation)), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_an_operation_that_is_not_portable_is_named():
