@@ -43,14 +43,15 @@ class PolicyAverage(tf.Module):
 
         Args:
           module: trains. A network without trainable variables has no average.
-          networks: built networks like `module.acting_networks`, which become the averages.
+          networks: built networks like those of `module.acting_networks`, which become the
+            averages. What else is there has none: evaluators do not act with it.
           num_steps: learner steps that the average spans, more than `AVERAGING_PERIOD`: it takes
             the weights of every tenth step, at the rate 10 / num_steps.
         """
         super().__init__(name="policy_average")
         self._module, self._span = module, num_steps
         online = module.acting_networks
-        averaged = [name for name in online if online[name].trainable_variables]
+        averaged = [n for n in online if n in networks and online[n].trainable_variables]
         self._averages = {average_name(name): networks[name] for name in averaged}
         self._online = [online[name] for name in averaged]
         self._average = [networks[name] for name in averaged]

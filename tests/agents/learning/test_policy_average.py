@@ -98,6 +98,15 @@ def test_evaluators_get_the_average_and_actors_the_newest(replicator_name):
     learner.close()
 
 
+def test_what_evaluators_do_not_act_with_has_no_average():
+    module = Drifting(rr.make("single_device"))
+    critic = snt.Linear(1, name="critic")
+    critic(tf.zeros([1, 5]))
+    module.acting_networks = {"critic": critic, **module.acting_networks}
+    served = PolicyAverage(module, make_networks(), SPAN).acting_networks
+    assert list(served) == ["critic", "encoder", "policy", "average_policy"]
+
+
 def test_a_checkpoint_holds_the_average(tmp_path):
     (saved, _), (restored, _) = make_learner("single_device"), make_learner("single_device")
     for _ in range(CALLS // 2):
