@@ -102,13 +102,13 @@ def load_policy(run_dir: str | os.PathLike, best: bool = False) -> Policy:
     """Loads the policy of a run.
 
     Args:
-      run_dir: directory of a run that trains, or has trained, an agent.
+      run_dir: directory of a run that trains, or has trained, an agent; `~` is the home directory.
       best: whether to take the checkpoint with the best evaluation, not the newest.
 
     Raises:
       UsageError: if it is not the directory of such a run, or has no checkpoint.
     """
-    run = RunDirectory(Path(run_dir))
+    run = RunDirectory(Path(os.path.expanduser(run_dir)))
     trainable: Any = trainables.of_run(run.path)
     if not hasattr(trainable, "make_agent"):
         raise UsageError(

@@ -265,7 +265,10 @@ def test_an_error_of_the_callback_ends_the_run_and_saves_it(tmp_path):
     assert progress(tmp_path / "run" / "checkpoints")["environment_steps"] < 50_000
 
 
-def test_a_learners_run_has_no_policy(tmp_path):
+def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"trainable": "resnet", "identity": {}}')
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))  # As `rl_replicator.train`.
+    with pytest.raises(rr.UsageError, match="expected a run of an agent"):
+        agents.load_policy(f"~/{tmp_path.name}")
