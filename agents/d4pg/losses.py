@@ -8,6 +8,7 @@ Shapes: B is the batch, Z the number of atoms, A the number of action dimensions
 import tensorflow as tf
 
 from agents.registry import check_shape, find_part
+from rl_replicator.errors import ConfigError
 
 
 def _check_atoms(atoms: tf.Tensor) -> None:
@@ -135,14 +136,21 @@ def find_critic_loss(name: str):
     """Returns the function that `--agent.critic-loss` names (see `categorical_td_loss`).
 
     Raises:
-      ConfigError: if there is none. The function raises one for results of other shapes.
+      ConfigError: if there is none. The function raises one for other results than a pair, and for
+        other shapes.
     """
     option = "agent.critic_loss"
     critic_loss = find_part(name, CRITIC_LOSSES, option)
 
     def checked(logits_tm1, r_t, d_t, probs_t, atoms):
-        losses, targets = critic_loss(logits_tm1, r_t, d_t, probs_t, atoms)
-        losses, targets = tf.convert_to_tensor(losses), tf.convert_to_tensor(targets)
+        results = critic_loss(logits_tm1, r_t, d_t, probs_t, atoms)
+        # A tensor could be unpacked, too.
+        if not (isinstance(results, tuple | list) and len(results) == 2):
+            raise ConfigError(
+                "--agent.critic-loss: expected a function that returns a pair, losses [B] and "
+                f"targets [B, Z], got {type(results).__name__}; return these two"
+            )
+        losses, targets = (tf.convert_to_tensor(result) for result in results)
         check_shape(option, "losses", losses.shape, r_t.shape)
         check_shape(option, "targets", targets.shape, logits_tm1.shape)
         return losses, targets

@@ -132,14 +132,24 @@ def without_targets(logits_tm1, r_t, d_t, probs_t, atoms):
     return losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0], r_t
 
 
+def only_losses(logits_tm1, r_t, d_t, probs_t, atoms):
+    return losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms)[0]
+
+
+def three(logits_tm1, r_t, d_t, probs_t, atoms):
+    return *losses.categorical_td_loss(logits_tm1, r_t, d_t, probs_t, atoms), r_t
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("only_losses", r"losses \[B\] and targets \[B, Z\], got EagerTensor; return"),
+        ("three", r"--agent.critic-loss: expected .* a pair, losses .*, got tuple; return"),
         ("summed", r"--agent.critic-loss: expected losses of shape \(2,\), got \(2, 1\)"),
         ("without_targets", r"--agent.critic-loss: expected targets of shape \(2, 3\), got \(2,\)"),
     ],
 )
-def test_a_loss_of_another_shape_is_refused(name, message):
+def test_a_loss_of_other_results_is_refused(name, message):
     """It would broadcast with the importance weights."""
     atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
     one = tf.ones([2])
