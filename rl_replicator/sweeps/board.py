@@ -37,20 +37,22 @@ def ranked(trials: Sequence[SweepTrial]) -> list[SweepTrial]:
     """Returns the trials: those that are done, run, have paused, were stopped, have failed.
 
     Each group is sorted by the newest evaluation, the best one first; before the end, those with
-    more evaluations come first.
+    more evaluations come first. Trials without an evaluation, such as those whose runs were
+    deleted, are the last of their group.
     """
     order = [
         *(TrialState.DONE, TrialState.RUNNING, TrialState.PAUSED),
         *(TrialState.STOPPED, TrialState.FAILED),
     ]
 
-    def key(trial: SweepTrial) -> tuple[int, int, float]:
+    def key(trial: SweepTrial) -> tuple[int, bool, int, float]:
         evaluated, score = trial.evaluated(), trial.score()
         if score is None or not evaluated.count:
-            return order.index(trial.state), 0, float(trial.number)
+            return order.index(trial.state), True, 0, float(trial.number)
         value = float(evaluated.means[-1])
         return (
             order.index(trial.state),
+            False,
             0 if trial.state is TrialState.DONE else -evaluated.count,
             -value if score.is_highest_best else value,
         )

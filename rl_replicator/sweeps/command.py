@@ -185,7 +185,7 @@ def _conclude(plan: SweepPlan, study: Study, trials: Sequence[SweepTrial]) -> No
         print(f"importance: {', '.join(words)}")
     print(f"results {plan.run_dir / 'results.csv'}", flush=True)
     done = [trial for trial in board.ranked(trials) if trial.state is TrialState.DONE]
-    if not done:
+    if not done or not done[0].has_evaluations():  # Someone has deleted their runs.
         return
     best = done[0]
     score, evaluated = best.score(), best.evaluated()

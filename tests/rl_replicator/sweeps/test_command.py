@@ -161,6 +161,31 @@ def test_results_that_cannot_be_written_end_no_trials(
 
 
 @pytest.mark.processes
+def test_a_sweep_goes_on_without_runs_that_were_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = [
+        "sweep",
+        HILL,
+        "--search",
+        "place=uniform(0,1)",
+        "--run-dir",
+        "s",
+        "--scheduler",
+        "fifo",
+    ]
+    assert main.main([*words, "--trials", "2", "--parallel", "1"]) == 0
+    assert "best: trial " in capsys.readouterr().out
+    for left in ([1], []):
+        shutil.rmtree(tmp_path / "s" / ("trial-000" if left else "trial-001"))
+        assert main.main([*words, "--trials", "2"]) == 0
+        output = capsys.readouterr().out
+        assert ("best: trial 1 " in output) == bool(left)
+        assert ("best:" in output) == bool(left)
+
+
+@pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_seeds_asha_a_kill_and_more_trials(tmp_path, start):
     """Two seeds each; the sweep is killed while its first trial waits, and is then continued."""
