@@ -1,6 +1,8 @@
 """`rl-replicator report RUN_DIR... --out FILE`."""
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -64,10 +66,15 @@ def run(args: Sequence[str]) -> int:
     if not found.runs:
         raise selection.none_left(found.left_out)
     text = page.render(found, 1e6 * chosen.film_megabytes)
+    out = Path(os.path.realpath(chosen.out))  # The file that a link leads to.
+    new = out.with_name(f".{out.name}.new")  # An earlier report stays until this one is whole.
     try:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text, "utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, "utf-8")
+        os.replace(new, out)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise UsageError(f"cannot write the report to {chosen.out}: {error}") from error
     for one in found.left_out:
         print(f"left out {one}")

@@ -38,9 +38,11 @@ def render(reading: Reading, film_bytes: float, seconds_to_refresh: float | None
         element("script", _resource("page.js")),
         data_refresh=None if seconds_to_refresh is None else round(1000 * seconds_to_refresh),
     )
-    return "<!doctype html>\n" + element(
+    text = "<!doctype html>\n" + element(
         "html", _head(reading, seconds_to_refresh), body, lang="en"
     )
+    # Names of directories may have bytes that are no UTF-8, which would be refused later.
+    return text.encode(errors="replace").decode()
 
 
 def _sections(reading: Reading, film_bytes: float) -> list[Html]:

@@ -3,7 +3,9 @@
 import base64
 import html
 import json
+import os
 import re
+import resource
 from html.parser import HTMLParser
 
 import numpy as np
@@ -116,6 +118,12 @@ def test_names_are_text(make_run):
     assert name in html.unescape(_Document(text).section("results"))
 
 
+def test_names_that_are_no_utf8(make_run):
+    text = _render([make_run(os.fsdecode(b"caf\xe9"), {100: 1.0})])
+    assert "caf?" in _Document(text).section("runs")
+    text.encode()
+
+
 def test_runs_of_learners(make_learner_run):
     losses = {step: 1.0 / step for step in range(1, 21)}
     document = _Document(_render([make_learner_run("one", losses, {10: 0.5, 20: 0.75})]))
@@ -212,3 +220,23 @@ def test_the_command(run_dirs, tmp_path, capsys):
         report.run([str(run_dirs[0]), "--out", "report.pdf"])
     with pytest.raises(UsageError, match="cannot write the report to"):
         report.run([str(run_dirs[0]), "--out", str(run_dirs[0] / "config.json" / "r.html")])
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before(run_dirs, tmp_path):
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    out = folder / "report.html"
+    out.write_text("before")
+    words = [str(run_dirs[0]), "--out", str(out)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot write the report to .*File too large"):
+            report.run(words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert out.read_text() == "before" and list(folder.iterdir()) == [out]
+    link = tmp_path / "link.html"
+    link.symlink_to(out)
+    assert report.run([*words[:-1], str(link)]) == 0
+    assert link.is_symlink() and out.read_text().startswith("<!doctype html>")
