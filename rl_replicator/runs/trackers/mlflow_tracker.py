@@ -33,9 +33,11 @@ class MLflowTracker:
         del x_axis, resume_step
         self._status = "FINISHED"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._folder: Path | None = None
         if uri is None:  # A folder, which needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            uri = (run_dir / "mlflow").resolve().as_uri()
+            self._folder = (run_dir / "mlflow").resolve()
+            uri = self._folder.as_uri()
         self._client = mlflow.MlflowClient(uri)
         stored = run_dir / _RUN_ID
         if stored.exists():
@@ -66,6 +68,8 @@ class MLflowTracker:
 
     def add_files(self, files: Mapping[str, Path]) -> None:
         """Logs the files as artifacts of the run."""
+        if self._folder is not None:
+            _place_artifacts(self._folder, self._run_id)
         for name, path in files.items():
             if path.is_dir():
                 self._client.log_artifacts(self._run_id, str(path), name)
@@ -79,6 +83,19 @@ class MLflowTracker:
     def close(self) -> None:
         """Ends the run there."""
         self._client.set_terminated(self._run_id, self._status)
+
+
+def _place_artifacts(folder: Path, run_id: str) -> None:
+    """Makes MLflow look for a run's artifacts in the run.
+
+    It stores an absolute path when the run begins, but a run directory may be moved or copied.
+    """
+    for path in folder.glob(f"*/{run_id}/meta.yaml"):
+        place = f"artifact_uri: {(path.parent / 'artifacts').as_uri()}"
+        text = re.sub(r"^artifact_uri:.*", place, path.read_text(), flags=re.MULTILINE)
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(path)
 
 
 def _commit() -> dict[str, str]:

@@ -214,6 +214,22 @@ def test_mlflow_gets_films_plots_and_the_newest_checkpoint(tmp_path, monkeypatch
     assert run.data.tags["mlflow.source.git.commit"] == commit.hexsha
 
 
+def test_the_files_of_a_run_that_was_moved_are_in_mlflow_there(tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write(run_dir := make_run(tmp_path / "run", "mlflow"))
+    moved = run_dir.rename(tmp_path / "moved here")
+    complete(moved)
+    assert not run_dir.exists()
+    client = mlflow.MlflowClient((moved / "mlflow").as_uri())
+    run_id = (moved / "mlflow-run").read_text()
+    names = [file.path for file in client.list_artifacts(run_id)]
+    assert sorted(names) == ["checkpoint", "evaluation.mp4", "evaluation.png"]
+    (plot,) = (moved / "mlflow").rglob("evaluation.png")
+    assert plot.read_bytes() == b"a plot"
+
+
 def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
