@@ -83,6 +83,7 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
     """
     from rl_replicator.cli import trainables
     from rl_replicator.errors import UsageError
+    from rl_replicator.runs.plain_data import stored_part
     from rl_replicator.runs.run_directory import RunDirectory, folder_name
 
     named: dict[str, Path] = {}
@@ -90,7 +91,8 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
         if not hasattr(trainables.of_run(run_dir), "make_agent"):
             raise UsageError(f"expected a run of an agent, got {run_dir}, which trains a learner")
         identity = RunDirectory(run_dir).config()["identity"]
-        name = folder_name(f"{identity['env']}-{identity['trainable']}")
+        env, agent = (stored_part(identity, name, str) for name in ("env", "trainable"))
+        name = folder_name(f"{env}-{agent}")
         if name in named:
             raise UsageError(
                 f"expected one run for each task and agent, got {named[name]} and {run_dir}, both "

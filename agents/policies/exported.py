@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,16 @@ from agents.task import Task
 from rl_replicator.cli import trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.standalone import Model
+from rl_replicator.runs.plain_data import stored_part
 
 MODEL = "model.npz"
 # The fact of a model card that names the wrappers, if there are any.
 WRAPPERS = "wrappers"
+# What reading a file raises that is not there, not whole, or of another kind.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError),
+    *(zipfile.BadZipFile, zlib.error, RuntimeError),
+)
 
 
 def action_range(flat: Any, is_wrapped: bool) -> Any:
@@ -116,14 +125,13 @@ def load(folder: Path) -> ExportedPolicy:
     path = folder / MODEL
     try:
         model = Model(path)
-    except (OSError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise UsageError(
             f"expected a run directory or a policy exported by --format numpy, got {folder} "
             f"({MODEL}: {error})"
         ) from None
-    config = model.card["config"]
     if "agent" not in model.card:
         raise UsageError(f"expected the policy of an agent in {folder}, got a learner's model")
     trainable: Any = trainables.load(model.card["agent"])
-    task, _ = trainable.restore(config)
+    task, _ = trainable.restore(stored_part(model.card, "config", Mapping))
     return ExportedPolicy(model, task)

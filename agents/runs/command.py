@@ -13,7 +13,7 @@ from environments.errors import lacks
 from rl_replicator.cli import arguments
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.listener import SILENT, RunListener
-from rl_replicator.runs.plain_data import from_plain, to_plain
+from rl_replicator.runs.plain_data import from_plain, stored_part, to_plain
 
 if TYPE_CHECKING:
     from acme import specs
@@ -139,15 +139,17 @@ class AgentCommand:
           identity: `AgentOptions.identity`, from the run's directory.
 
         Raises:
-          UsageError: if another version wrote it.
+          UsageError: if another version wrote it, or it is not whole.
         """
         from agents.task import Task
 
-        plain = identity.get("pixels")
-        config = restored(self.config_type(plain is not None), identity["agent"])
+        is_pixels = identity.get("pixels") is not None
+        agent = stored_part(identity, "agent", Mapping)
+        config = restored(self.config_type(is_pixels), agent)
         around = tuple(identity.get("wrap", ())), identity.get("time_limit")
+        plain = stored_part(identity, "pixels", Mapping) if is_pixels else None
         frame = None if plain is None else from_plain(PixelConfig, plain)
-        return Task(identity["env"], frame, *around), config
+        return Task(stored_part(identity, "env", str), frame, *around), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.

@@ -20,7 +20,7 @@ from rl_replicator.learners import signatures
 from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
-from rl_replicator.runs.plain_data import as_stored, from_plain, to_plain
+from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
 from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import (
@@ -227,7 +227,7 @@ class LearnerCommand:
         from rl_replicator.learners.training import LoopSettings, Training
 
         run = RunDirectory(run_dir)
-        config = from_plain(self.config_type, run.config()["identity"]["config"])
+        config = self._stored_config(run.config()["identity"])
         run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
         learner = self._make_learner(replicator, config)
@@ -255,7 +255,7 @@ class LearnerCommand:
         identity = run.config()["identity"]
         run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
-        config = from_plain(self.config_type, identity["config"])
+        config = self._stored_config(identity)
         learner = self._make_learner(replicator, config)
         served = learner.served()
         if served is None:
@@ -271,6 +271,9 @@ class LearnerCommand:
         usage = f"Inputs {', '.join(inputs)}."
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
         return ExportedModel(served.function, served.inputs, card)
+
+    def _stored_config(self, identity: Mapping[str, Any]) -> Any:
+        return from_plain(self.config_type, stored_part(identity, "config", Mapping))
 
     def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
         from rl_replicator.learners.contract import Learner

@@ -132,6 +132,26 @@ def from_plain(
     return kind(**values)
 
 
+def stored_part(identity: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Returns a part of what a run has stored about itself.
+
+    Args:
+      identity: the identity of a run, from its directory or from a model card.
+      name: the name of the part.
+      kind: its type.
+
+    Raises:
+      UsageError: if it is not there, or of another type.
+    """
+    value = identity.get(name)
+    if not isinstance(value, kind):
+        raise UsageError(
+            f"expected {name!r} among the stored settings of the run, as 'rl-replicator train' "
+            f"writes them, got {'none' if value is None else repr(value)}"
+        )
+    return value
+
+
 def as_stored(config: Any, group: str = "") -> Any:
     """Returns a config as the directory of its run will give it back.
 

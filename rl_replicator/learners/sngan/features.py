@@ -1,6 +1,6 @@
 """The classifiers whose features and logits FID and inception score use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rl_replicator.learners.resnet import data
 from rl_replicator.learners.resnet.classifier import Classifier
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.replicator import Replicator
-from rl_replicator.runs.plain_data import from_plain
+from rl_replicator.runs.plain_data import from_plain, stored_part
 from rl_replicator.runs.run_directory import RunDirectory
 
 # Maps images, [B, H, W, C] float32, 0 to 255, to features, [B, F], and logits, [B, K].
@@ -53,10 +53,11 @@ def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) ->
     """Restores the best classifier of a run."""
     run = RunDirectory(path)
     identity = run.config()["identity"]
-    if identity["trainable"] != "resnet":
+    trainable = stored_part(identity, "trainable", str)
+    if trainable != "resnet":
         raise errors.ConfigError(
             f"--features: expected a run of 'rl-replicator train resnet', found one of "
-            f"{identity['trainable']} in {path}; name another"
+            f"{trainable} in {path}; name another"
         )
     checkpointer = Checkpointer(run.best)
     if checkpointer.latest() is None:
@@ -64,7 +65,7 @@ def _of_run(path: Path, replicator: Replicator, image_shape: tuple[int, ...]) ->
             f"--features: expected an evaluated checkpoint in {run.best}, found none; train for "
             "longer"
         )
-    config = from_plain(ResNetConfig, identity["config"]).resolved()
+    config = from_plain(ResNetConfig, stored_part(identity, "config", Mapping)).resolved()
     images = data.load(config)
     if images.image_shape != image_shape:
         raise errors.ConfigError(

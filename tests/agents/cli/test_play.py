@@ -139,6 +139,26 @@ def test_another_environment_must_fit(folder, tmp_path):
         play.run([str(path), "--episodes", "0"])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_policy_that_was_cut_off_is_refused_in_one_line(folder, share):
+    path, _ = folder
+    file = path / exported.MODEL
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(UsageError, match=r"expected a run directory or a policy exported.*npz: "):
+        play.run([str(path)])
+
+
+def test_a_policy_whose_card_lacks_the_run_is_refused_in_one_line(folder):
+    path, _ = folder
+    with np.load(path / exported.MODEL) as file:
+        arrays = dict(file)
+    card = json.loads(str(arrays["card"]))
+    del card["config"]
+    np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
+    with pytest.raises(UsageError, match="expected 'config' among the stored settings .* got none"):
+        play.run([str(path)])
+
+
 def test_another_environment_is_played_with_the_actions_of_the_own_one(folder, monkeypatch):
     """Twice the range: half of it is the largest number that the policy returns."""
     path, weights = folder

@@ -10,6 +10,7 @@ import tensorflow  # noqa: F401 - so that conftest splits its CPU before the fir
 
 import agents
 import rl_replicator as rr
+from agents.runs.options import AgentOptions
 from agents.td3.config import TD3Config
 from environments.fakes import TargetMatching
 from rl_replicator.checkpoints import Checkpointer
@@ -272,3 +273,14 @@ def test_a_learners_run_has_no_policy(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path.parent))  # As `rl_replicator.train`.
     with pytest.raises(rr.UsageError, match="expected a run of an agent"):
         agents.load_policy(f"~/{tmp_path.name}")
+
+
+@pytest.mark.parametrize("missing", ["agent", "env"])
+def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line(missing):
+    from agents import td3
+
+    identity = {**AgentOptions(env="cartpole:swingup", agent=td3.command.config()).identity}
+    assert td3.command.restore(identity)[0].name == "cartpole:swingup"
+    del identity[missing]
+    with pytest.raises(rr.UsageError, match=f"expected '{missing}' among the stored .* got none"):
+        td3.command.restore(identity)

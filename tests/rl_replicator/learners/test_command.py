@@ -430,6 +430,15 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "empty").exists()  # It is the user's.
 
 
+@pytest.mark.parametrize("identity", [{}, {"config": 3}])
+def test_a_run_whose_settings_are_not_whole_is_refused_in_one_line(tmp_path, identity):
+    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
+    RunDirectory(tmp_path).describe("mine", identity, {})
+    found = identity.get("config", "none")
+    with pytest.raises(UsageError, match=f"expected 'config' among the stored .* got {found}$"):
+        mine.evaluate(tmp_path)
+
+
 def test_trackers_are_told_that_a_run_has_failed(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)  # No repository.
