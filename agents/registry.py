@@ -1,10 +1,13 @@
 """Parts that a setting names: one of ours by its name, or a user's own by its import path."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from environments.errors import EnvironmentConstructionError, lacks, of_user_code
+from environments.errors import (
+    EnvironmentConstructionError,
+    EnvironmentNameError,
+    import_user_module,
+)
 from rl_replicator.errors import ConfigError
 
 
@@ -30,16 +33,11 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
     if not (module_name and colon and attribute):
         raise ConfigError(f"{expected}, got {name!r}")
     try:
-        with of_user_code(f"the module {module_name}", "be imported"):
-            module = importlib.import_module(module_name)
+        module = import_user_module(module_name)
+    except EnvironmentNameError as error:
+        raise ConfigError(f"{expected}, got {name!r}: {error}") from None
     except EnvironmentConstructionError as error:
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and lacks(module_name, cause):
-            raise ConfigError(
-                f"{expected}, got {name!r}: found no module {cause.name!r}; put its directory on "
-                "PYTHONPATH"
-            ) from None
-        raise ConfigError(f"{word}: {error}") from cause
+        raise ConfigError(f"{word}: {error}") from error.__cause__
     if not hasattr(module, attribute):
         raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
     return getattr(module, attribute)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 from environments.errors import (
     EnvironmentNameError,
     EnvironmentSpecError,
+    file_hint,
+    import_user_module,
     lacks,
     of_user_code,
 )
@@ -135,7 +137,7 @@ def _make(name: str, seed: int, drops_images: bool) -> Environment:
     if not _is_module(left):
         raise EnvironmentNameError(
             f"{_EXPECTED}, got {name!r}; {_nearest(name)}no domain and no module {left!r} was "
-            f"found in the working directory or on PYTHONPATH; {_SEE_LIST}"
+            f"found in the working directory or on PYTHONPATH{file_hint(left)}; {_SEE_LIST}"
         )
     return adapt(_call_factory(name, seed), seed, name, drops_images)
 
@@ -200,8 +202,7 @@ def _render_of(environment: dm_env.Environment) -> flat.Render | str:
 def _call_factory(name: str, seed: int) -> Any:
     """Imports and calls a factory."""
     path, _, attribute = name.partition(":")
-    with of_user_code(f"the module {path}", "be imported"):
-        module = importlib.import_module(path)
+    module = import_user_module(path)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         near = difflib.get_close_matches(

@@ -1,7 +1,9 @@
 """The errors of environments that a user names. Each message is one line."""
 
 import contextlib
+import importlib
 import traceback
+import types
 from collections.abc import Iterator
 
 
@@ -63,6 +65,36 @@ def of_user_code(name: str, purpose: str) -> Iterator[None]:
         raise EnvironmentConstructionError(
             f"expected {name} to {purpose}, got {text}{_place(error)}; correct it"
         ) from error
+
+
+def import_user_module(path: str) -> types.ModuleType:
+    """Imports a module of the user's.
+
+    Args:
+      path: `package.module`.
+
+    Raises:
+      EnvironmentNameError: if there is none. The message says no more than that.
+      EnvironmentConstructionError: if it raises.
+    """
+    with of_user_code(f"the module {path}", "be imported"):
+        try:
+            if path.startswith("."):  # A relative one, in a package that nobody has named.
+                raise ModuleNotFoundError(name=path)
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if not lacks(path, error):
+                raise
+            raise EnvironmentNameError(
+                f"no module {error.name!r} was found in the working directory or on "
+                f"PYTHONPATH{file_hint(path)}"
+            ) from None
+
+
+def file_hint(path: str) -> str:
+    """Returns the part of a message on a module that is named by its file; "" for others."""
+    is_file = "/" in path or path.startswith(".") or path.endswith(".py")
+    return "; name it as in an import, package.module, not by its file" if is_file else ""
 
 
 def lacks(module: str, error: ModuleNotFoundError) -> bool:

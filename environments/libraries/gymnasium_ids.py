@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from environments.errors import EnvironmentNameError, of_user_code
+from environments.errors import EnvironmentNameError, file_hint, of_user_code
 from environments.libraries.similar_names import hint
 
 
@@ -27,8 +27,9 @@ def make(name: str) -> Any:
     module, _, identifier = name.rpartition(":")
     try:
         if module:
-            if importlib.util.find_spec(module.partition(".")[0]) is None:
-                raise ModuleNotFoundError(f"no module named {module!r}")
+            package = module.partition(".")[0]
+            if not package or importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(f"no module named {module!r}{file_hint(module)}")
             with of_user_code(f"the module {module}", "be imported"):
                 importlib.import_module(module)
         spec = gymnasium.spec(identifier)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from environments import flat
 from environments.errors import (
     EnvironmentNameError,
     EnvironmentSpecError,
-    lacks,
+    import_user_module,
     of_user_code,
 )
 from environments.wrappers.time_limit import TimeLimit
@@ -150,16 +149,10 @@ def find(path: str) -> Wrapper:
     expected = "expected a wrapper 'package.module:function'"
     if not (colon and module_name and attribute):
         raise EnvironmentNameError(f"{expected}, got {path!r}")
-    with of_user_code(f"the module {module_name}", "be imported"):
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if not lacks(module_name, error):
-                raise
-            raise EnvironmentNameError(
-                f"{expected}, got {path!r}; no module {error.name!r} was found in the working "
-                "directory or on PYTHONPATH"
-            ) from None
+    try:
+        module = import_user_module(module_name)
+    except EnvironmentNameError as error:
+        raise EnvironmentNameError(f"{expected}, got {path!r}; {error}") from None
     function = getattr(module, attribute, None)
     if not callable(function):
         near = difflib.get_close_matches(attribute, vars(module), n=1)

@@ -320,11 +320,18 @@ def of_module(name: str) -> Any:
     if not module_name:
         raise UsageError(f"expected module:function, got {name!r}; name a module")
     try:
+        if module_name.startswith("."):  # A relative one, in a package that nobody has named.
+            raise ModuleNotFoundError(name=module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         parts = module_name.split(".")
         if error.name not in [".".join(parts[: i + 1]) for i in range(len(parts))]:
             raise  # The module exists, but something that it imports does not.
+        if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
+            raise UsageError(
+                f"expected module:function, got {name!r}; name the module as in an import, "
+                "package.module, not by its file"
+            ) from None
         raise UsageError(
             f"expected a module {module_name}, such as the file {'/'.join(parts)}.py in "
             f"{os.getcwd()}, found no {error.name!r}; change to its directory, or add that to "

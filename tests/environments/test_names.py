@@ -79,6 +79,9 @@ def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identif
     [
         ("gym:Pendulm-v1", "got 'Pendulm-v1': .*did you mean gym:Pendulum-v"),
         ("gym:no_such_module:Env-v0", "expected the id of a Gymnasium environment"),
+        ("gym:./file.py:Env-v0", "no module named './file.py'; name it as in an import, package"),
+        ("./file.py:make", "no module './file.py' was found .*; name it as in an import, package"),
+        ("environments/fakes.py:target", "was found .*; name it as in an import, package.module"),
         (
             "gym:Ant-v3",
             "gym:Ant-v3 cannot be imported: .*moved.*; install what it needs, or",
@@ -172,7 +175,12 @@ def test_wrappers_change_what_they_change_and_nothing_else():
     [
         (f"{FAULTY}:nothing", "to return a dm_env.Environment, got NoneType"),
         (f"{FAULTY}:halvd", f"did you mean {FAULTY}:halved"),
-        ("no_such_module:f", "no module 'no_such_module' was found"),
+        ("no_such_module:f", "no module 'no_such_module' was found in .* or on PYTHONPATH$"),
+        (
+            "./faulty.py:halved",
+            "no module './faulty.py' was found .*; name it as in an import, pack",
+        ),
+        (f"{FAULTY}.py:halved", "was found .*; name it as in an import, package.module, not by"),
         ("halved", "expected a wrapper 'package.module:function', got 'halved'"),
     ],
 )

@@ -116,7 +116,8 @@ def test_an_encoder_by_import_path():
     ("kind", "message"),
     [
         ("tiny", "--agent.encoder: expected small, nature, .* or package.module:name, got 'tiny'"),
-        ("no_such_package.encoders:make", "found no module 'no_such_package'"),
+        ("no_such_package.encoders:make", "no module 'no_such_package' was found"),
+        ("./encoders.py:make", "was found .*; name it as in an import, package.module, not by"),
         ("agents.networks.encoders:tiny", "encoders.py has no 'tiny'"),
     ],
 )

@@ -244,6 +244,13 @@ def importable(folder, monkeypatch):
         ("spirals_learner:make", "expected a function 'make' in .*; define make"),
         ("spirals_learner:spirals", "expected spirals_learner:spirals to annotate its config"),
         ("spiral_learner:make_learner", "such as the file spiral_learner.py"),
+        ("spirals_learner.py:make_learner", "name the module as in an import, package.module, not"),
+        (
+            "./spirals_learner.py:make_learner",
+            "got './spirals_learner.py:make_learner'; name the mo",
+        ),
+        ("docs/spirals_learner.py:make_learner", "name the module as in an import, package.module"),
+        ("/docs/spirals_learner:make_learner", "name the module as in an import, package.module"),
         ("sys:make", "expected a function 'make' in the module sys, found none"),
         ("sys:exit", "expected sys:exit to annotate its config"),
     ],
