@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rl_replicator.errors import ConfigError
 from rl_replicator.runs.metrics import MetricWriter, space_needed
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, progress_text
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory, folder_name
 
 # A run writes about `_ROWS` rows of training metrics, and at least one every `_MAX_STEPS_PER_ROW`
 # steps. Rows depend on the step and not on the clock, so that equal runs write equal tables.
@@ -74,6 +75,9 @@ class Reports(Protocol):
         Args:
           step: number of steps taken.
           images: see `Learner.images`.
+
+        Raises:
+          ConfigError: if they are no images, or one has a name that no folder can have.
         """
 
     def state(self) -> dict[str, Any]:
@@ -171,7 +175,12 @@ class ChiefReports(Reports):
     def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
         import tensorflow as tf
 
-        for name, image in images.items():
+        if not isinstance(images, Mapping):
+            raise ConfigError(
+                f"expected images() to return images by name, got {type(images).__name__}; "
+                "return {} for none"
+            )
+        for name, image in {name: _checked(name, image) for name, image in images.items()}.items():
             path = self._run.path / name / f"{step:07d}.png"
             with space_needed():
                 path.parent.mkdir(exist_ok=True)
@@ -212,6 +221,23 @@ class NoReports(Reports):
 
     def close(self) -> None:
         pass
+
+
+def _checked(name: str, image: Any) -> np.ndarray:
+    """Returns one of `Learner.images`; raises `ConfigError` if it is none."""
+    if folder_name(name) != name or not name.strip("."):
+        raise ConfigError(
+            f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "
+            "is that of a folder; rename it"
+        )
+    pixels = np.asarray(image)
+    is_image = pixels.ndim == 3 and pixels.shape[-1] in (1, 3) and pixels.size
+    if pixels.dtype != np.uint8 or not is_image:
+        raise ConfigError(
+            f"expected uint8 [height, width, 1 or 3] from images(), got {name!r}: {pixels.dtype} "
+            f"{list(pixels.shape)}; scale it to 0..255, and cast it"
+        )
+    return pixels
 
 
 def describe(

@@ -212,7 +212,8 @@ class Training:
           Figures by name.
 
         Raises:
-          ConfigError: if the learner has no evaluation, or the evaluation takes too long.
+          ConfigError: if the learner has no evaluation, the evaluation takes too long, or its
+            `metrics_fn` returns something else than numbers by name.
           StepCancelled: after a signal that asks to end, within `run`.
         """
         if self._evaluation is None or self._compute_sums is None:
@@ -223,8 +224,7 @@ class Training:
             sums = self._wait_for_sums(self._compute_reference, _REFERENCE_DATA)
             self._reference_sums = (sums,)
         sums = self._wait_for_sums(self._compute_sums, _DATA)
-        figures = self._evaluation.metrics_fn(sums, *self._reference_sums)
-        return {name: float(value) for name, value in figures.items()}
+        return _as_figures(self._evaluation.metrics_fn(sums, *self._reference_sums))
 
     def close(self) -> None:
         """Closes the progress line and the tables of a `Training` that only measures."""
@@ -474,6 +474,26 @@ def _finite_data(input_fn: InputFn, source: str, context: InputContext) -> Any:
             "of it, or take() a number of batches"
         )
     return data
+
+
+def _as_figures(found: Any) -> dict[str, float]:
+    """Returns what `metrics_fn` has returned as figures; raises `ConfigError` if it is none."""
+    got = type(found).__name__
+    if isinstance(found, Mapping):
+        figures = {}
+        for name, value in found.items():
+            try:
+                figures[name] = float(value)
+            except (TypeError, ValueError):
+                shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
+                got = f"{name!r}: {type(value).__name__}{shape}"
+                break
+        else:
+            return figures
+    raise errors.ConfigError(
+        f"expected evaluation().metrics_fn to return numbers by name, such as {{'loss': 0.5}}, got "
+        f"{got}; return one number for each name"
+    )
 
 
 def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:

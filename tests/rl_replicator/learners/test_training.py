@@ -494,6 +494,26 @@ def test_metrics_that_are_no_scalars(tmp_path):
         training.run()
 
 
+@pytest.mark.parametrize(
+    ("found", "got"),
+    [
+        (None, "got NoneType;"),
+        (1.0, "got float;"),
+        ({"error": "good"}, "got 'error': str;"),
+        ({"error": 1.0, "of_classes": np.ones(3)}, r"got 'of_classes': ndarray of shape \(3,\);"),
+        ({"error": 1j}, "got 'error': complex;"),
+    ],
+)
+def test_figures_that_are_no_numbers(tmp_path, found, got):
+    class Odd(Regression):
+        def evaluation(self):
+            return dataclasses.replace(super().evaluation(), metrics_fn=lambda sums: found)
+
+    _, training = make(Odd, tmp_path)
+    with pytest.raises(errors.ConfigError, match=f"metrics_fn to return numbers by name.* {got}"):
+        training.run()
+
+
 @pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
 def test_metrics_that_are_no_tensors(tmp_path, replicas):
     class Ragged(Regression):
