@@ -144,7 +144,7 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
         )
     found = merged(runs)
     for one in [one for curve in found for one in curve.left_out]:
-        _LOG.warning("left out %s", one.why_apart)
+        _LOG.warning("left out seed %s: %s", one.seed, one.why_apart)
     return found
 
 

@@ -26,7 +26,7 @@ class LeftOut:
     reason: str
 
     def __str__(self) -> str:
-        return self.reason if str(self.path) in self.reason else f"{self.path}: {self.reason}"
+        return f"{self.path}: {self.reason}"
 
 
 def expanded(paths: Sequence[Path]) -> list[Path]:
@@ -71,7 +71,10 @@ def none_left(left_out: Sequence[LeftOut]) -> UsageError:
     Args:
       left_out: what `readable` has left out.
     """
-    return UsageError("; ".join(map(str, left_out)))
+    # Most reasons are sentences of their own, which name the path.
+    return UsageError(
+        "; ".join(one.reason if str(one.path) in one.reason else str(one) for one in left_out)
+    )
 
 
 def _broken(error: Exception) -> str:

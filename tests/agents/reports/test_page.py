@@ -157,7 +157,8 @@ def test_advice_and_what_is_left_out(make_run, tmp_path):
     still = make_run("still", dict.fromkeys(range(10, 100, 10), 5.0), learner={"q_mean": 1.0})
     document = _Document(_render([still, tmp_path / "none"]))
     assert "still The return did not rise over the last third" in document.section("advice")
-    assert "Left out expected the directory of a run" in document.section("runs")
+    left_out = f"Left out {tmp_path / 'none'}: expected the directory of a run"
+    assert left_out in document.section("runs")
 
 
 def test_figures_are_compared_only_at_steps_of_both(make_run):
@@ -209,7 +210,7 @@ def test_the_command(run_dirs, tmp_path, capsys):
     out, missing = tmp_path / "deep" / "report.html", tmp_path / "none"
     assert report.run([*map(str, run_dirs), str(missing), "--out", str(out)]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"left out expected the directory of a run, but there is no {missing}")
+    assert first.startswith(f"left out {missing}: expected the directory of a run, but there is no")
     assert second == str(out)
     _Document(out.read_text())
     with pytest.raises(UsageError, match="^expected the directory of a run, but there is no "):

@@ -194,7 +194,7 @@ def test_unusable_runs_are_left_out(run_dirs, make_run, tmp_path, capsys, monkey
     assert compare.run([*map(str, run_dirs), str(bad)]) == 0
     output = capsys.readouterr()
     assert "A is higher" in output.out
-    assert output.err.startswith(f"left out expected evaluations in {bad}, got none yet")
+    assert output.err.startswith(f"left out {bad}: expected evaluations in {bad}, got none yet")
     assert output.err.count("\n") == 1
     with pytest.raises(UsageError, match="^expected evaluations in .*bad, got none yet"):
         compare.run([str(bad)])
