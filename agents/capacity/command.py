@@ -204,6 +204,7 @@ def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> P
     # Before the measurement, which would be lost.
     check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
     if not path.exists():
+        Parts.check_writable(path)
         return None
     parts = Parts.load(path)
     check_option(

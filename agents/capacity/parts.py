@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -87,6 +88,18 @@ class Parts:
         """
         try:
             path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"--parts: cannot write {path}: {error}") from error
+
+    @staticmethod
+    def check_writable(path: Path) -> None:
+        """Checks that a new file can be written, without writing it.
+
+        Raises:
+          UsageError: if it cannot.
+        """
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
         except OSError as error:
             raise UsageError(f"--parts: cannot write {path}: {error}") from error
 
