@@ -133,12 +133,14 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
 
 def _table(rows: Sequence[str], chosen: Any) -> str:
     """Returns the table as Markdown."""
+    from agents.nodes.evaluation_figures import counted
+
     return "\n".join(
         [
             "# Trained policies",
             "",
             "Each folder holds a policy for NumPy alone (`model.npz`, `model.py`), its model card "
-            f"and a film. Returns are the mean (lowest to highest) of {chosen.episodes} episodes "
+            f"and a film. Returns are the mean (lowest to highest) of {counted(chosen.episodes)} "
             f"that the exported policy played, seed {chosen.seed}; the film shows the first one.",
             "",
             "| policy | task | agent | environment steps | return | film |",

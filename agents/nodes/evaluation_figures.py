@@ -13,6 +13,11 @@ _FAILED_BELOW = 0.1
 _NEGLIGIBLE_DISCOUNT = 0.05
 
 
+def counted(episodes: float) -> str:
+    """Returns a number of episodes in words."""
+    return "1 episode" if episodes == 1 else f"{episodes:.0f} episodes"
+
+
 def figures(
     episodes: Sequence[EvaluationEpisode], reward_spec: specs.Array, discount: float
 ) -> dict[str, float]:

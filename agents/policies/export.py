@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from agents.learning.variables import check_arrays, named_variables
+from agents.nodes.evaluation_figures import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
 from rl_replicator.errors import UsageError
@@ -140,7 +141,7 @@ def _return(policy: Policy, run: RunDirectory) -> str:
     row = {column: values[index] for column, values in table.items()}
     text = (
         f"{row['episode_return']:.1f} (min {row['episode_return_min']:.1f}, max "
-        f"{row['episode_return_max']:.1f}, {row['episodes']:.0f} episodes)"
+        f"{row['episode_return_max']:.1f}, {counted(row['episodes'])})"
     )
     return text if len(same) else f"{text}, of the weights after {steps[index]:,.0f} learner steps"
 

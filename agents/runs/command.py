@@ -210,13 +210,14 @@ class AgentCommand:
         Raises:
           UsageError: if there is no run or no checkpoint.
         """
+        from agents.nodes.evaluation_figures import counted
         from agents.runs.restored import evaluate
 
         returns = evaluate(self, run_dir, episodes, seed, best)
         mean = sum(returns) / len(returns)
         print(
             f"return {mean:.1f} (min {min(returns):.1f}, max {max(returns):.1f}, "
-            f"{episodes} episodes)"
+            f"{counted(episodes)})"
         )
         return 0
 

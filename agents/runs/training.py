@@ -18,6 +18,7 @@ import launchpad as lp
 from agents.agent import Agent
 from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
+from agents.nodes.evaluation_figures import counted
 from agents.nodes.saver import holds_last_step, learner_folder
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
@@ -349,9 +350,8 @@ def _report(run: RunDirectory, options: AgentOptions) -> None:
     """Prints the last evaluation of a complete run, and advice if it learned little."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
     failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
-    episodes = "1 episode" if last["episodes"] == 1 else f"{last['episodes']:.0f} episodes"
     print(
-        f"evaluation return {last['episode_return']:.1f} over {episodes} "
+        f"evaluation return {last['episode_return']:.1f} over {counted(last['episodes'])} "
         f"(min {last['episode_return_min']:.1f}, median {last['episode_return_median']:.1f}, "
         f"max {last['episode_return_max']:.1f}{failed}) after "
         f"{last['environment_steps']:,.0f} environment steps, {last['learner_steps']:,.0f} learner "

@@ -118,7 +118,7 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     words = ("--episodes", 1, "--seed", 5, *(["--best"] if best else []))
     assert command(capsys, "eval", run_dir, *words)[:2] == (
         0,
-        f"return {total:.1f} (min {total:.1f}, max {total:.1f}, 1 episodes)\n",
+        f"return {total:.1f} (min {total:.1f}, max {total:.1f}, 1 episode)\n",
     )
 
 
