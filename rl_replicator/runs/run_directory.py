@@ -486,8 +486,12 @@ def _new(root: Path, base: str) -> RunDirectory:
 
 def runs_within(folder: Path) -> list[Path]:
     """Returns the directories of all runs in a folder, a suite or a sweep, sorted; [] for a run."""
+    collection = RunDirectory(folder).collection
+    with contextlib.suppress(UsageError):  # It cannot be read.
+        if RunDirectory(folder).exists and not collection:
+            return []  # Whatever lies in it, such as copies.
     inner = [run.path for run in runs(folder)]
-    if RunDirectory(folder).collection == SWEEP:  # It has a folder for each trial.
+    if collection == SWEEP:  # It has a folder for each trial.
         inner += [run.path for trial in folder.iterdir() for run in runs(trial)]
     return [run for path in sorted(inner) for run in runs_within(path) or [path]]
 

@@ -52,6 +52,15 @@ def test_a_sweep_and_a_suite_stand_for_their_runs(sweep_and_suite):
     assert selection.expanded([Path("empty")]) == [Path("empty")]
 
 
+def test_a_run_stands_for_itself_whatever_lies_in_it(tmp_path):
+    describe(tmp_path / "run", "d4pg")
+    describe(tmp_path / "run/copy", "d4pg")
+    assert selection.expanded([tmp_path / "run"]) == [tmp_path / "run"]
+    assert selection.expanded([tmp_path]) == [tmp_path / "run"]
+    (tmp_path / "run/config.json").write_text("{")  # A damaged one is named as such.
+    assert selection.expanded([tmp_path / "run"]) == [tmp_path / "run"]
+
+
 @pytest.mark.parametrize(
     "command",
     [
