@@ -1,6 +1,7 @@
 """`rl-replicator train NAME [options]`, and the same from Python."""
 
 import dataclasses
+import difflib
 import json
 import os
 import tomllib
@@ -12,7 +13,7 @@ from rl_replicator.cli import arguments, options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import CONFIG_KEYS, RunDirectory
 
 _COMMAND = "rl-replicator train"
 
@@ -195,7 +196,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads a file of settings.
 
     Raises:
-      UsageError: if there is none, or it is neither JSON nor TOML.
+      UsageError: if there is none, it is neither JSON nor TOML, or it has what no config has.
     """
     try:
         text = path.read_text()
@@ -206,6 +207,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"--config: expected 'trainable' and 'options' in {path}, as in the config.json of a "
             "run, got something else"
+        )
+    unknown = next((key for key in found if key not in CONFIG_KEYS), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, CONFIG_KEYS, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "move settings to 'options'"
+        raise UsageError(
+            f"--config: expected {', '.join(map(repr, CONFIG_KEYS))} alone in {path}, as in the "
+            f"config.json of a run, got {unknown!r}; {remedy}"
         )
     return _with_home(found)
 

@@ -33,6 +33,8 @@ AUTO = "auto"
 # From pixels, "auto" is this discount of a step of the simulator to the power of the action repeat.
 DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
+# What a config may have.
+CONFIG_KEYS = ("trainable", "identity", "options", "score")
 # What else has a directory with a config: many runs, which lie in it.
 SWEEP, SUITE = "sweep", "suite"
 

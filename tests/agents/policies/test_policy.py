@@ -228,6 +228,22 @@ def test_a_wrong_setting_in_a_file_names_the_file(tmp_path, capsys, name, settin
     assert err.startswith(f"rl-replicator: error: {file}: ") and message in err, err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainable = 'td3'\n[option]\nsteps = 5\n", "got 'option'; did you mean 'options'?"),
+        ("trainable = 'td3'\nsteps = 5\n", "got 'steps'; move settings to 'options'"),
+        ("trainible = 'td3'\n[options]\n", "got 'trainible'; did you mean 'trainable'?"),
+    ],
+)
+def test_settings_at_another_place_of_a_file_are_refused(tmp_path, capsys, text, message):
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    status, out, err = command(capsys, "train", "--config", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"'score' alone in {file}" in err and message in err, err
+
+
 def test_a_wrong_argument_in_python_is_no_fault_of_a_version():
     with pytest.raises(UsageError, match="^the arguments: expected .*'stepz'; did you mean 'step"):
         rr.train("td3", env="environments.fakes:target", stepz=5)
