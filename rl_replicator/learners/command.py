@@ -276,7 +276,7 @@ class LearnerCommand:
         return from_plain(self.config_type, stored_part(identity, "config", Mapping))
 
     def _make_learner(self, replicator: "Replicator", config: Any) -> "Learner":
-        from rl_replicator.learners.contract import Learner
+        from rl_replicator.learners.contract import Learner, check_steps
 
         learner = self.make_learner(replicator, config)
         if not isinstance(learner, Learner):
@@ -284,6 +284,10 @@ class LearnerCommand:
                 f"expected {self.name} to return a rl_replicator.learners.Learner, got "
                 f"{type(learner).__name__}; return an instance of a subclass"
             )
+        remedy = "set it in its constructor to the number of steps of the whole run"
+        check_steps(
+            f"num_steps of {type(learner).__name__}", getattr(learner, "num_steps", None), remedy
+        )
         return learner
 
     def _directory(

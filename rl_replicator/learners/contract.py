@@ -10,6 +10,7 @@ progress, evaluation, resume.
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,27 @@ if TYPE_CHECKING:
     from rl_replicator.step.inputs import InputContext, InputFn
 
 StepFn = Callable[[Any], "Mapping[str, tf.Tensor]"]
+
+
+def check_steps(name: str, number: Any, remedy: str) -> None:
+    """Checks a number of steps, which may be an integer of NumPy's.
+
+    Args:
+      name: what has it, for the error.
+      number: the number.
+      remedy: what to do, for the error.
+
+    Raises:
+      ConfigError: if it is no integer, or below 1. Steps are compared with multiples of it.
+    """
+    try:
+        is_good = operator.index(number) >= 1
+    except TypeError:
+        is_good = False
+    if not is_good:
+        raise ConfigError(
+            f"expected {name} to be a whole number of at least 1, got {number!r}; {remedy}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +106,8 @@ class Evaluation:
     reference: Reference | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(
-                f"expected an evaluation every 1 or more steps, got every={self.every}; return "
-                "None from evaluation() for none"
-            )
+        remedy = "round it, or return None from evaluation() for none"
+        check_steps("every of an Evaluation", self.every, remedy)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -470,3 +470,20 @@ def test_something_that_is_no_learner():
     mine = command.LearnerCommand("mine", Config, lambda replicator, config: None)
     with pytest.raises(UsageError, match="expected mine to return .*Learner, got NoneType"):
         mine.train(options.parse(mine.options_type(), "train", []))
+
+
+@pytest.mark.parametrize("steps", [-5, 0, 3 * 1000 / 128, 60.0, None])
+def test_a_number_of_steps_that_is_none_is_refused(tmp_path, monkeypatch, steps):
+    def make_learner(replicator, config):
+        learner = tiny_learners.Regression(replicator, config)
+        learner.num_steps = steps
+        if steps is None:
+            del learner.num_steps  # Its constructor has forgotten it.
+        return learner
+
+    monkeypatch.chdir(tmp_path)
+    mine = command.LearnerCommand("mine", tiny_learners.Config, make_learner)
+    expected = f"num_steps of Regression to be a whole number of at least 1, got {steps}; set it"
+    with pytest.raises(UsageError, match=expected):
+        mine.train(mine.options_type()(config=tiny_learners.Config()))
+    assert not any(tmp_path.iterdir())

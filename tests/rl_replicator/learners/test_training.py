@@ -421,11 +421,17 @@ def test_endless_evaluation_data_is_refused(tmp_path):
         make(Endless, tmp_path)
 
 
-@pytest.mark.parametrize("every", [0, -1])
-def test_an_evaluation_after_no_steps_is_refused(every):
+@pytest.mark.parametrize("every", [0, -1, 2.5, 20.0, None])
+def test_an_evaluation_after_no_whole_number_of_steps_is_refused(every):
     learner = Regression(rr.make("single_device"), Config(every=every))
-    with pytest.raises(errors.ConfigError, match=f"every 1 or more steps, got every={every}; ret"):
+    with pytest.raises(errors.ConfigError, match=f"whole number of at least 1, got {every}; round"):
         learner.evaluation()
+
+
+def test_steps_may_be_integers_of_numpy(tmp_path):
+    _, training = make(Regression, tmp_path, steps=np.int64(40), every=np.int64(15))
+    assert training.run() is None
+    assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [15, 30, 40]
 
 
 @pytest.mark.parametrize("replicas", ["single_device", "multi_device:2"])
