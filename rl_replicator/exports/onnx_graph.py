@@ -28,7 +28,7 @@ def build(program: PortableProgram, card: str) -> Any:
       An `onnx.ModelProto`, checked.
 
     Raises:
-      UsageError: if the package is not installed.
+      UsageError: if the package is not installed, or ONNX lacks an operation for its dtype.
     """
     try:
         import onnx
@@ -56,7 +56,13 @@ def build(program: PortableProgram, card: str) -> Any:
         producer_name="rl-replicator",
     )
     helper.set_model_props(model, {"card": card})
-    onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise UsageError(
+            f"--format onnx: expected operations and dtypes that ONNX has, got: "
+            f"{' '.join(str(error).split())}; choose --format savedmodel"
+        ) from error
     return model
 
 

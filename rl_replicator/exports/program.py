@@ -55,7 +55,8 @@ def translate(function: Any) -> PortableProgram:
       The program, with the present values of the variables.
 
     Raises:
-      UsageError: if the function has an operation or a dtype that is not portable.
+      UsageError: if the function has an operation or a dtype that is not portable, or an output
+        without a batch.
     """
     frozen = convert_to_constants.convert_variables_to_constants_v2(function)
     inputs = {tensor.op.name: tensor for tensor in frozen.inputs}
@@ -65,6 +66,8 @@ def translate(function: Any) -> PortableProgram:
         if op in needed:
             writer.add(op)
     outputs = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
+    for name, output in outputs.items():
+        _check_batch(name, output)
     values = {name: (writer.value(x), *_spec(x)) for name, x in outputs.items()}
     used = {name for operation in writer.operations for name in operation["in"]}
     used.update(value for value, _, _ in values.values())
@@ -87,6 +90,14 @@ def _needed(outputs: list[Any]) -> set[Any]:
             inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
             waiting.extend(tensor.op for tensor in inputs)
     return needed
+
+
+def _check_batch(name: str, output: Any) -> None:
+    if not output.shape.rank or output.shape[0] is not None:
+        raise UsageError(
+            f"expected outputs of shape [B, ...], got {output.shape} for {name!r}; keep the batch, "
+            "or export the model with --format savedmodel"
+        )
 
 
 def _spec(tensor: Any) -> tuple[list[int], str]:
@@ -163,6 +174,14 @@ def _check_dtypes(op: Any) -> None:
             )
 
 
+def _check_floating(op: Any) -> None:
+    if not op.outputs[0].dtype.is_floating:
+        raise UsageError(
+            f"expected {op.type} of floats, got that of {op.outputs[0].dtype.name} ({op.name}); "
+            "cast before it, or export the model with --format savedmodel"
+        )
+
+
 # Operations whose result has a shape that is given as their second input. The static shape serves.
 _SHAPED = ("BroadcastTo", "Reshape")
 
@@ -203,6 +222,12 @@ def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
 def _reduce(kind: str) -> Translator:
     def write(writer: _Writer, op: Any, inputs: list[str]) -> str:
         axes = np.ravel(tf.get_static_value(op.inputs[1])).tolist()
+        if not axes:
+            return inputs[0]  # ONNX would take no axes for all of them.
+        if kind == "Mean":
+            _check_floating(
+                op
+            )  # TensorFlow rounds that of integers, after a sum that may overflow.
         keep = bool(op.get_attr("keep_dims"))
         return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, axes=axes, keep=keep)
 
@@ -342,6 +367,7 @@ def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _max_pool(writer: _Writer, op: Any, inputs: list[str]) -> str:
+    _check_floating(op)  # Padding is minus infinity.
     size, strides = op.get_attr("ksize")[1:3], op.get_attr("strides")[1:3]
     pads = _pads(op, size, strides)
     return writer.emit(op.name, "MaxPool", inputs, size=[*size], strides=[*strides], pads=pads)

@@ -88,7 +88,8 @@ def _matmul(attributes: Any, a: Any, b: Any) -> Any:
 
 def _reduce(attributes: Any, x: Any) -> Any:
     function = getattr(np, attributes["kind"].lower())
-    return function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keep"])
+    result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keep"])
+    return result.astype(x.dtype)  # NumPy adds small integers up in wider ones.
 
 
 def _slice(attributes: Any, x: Any) -> Any:

@@ -74,9 +74,42 @@ def test_other_runtimes_compute_the_same(tmp_path, runtime):
     assert np.ptp(found["image"]) > 10 and found["classes"].sum() == 3
 
 
+def reductions(x):
+    """Has reductions that NumPy and ONNX would make otherwise: to wider integers, or over all."""
+    found = {"sum": tf.reduce_sum(x, 1), "max": tf.reduce_max(x, 1, keepdims=True)}
+    for op in (tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min):
+        found[op.__name__] = op(x, [])
+    return found
+
+
+@pytest.mark.parametrize("runtime", [numpy, onnx])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32"])
+def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
+    x = np.array([[100, 100, 99], [1, 2, 3]], dtype)  # The first sum is beyond uint8.
+    model = model_of(reductions, x=tf.TensorSpec([None, 3], dtype))
+    if (runtime, dtype) == (onnx, "uint8"):
+        with pytest.raises(UsageError, match="that ONNX has, got: .*Sum.*; choose --format saved"):
+            formats.write(model, "onnx", tmp_path / "model")
+        return
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    found = runtime(tmp_path / "model")(x=x)
+    for name, value in reductions(tf.constant(x)).items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (
+            lambda x: {"y": tf.reduce_mean(tf.cast(x, tf.int32), 1)},
+            "Mean of floats, got that of in",
+        ),
+        (
+            lambda x: {"y": tf.nn.max_pool2d(tf.cast(x, tf.int32)[:, None, None], 2, 1, "SAME")},
+            "MaxPool of floats, got that of int32",
+        ),
+        (lambda x: {"y": tf.reduce_sum(x)}, r"outputs of shape \[B, ...\], got \(\) for 'y'"),
+        (lambda x: {"y": tf.reduce_sum(x, 0)}, r"outputs of shape .*, got \(1,\) for 'y'"),
         (lambda x: {"y": tf.broadcast_to(x[0], tf.shape(x))}, "broadcasts that keep the batch"),
         (
             lambda x: {"y": tf.broadcast_to([[1.0, 2.0]], [tf.shape(x)[0], 2])},
