@@ -2,7 +2,7 @@
 
 In a process of its own, so that the calling process does not load OpenGL:
 
-    python -m environments.frame_rate TASK [JSON of a PixelConfig]...
+    python -m environments.frame_rate JSON  (the arguments of `measure`)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from environments import catalogue
@@ -38,12 +39,16 @@ class Rate(NamedTuple):
     frames_per_second: float
 
 
-def line(name: str, config: PixelConfig) -> str:
+def line(
+    name: str, config: PixelConfig, wrap: Sequence[str] = (), time_limit: int | None = None
+) -> str:
     """Describes renderer, render mode and frame rate, for the start of a run. Takes seconds.
 
     Args:
       name: name of the environment.
       config: configuration of the frames.
+      wrap: see `catalogue.make`.
+      time_limit: see `catalogue.make`.
 
     Returns:
       One line of text.
@@ -51,7 +56,7 @@ def line(name: str, config: PixelConfig) -> str:
     Raises:
       RenderingUnavailableError: if no OpenGL works on this machine, or rendering fails.
     """
-    (rate,) = measure(name, config)
+    (rate,) = measure(name, [config], wrap, time_limit)
     if rate.render_mode == "own":
         drawn_by = "by the environment itself"
     else:
@@ -63,12 +68,19 @@ def line(name: str, config: PixelConfig) -> str:
     return f"rendering: {drawn_by}, {size}: {rate.frames_per_second:.0f} frames/s"
 
 
-def measure(name: str, *configs: PixelConfig) -> list[Rate]:
+def measure(
+    name: str,
+    configs: Sequence[PixelConfig],
+    wrap: Sequence[str] = (),
+    time_limit: int | None = None,
+) -> list[Rate]:
     """Measures frame rates, in a subprocess.
 
     Args:
       name: name of the environment.
-      *configs: configurations to measure.
+      configs: configurations to measure.
+      wrap: see `catalogue.make`.
+      time_limit: see `catalogue.make`.
 
     Returns:
       The rate of each configuration.
@@ -76,8 +88,13 @@ def measure(name: str, *configs: PixelConfig) -> list[Rate]:
     Raises:
       RenderingUnavailableError: if rendering fails. The message holds the error's last line.
     """
-    command = [sys.executable, "-m", __name__, name]
-    command += [json.dumps(dataclasses.asdict(config)) for config in configs]
+    arguments = {
+        "name": name,
+        "configs": [dataclasses.asdict(config) for config in configs],
+        "wrap": list(wrap),
+        "time_limit": time_limit,
+    }
+    command = [sys.executable, "-m", __name__, json.dumps(arguments)]
     # The subprocess must find factories on the same path as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     try:
@@ -112,9 +129,10 @@ def frames_per_second(environment: PixelEnvironment, seconds: float = _SECONDS) 
 
 def main() -> None:
     """Prints a JSON list of [render mode, frames per second]."""
-    rates = []
-    for text in sys.argv[2:]:
-        environment = catalogue.make(sys.argv[1], seed=0, pixels=PixelConfig(**json.loads(text)))
+    given, rates = json.loads(sys.argv[1]), []
+    for config in given["configs"]:
+        pixels = PixelConfig(**config)
+        environment = catalogue.make(given["name"], 0, pixels, given["wrap"], given["time_limit"])
         rates.append((environment.render_mode, frames_per_second(environment)))
         environment.close()
     print(json.dumps(rates))

@@ -18,7 +18,7 @@ def examine() -> Iterator[Finding]:
     """
     try:
         renderer = rendering.find()
-        rates = frame_rate.measure(_MEASURED_TASK, *(PixelConfig(render=mode) for mode in _MODES))
+        rates = frame_rate.measure(_MEASURED_TASK, [PixelConfig(render=mode) for mode in _MODES])
     except Exception as error:  # OpenGL libraries fail in many ways; none of them is ours.
         text = re.sub(r"\s+", " ", str(error))
         yield Finding(NOTE, "renderer", f"none; no videos, no training from pixels: {text}")

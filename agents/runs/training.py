@@ -217,7 +217,8 @@ def _announce(agent: Agent, task: Task, address: str | None) -> list[str]:
         return []
     if address is None:
         size.check_fits(available_memory())
-    return [frame_rate.line(task.name, task.pixels), f"replay: {size}"]
+    rate = frame_rate.line(task.name, task.pixels, task.wrap, task.time_limit)
+    return [rate, f"replay: {size}"]
 
 
 def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:

@@ -196,6 +196,17 @@ def inverted(inner):
     return _Inverted(inner)
 
 
+class _Drawing(_Halved):
+    """A wrapper that draws what the environment within cannot."""
+
+    def render(self, height, width, camera_id=0):
+        return np.full([height, width, 3], 128, np.uint8)
+
+
+def drawing(inner):
+    return _Drawing(inner)
+
+
 class _Shown(_Halved):
     """A wrapper whose render shows the environment to people."""
 

@@ -128,6 +128,15 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkey
     assert d4pg.command.train(options(tmp_path / "run", agent=agent, **cluster)) == 0
 
 
+def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    agent = dataclasses.replace(SMALL, value_min=0.0, value_max=10.0)
+    around = {"wrap": ("tests.environments.faulty:drawing",), "time_limit": 5}
+    asked = options(tmp_path / "run", env="environments.fakes:chain", agent=agent, **around)
+    assert d4pg.command.train(asked) == 0
+    assert "\nrendering: by the environment itself, 24x24: " in capsys.readouterr().out
+
+
 def test_pixels_and_no_pixels_at_once(tmp_path):
     with pytest.raises(ConfigError, match="expected --pixels or --no-pixels, got both"):
         options(tmp_path, pixels=False)

@@ -493,3 +493,5 @@ def test_the_line_of_a_run():
     assert own.startswith("rendering: by the environment itself, 64x64: ")
     with pytest.raises(RenderingUnavailableError, match="got: .*expected an environment that rend"):
         frame_rate.line("environments.fakes:chain", Pixels())
+    drawn = frame_rate.line("environments.fakes:chain", Pixels(), [f"{FAULTY}:drawing"], 5)
+    assert drawn.startswith("rendering: by the environment itself, 64x64: ")
