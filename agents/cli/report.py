@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> int:
         out: Path = Path("report.html")
         """The file to write."""
         figure: str | None = None
-        """The figure of the evaluations to draw, such as top_1. Default: the first one."""
+        """The figure of the evaluations to draw, such as top_1. Default: the score of the runs."""
         film_megabytes: float = 16.0
         """Megabytes of films in the file; the newest film of each run comes first."""
 

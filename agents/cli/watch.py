@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
         port: int = 8642
         """Port on 127.0.0.1; 0 for any free one."""
         figure: str | None = None
-        """The figure of the evaluations to draw, such as top_1. Default: the first one."""
+        """The figure of the evaluations to draw, such as top_1. Default: the score of the runs."""
         film_megabytes: float = 4.0
         """Megabytes of films on the page; the newest film of each run comes first."""
 

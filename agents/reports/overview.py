@@ -166,15 +166,18 @@ def _highlighted(reading: Reading) -> list[int]:
         return list(range(len(configs)))
     if len(reading.families) > 1 or len({frozenset(one.curves) for one in configs}) > 1:
         return []  # Their figures do not compare.
+    is_lowest_best = _is_lowest_best(configs[0])
+    if is_lowest_best is None:
+        return []
     means = [
         statistics.mean([curve.values[:, -1] for curve in config.curves.values()])
         for config in configs
     ]
-    return [_best(means, _is_lowest_best(configs[0]))]
+    return [_best(means, is_lowest_best)]
 
 
-def _is_lowest_best(config: ComparedConfig) -> bool:
-    """The figure of all curves is one, and so is its direction."""
+def _is_lowest_best(config: ComparedConfig) -> bool | None:
+    """The figure of all curves is one, and so is its direction; None if that is not known."""
     return next(iter(config.curves.values())).is_lowest_best
 
 
@@ -272,16 +275,23 @@ def _result_rows(family: Family, first: int) -> list[list[Child]]:
 
 
 def _cells(curve: Curve) -> list[Child]:
-    last, mean = curve.values[:, -1], curve.values.mean(axis=0)
-    best = _best(mean, curve.is_lowest_best)
+    last = curve.values[:, -1]
     spread = f"{figures.number(last.min())} to {figures.number(last.max())}"
     return [
         figures.steps(curve.steps[-1]),
         element("b", figures.interval(statistics.bootstrap(statistics.mean, [last]))),
         str(curve.seeds) if curve.runs == curve.seeds else curve.counted,
         spread if curve.seeds > 1 else "–",
-        f"{figures.number(mean[best])} @ {figures.axis_number(curve.steps[best])}",
+        _best_point(curve),
     ]
+
+
+def _best_point(curve: Curve) -> str:
+    if curve.is_lowest_best is None:
+        return "–"
+    mean = curve.values.mean(axis=0)
+    best = _best(mean, curve.is_lowest_best)
+    return f"{figures.number(mean[best])} @ {figures.axis_number(curve.steps[best])}"
 
 
 def _pairs(family: Family) -> Html | None:
@@ -299,11 +309,10 @@ def _pairs(family: Family) -> Html | None:
 
 
 def _pair(pair: Pair) -> list[Child]:
-    has_interval = np.isfinite(pair.difference.low)
     return [
         f"{pair.first} − {pair.second}",
         str(len(pair.steps)),
         figures.interval(pair.difference) if pair.steps else "–",
-        figures.interval(pair.improvement) if has_interval else "–",
+        figures.interval(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
         pair.verdict,
     ]

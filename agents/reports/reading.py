@@ -84,7 +84,7 @@ class ReportedRun:
         """Returns a figure of the evaluations, or of training if there is none yet.
 
         Args:
-          figure: its name; None for the first one.
+          figure: its name; None for the score of the run, or the first one of training.
 
         Raises:
           UsageError: if the run lacks it.
@@ -95,8 +95,8 @@ class ReportedRun:
             raise UsageError("it has no figures yet")
         if figure is not None and figure not in names and self.is_evaluated:
             raise UsageError(f"expected one of the figures {', '.join(names)}, got {figure!r}")
-        score = self.score if self.is_evaluated else None
-        found = plots.series(table, figure if figure in names else names[0], score)
+        default = plots.default_figure(names, self.score if self.is_evaluated else None)
+        found = plots.series(table, figure if figure in names else default, self.score)
         if not found.steps.size:
             raise UsageError(f"it has no finite value of {found.y_label} yet")
         if not self.is_evaluated:
@@ -172,7 +172,7 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
 
     Args:
       paths: directories of runs, or of suites, which stand for all their runs.
-      figure: the figure of the evaluations to draw; None for the first one.
+      figure: the figure of the evaluations to draw; None for the scores of the runs.
     """
 
     def drawable(path: Path) -> tuple[ReportedRun, Series]:

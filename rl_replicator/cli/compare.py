@@ -26,7 +26,7 @@ class CompareOptions:
     ]
     """Directories of runs, or folders of runs."""
     figure: str | None = None
-    """The figure of the evaluations to compare, such as top_1. Default: the first one."""
+    """The figure of the evaluations to compare, such as top_1. Default: the score of the runs."""
     output: Path = Path("comparison.png")
     """The image of the curves, a PNG."""
 

@@ -27,7 +27,7 @@ class PlotOptions:
     ]
     """Directories of runs, or folders of runs."""
     figure: str | None = None
-    """The figure of the evaluations to plot, such as top_1. Default: the first one."""
+    """The figure of the evaluations to plot, such as top_1. Default: the score of the runs."""
     output: Path | None = None
     """The image, a PNG. Default: evaluation.png, in the directory of a single run, otherwise in the
     working directory."""

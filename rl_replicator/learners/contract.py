@@ -87,7 +87,7 @@ class Evaluation:
       sums_fn: maps (batch, mask) to sums over the batch, by name. The mask, [per-replica batch]
         float32, is 1 for an example and 0 for padding.
       metrics_fn: maps the sums over all examples (NumPy, float64 or int64) to figures by name.
-        `rl-replicator plot` draws the first figure. Its second argument is the sums of
+        `rl-replicator plot` draws the figure that `best` names. Its second argument is the sums of
         `reference`, if there is one. It runs in the main thread, so a signal waits for it.
       global_batch_size: number of examples in a batch, over all replicas.
       every: number of steps between evaluations, at least 1. There is always one after the last

@@ -48,8 +48,9 @@ class Pair:
         have no step in common.
       difference: mean of the first one minus that of the second one, over tasks and seeds; NaN
         without a step in common.
-      improvement: probability that a run of the first one has the better figure.
-      is_lowest_best: whether the lower figure is the better one.
+      improvement: probability that a run of the first one has the better figure; NaN if it is not
+        known which one is better.
+      is_lowest_best: whether the lower figure is the better one; None if that is not known.
     """
 
     first: str
@@ -57,11 +58,11 @@ class Pair:
     steps: Mapping[str, float]
     difference: statistics.Interval
     improvement: statistics.Interval
-    is_lowest_best: bool
+    is_lowest_best: bool | None
 
     @property
     def verdict(self) -> str:
-        """Which config has the better figure, or why that is not known."""
+        """Which config has the better figure, or the higher one; or why that is not known."""
         if not self.steps:
             return "no steps in common"
         low, high = self.difference.low, self.difference.high
@@ -219,16 +220,19 @@ def _pair(one: ComparedConfig, other: ComparedConfig) -> Pair:
         if all(plots.reach(c.curves[task].steps, end) for c in (one, other)):
             steps[task] = end
     is_lowest_best = one.curves[tasks[0]].is_lowest_best
+    unknown = statistics.Interval(np.nan, np.nan, np.nan)
     if not steps:
-        unknown = statistics.Interval(np.nan, np.nan, np.nan)
         return Pair(one.label, other.label, steps, unknown, unknown, is_lowest_best)
     scores = [[_at(c.curves[task], step) for task, step in steps.items()] for c in (one, other)]
+    difference = statistics.bootstrap(statistics.difference_of_means, *scores)
+    if is_lowest_best is None:
+        return Pair(one.label, other.label, steps, difference, unknown, is_lowest_best)
     better = scores[::-1] if is_lowest_best else scores
     return Pair(
         one.label,
         other.label,
         steps,
-        statistics.bootstrap(statistics.difference_of_means, *scores),
+        difference,
         statistics.bootstrap(statistics.probability_of_improvement, *better),
         is_lowest_best,
     )

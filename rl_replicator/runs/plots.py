@@ -45,7 +45,7 @@ class Curve:
         the mean over the runs of a seed, which are not independent.
       x_label: what the steps are.
       y_label: what the figure is.
-      is_lowest_best: whether a run says that a lower figure is better.
+      is_lowest_best: whether the runs say that a lower figure is better; None if they do not tell.
       left_out: runs without a step in common with the others, which count for nothing above.
     """
 
@@ -56,7 +56,7 @@ class Curve:
     values: np.ndarray
     x_label: str
     y_label: str
-    is_lowest_best: bool
+    is_lowest_best: bool | None
     left_out: Sequence[EvaluatedRun] = ()
 
     @property
@@ -75,14 +75,14 @@ class Series:
       values: [T] figure at these steps, finite.
       x_label: what the steps are.
       y_label: what the figure is.
-      is_lowest_best: whether the run says that a lower figure is better.
+      is_lowest_best: whether the run says that a lower figure is better; None if it does not tell.
     """
 
     steps: np.ndarray
     values: np.ndarray
     x_label: str
     y_label: str
-    is_lowest_best: bool = False
+    is_lowest_best: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # Arrays cannot be compared by `in`.
@@ -115,7 +115,8 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
 
     Args:
       run_dir: its directory.
-      figure: which figure of the evaluations to read. Default: the first one.
+      figure: which figure of the evaluations to read; None for the run's score, or the first one
+        if it has none.
 
     Raises:
       UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
@@ -140,7 +141,8 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
     if len(labels) > 1:
         raise UsageError(
             "expected runs with one figure over one kind of steps, got "
-            f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; plot them apart"
+            f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; choose a --figure that all "
+            "have, or plot them apart"
         )
     found = merged(runs)
     for one in [one for curve in found for one in curve.left_out]:
@@ -161,7 +163,8 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in evaluated:
         groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
-    is_lowest_best = any(one.series.is_lowest_best for one in evaluated)
+    told = {one.series.is_lowest_best for one in evaluated} - {None}
+    is_lowest_best = told.pop() if len(told) == 1 else None
     found = []
     for key, everyone in groups.items():
         members = _overlapping(everyone)
@@ -315,7 +318,7 @@ def _evaluations(run_dir: Path, figure: str | None, score: Score | None) -> Seri
             f"expected evaluations in {run_dir}, got none yet; the run writes the first one to "
             f"{run_dir / 'metrics'}"
         )
-    name = names[0] if figure is None else figure
+    name = default_figure(names, score) if figure is None else figure
     if name not in names:
         raise UsageError(f"--figure: expected one of {', '.join(names)}, got {name!r}")
     found = series(table, name, score)
@@ -329,13 +332,23 @@ def figures(table: Mapping[str, np.ndarray]) -> list[str]:
     return [name for name in list(table)[1:] if name not in _CLOCKS]
 
 
+def default_figure(names: Sequence[str], score: Score | None) -> str:
+    """Returns the figure that tells how good a run is; the first one if that is not known.
+
+    Args:
+      names: names of all figures.
+      score: that of the run.
+    """
+    return score.figure if score is not None and score.figure in names else names[0]
+
+
 def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = None) -> Series:
     """Returns one figure of a table of metrics.
 
     Args:
       table: the table from `read_metrics`, not empty.
       figure: one of `figures(table)`.
-      score: that of the run, if the table holds its evaluations.
+      score: that of the run; None if it has none.
 
     Returns:
       Its finite values; without any rows if there are none.
@@ -348,7 +361,9 @@ def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = N
     last = {step: index for index, step in enumerate(steps)}
     order = [last[step] for step in sorted(last)]
     labels = x_label.replace("_", " "), figure.replace("_", " ")
-    is_lowest_best = score is not None and score.figure == figure and not score.is_highest_best
+    is_lowest_best = None
+    if score is not None and score.figure == figure:
+        is_lowest_best = not score.is_highest_best
     return Series(steps[order], values[order], *labels, is_lowest_best)
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import plots
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 
 
 @pytest.fixture
@@ -125,6 +127,10 @@ def test_runs_of_learners_are_plotted_too(make_run):
         _curves(run, figure="accuracy")
     with pytest.raises(UsageError, match="episode return over environment steps, top 1 over steps"):
         _curves(run, make_run("b", [(0, 1)]))
+    RunDirectory(run).describe("d4pg", {}, {}, Score("evaluation", "loss", False).plain())
+    (curve,) = _curves(run)  # The score comes before the first figure.
+    assert (curve.y_label, curve.is_lowest_best) == ("loss", True)
+    assert _curves(run, figure="top_1")[0].is_lowest_best is None
 
 
 def test_runs_of_version_0_1_0(make_run):

@@ -15,7 +15,8 @@ def make_run(tmp_path):
         run = RunDirectory(tmp_path / name)
         run.path.mkdir(parents=True)
         options = {"env": env, "seed": seed, "steps": steps, "actors": 1, "agent": agent}
-        run.describe("d4pg", {"env": env, "seed": seed, "agent": agent}, options)
+        score = Score("evaluator", "episode_return").plain()
+        run.describe("d4pg", {"env": env, "seed": seed, "agent": agent}, options, score)
         writer = MetricWriter(run.path, "environment_steps")
         for step, value in returns.items():
             figures = {"episode_return_min": value - 1, "episode_return_max": value + 1}
@@ -31,7 +32,10 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def make_learner_run(tmp_path):
-    """Makes a run of a learner: `make_learner_run(name, {step: loss}, {step: accuracy})`."""
+    """Makes a run of a learner: `make_learner_run(name, {step: loss}, {step: accuracy})`.
+
+    The first figure of its evaluations is their loss, 1 - accuracy.
+    """
 
     def make(name, losses, accuracies, seed=1, width=8, is_highest_best=True):
         run = RunDirectory(tmp_path / name)
@@ -42,7 +46,7 @@ def make_learner_run(tmp_path):
         for step, loss in losses.items():
             writer.write("train", step, {"loss": loss})
         for step, accuracy in accuracies.items():
-            writer.write("evaluation", step, {"accuracy": accuracy})
+            writer.write("evaluation", step, {"loss": 1 - accuracy, "accuracy": accuracy})
         writer.close()
         return run.path
 

@@ -153,6 +153,18 @@ def test_the_direction_of_the_score_decides_which_is_best(
     assert tile in document.section("glance")
 
 
+def test_a_figure_without_a_direction_has_no_best_value(make_learner_run):
+    runs = [
+        make_learner_run(f"w{width}-{seed}", {}, {20: 0.25 * width}, seed=seed, width=width)
+        for width in (1, 2, 3)
+        for seed in (1, 2)
+    ]
+    document = _Document(page.render(reading.read(runs, "loss"), 1e6))
+    assert "A 20 0.75 [0.75, 0.75] 2 0.75 to 0.75 – " in document.section("results")
+    assert "0.25 [0.25, 0.25] – A is higher" in document.section("results")
+    assert "est loss" not in document.section("glance")
+
+
 def test_advice_and_what_is_left_out(make_run, tmp_path):
     still = make_run("still", dict.fromkeys(range(10, 100, 10), 5.0), learner={"q_mean": 1.0})
     document = _Document(_render([still, tmp_path / "none"]))

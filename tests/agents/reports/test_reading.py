@@ -46,6 +46,7 @@ def test_the_directory_of_a_suite_stands_for_its_runs(make_run, tmp_path):
 def test_training_stands_in_before_the_first_evaluation(make_learner_run):
     (family,) = reading.read([make_learner_run("gan", {10: 2.0, 20: 1.0}, {})]).families
     assert family.y_label == "loss (training)"
+    assert family.configs[0].curves[""].is_lowest_best is None
     np.testing.assert_array_equal(family.configs[0].curves[""].values, [[2.0, 1.0]])
 
 

@@ -11,10 +11,12 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import comparison, plots
 from rl_replicator.runs.score import Score
 
+RETURN = Score("evaluator", "episode_return")
+
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(name, rows, group="evaluator", options=None, score=None, **identity):
+    def make(name, rows, group="evaluator", options=None, score=RETURN, **identity):
         run = tmp_path / name
         (run / "metrics").mkdir(parents=True)
         config = {"trainable": "d4pg", "identity": identity, "options": options or {}}
@@ -95,21 +97,43 @@ def test_runs_of_learners(make_run):
 
 
 @pytest.mark.parametrize(
-    ("figure", "improvement", "verdict"),
-    [("episode_return", 1.0, "B is lower"), ("another", 0.0, "A is higher")],
+    ("is_highest_best", "improvement", "verdict"),
+    [(False, 1.0, "B is lower"), (True, 0.0, "A is hi")],
 )
-def test_the_direction_of_the_score_decides_which_is_better(make_run, figure, improvement, verdict):
+def test_the_direction_of_the_score_decides_which_is_better(
+    make_run, is_highest_best, improvement, verdict
+):
     """One run of an earlier version does not tell."""
-    score = Score("evaluator", figure, is_highest_best=False)
+    score = Score("evaluator", "episode_return", is_highest_best)
     dirs = [
         make_run(f"{n}{s}", [(10, value + s)], env="a:b", seed=s, agent={"n": n}, score=told)
         for n, value, told in ((1, 90.0, None), (2, 10.0, score))
         for s in (1, 2)
     ]
     _, (pair,) = _read(dirs)
-    assert pair.difference.value == 80.0 and pair.verdict == verdict
+    assert pair.difference.value == 80.0 and pair.verdict.startswith(verdict)
     assert pair.improvement.value == 1.0 - improvement
     assert comparison.pairs(_configs(dirs[::-1]))[0].improvement.value == improvement
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [Score("evaluator", "another")] * 2,
+        [None, None],  # Of an earlier version.
+        [RETURN, Score("evaluator", "episode_return", is_highest_best=False)],
+    ],
+)
+def test_without_a_direction_no_config_is_better(make_run, scores):
+    dirs = [
+        make_run(f"{n}{s}", [(10, 9.0 * n + s)], env="a:b", seed=s, agent={"n": n}, score=score)
+        for n, score in zip((1, 2), scores, strict=True)
+        for s in (1, 2)
+    ]
+    compared, (pair,) = _read(dirs)
+    assert pair.difference.value == -9.0 and pair.verdict == "B is higher"
+    assert np.isnan(pair.improvement.value)
+    assert comparison.report(compared, [pair]).split()[-4:] == ["-", "B", "is", "higher"]
 
 
 @pytest.mark.parametrize("tasks", [("a:b",), ("a:b", "c:d")])
