@@ -64,6 +64,7 @@ class Callbacks:
       request_stop: () -> None: ask for the end of the whole program.
       interrupt: () -> None: raise SystemExit in the node's main thread; not in a node that is no
         longer active once it is possible.
+      is_leaving: () -> bool: whether the node's main thread handles a SystemExit.
       give_up: (error, seconds) -> None: end the node, whose code has been stuck for that long.
       tell_failure: (error) -> None: tell the supervisor with what the node is about to fail.
     """
@@ -72,6 +73,7 @@ class Callbacks:
     set_state: Callable[[str], object]
     request_stop: Callable[[], object]
     interrupt: Callable[[], object]
+    is_leaving: Callable[[], bool]
     give_up: Callable[[Exception, float], object]
     tell_failure: Callable[[BaseException], object]
 
@@ -217,12 +219,16 @@ class NodeRuntime:
             self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)
 
     def _interrupt(self, delay_secs: float) -> None:
-        """Raises SystemExit in the node's main thread until it ends or only serves."""
+        """Raises SystemExit in the node's main thread until it ends or only serves.
+
+        Again, because Python drops exceptions in callbacks and finalizers; but not in a node that
+        handles the first one, and may be saving.
+        """
         time.sleep(delay_secs)
         while self.is_active:
-            self.was_interrupted = True
-            self._callbacks.interrupt()
-            # Again, because Python drops exceptions in callbacks and finalizers.
+            if not (self.was_interrupted and self._callbacks.is_leaving()):
+                self.was_interrupted = True
+                self._callbacks.interrupt()
             time.sleep(_INTERRUPT_AGAIN_SECS)
 
     def notify_stop_in_thread(self) -> None:

@@ -78,6 +78,7 @@ class Child:
                 set_state=lambda state: channel.send("state", state),
                 request_stop=lambda: channel.send("stop"),
                 interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+                is_leaving=lambda: node_thread.is_leaving(threading.main_thread().ident),
                 give_up=self._give_up,
                 tell_failure=lambda error: channel.send("failed", errors.ExceptionRecord.of(error)),
             ),

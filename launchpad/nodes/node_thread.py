@@ -103,6 +103,15 @@ class NodeThread(threading.Thread):
             self._is_open = False
 
 
+def is_leaving(ident: int | None) -> bool:
+    """Whether a thread handles a SystemExit: in `finally`, `except` or `__exit__`."""
+    with _without_gc():  # In early 3.11, a collection within this call may deadlock.
+        _, error, _ = sys._current_exceptions().get(ident or 0, (None, None, None))
+    while error is not None and not isinstance(error, SystemExit):
+        error = error.__context__  # It handles another one within.
+    return error is not None
+
+
 def _is_delicate(frame: types.FrameType | None) -> bool:
     """Whether a thread is within `threading.Thread.start`, or takes or gives back a condition."""
     if frame is not None and frame.f_code in _OF_CONDITIONS:

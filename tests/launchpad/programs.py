@@ -143,6 +143,15 @@ def save_for_long(path: pathlib.Path) -> None:
     recorder.add("saved")
 
 
+def save_on_the_way_out(recorder: Any, path: pathlib.Path) -> None:
+    """Knows nothing of stopping, and saves for longer than the pause between two interrupts."""
+    try:
+        work_until_interrupted(recorder)
+    finally:
+        time.sleep(3.0)
+        path.touch()
+
+
 def launch_inside(path: pathlib.Path) -> None:
     program = lp.Program("inner")
     program.add_node(lp.PyNode(save_for_long, path), label="inner")

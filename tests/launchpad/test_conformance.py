@@ -90,6 +90,21 @@ def test_stop_reaches_nodes_that_wait_and_nodes_that_do_not_look(engine, tmp_pat
     assert (tmp_path / "entries").read_text().endswith("left\n")
 
 
+def test_a_node_that_is_interrupted_may_save(engine, tmp_path):
+    """A second interrupt would cut it off."""
+    path = tmp_path / "saved"
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.save_on_the_way_out, recorder, path), label="loop")
+    manager = lp.launch(program, engine, termination_notice_secs=100)
+    client = manager.resolve(recorder)
+    deadline = time.monotonic() + 90
+    while not client.entries() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    manager.stop()
+    assert manager.wait(timeout=60)
+    assert path.exists()
+
+
 def test_stop_handlers_run(engine, tmp_path):
     program, recorder = programs.recorder_program(tmp_path / "entries")
     program.add_node(lp.PyNode(programs.stop_handlers, recorder), label="handlers")

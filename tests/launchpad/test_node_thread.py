@@ -1,5 +1,6 @@
 """Threads that run nodes: how they are interrupted."""
 
+import contextlib
 import queue
 import signal
 import sys
@@ -138,6 +139,65 @@ def test_a_late_signal_does_not_end_a_process_that_serves():
     runtime.is_active = True
     with pytest.raises(SystemExit):
         lp_child.Child._on_sigterm(node, signal.SIGTERM, None)
+
+
+def _leave_by_finally(wait):
+    try:
+        raise SystemExit
+    finally:
+        wait()
+
+
+def _leave_by_a_context(wait):
+    with contextlib.ExitStack() as stack:
+        stack.callback(wait)
+        raise SystemExit
+
+
+def _leave_within_another_exception(wait):
+    try:
+        raise SystemExit
+    except SystemExit:
+        with contextlib.suppress(OSError):
+            try:
+                raise OSError("the save has to be repeated")
+            except OSError:
+                wait()
+
+
+def _go_on(wait):
+    with contextlib.suppress(SystemExit):
+        raise SystemExit
+    try:
+        raise ValueError("another one")
+    except ValueError:
+        wait()
+
+
+@pytest.mark.parametrize(
+    ("function", "is_leaving"),
+    [
+        (_leave_by_finally, True),
+        (_leave_by_a_context, True),
+        (_leave_within_another_exception, True),
+        (_go_on, False),
+        (lambda wait: wait(), False),
+    ],
+)
+def test_a_node_leaves_while_it_handles_the_interrupt(function, is_leaving):
+    is_there, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        is_there.set()
+        may_end.wait(60)
+
+    thread = threading.Thread(target=function, args=(wait,), daemon=True)
+    thread.start()
+    assert is_there.wait(60)
+    assert node_thread.is_leaving(thread.ident) == is_leaving
+    may_end.set()
+    thread.join(60)
+    assert not node_thread.is_leaving(thread.ident)  # It has ended.
 
 
 def test_a_node_that_has_ended_is_not_interrupted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import ssl
 import subprocess
@@ -27,7 +28,7 @@ _SECRET, _WRONG = b"r" * 32, b"w" * 32
 def _runtime(host: str, book: lp_address_book.AddressBook) -> lp_runtime.NodeRuntime:
     """A node of one program, on the machine that has this address."""
     info = lp_runtime.ProgramInfo("id", _SECRET, lp.LaunchType.TEST_MULTI_THREADING, host, {})
-    ignore = [lambda *args: None] * 5
+    ignore = [lambda *args: None] * (len(dataclasses.fields(lp_runtime.Callbacks)) - 1)
     return lp_runtime.NodeRuntime(
         "node", 0, info, book, lp_runtime.Callbacks(book.publish, *ignore)
     )

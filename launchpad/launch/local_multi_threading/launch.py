@@ -52,6 +52,7 @@ class ThreadWorker:
                 set_state=lambda state: supervisor.post_state(self, state),
                 request_stop=supervisor.post_stop,
                 interrupt=lambda: self._thread.interrupt(lambda: self.runtime.is_active),
+                is_leaving=lambda: node_thread.is_leaving(self._thread.ident),
                 give_up=self._give_up,
                 tell_failure=lambda error: supervisor.post_failing(
                     self, errors.ExceptionRecord.of(error)

@@ -163,6 +163,7 @@ class _Part:
                 set_state=lambda state: states.set(index, state),
                 request_stop=outer.stop,
                 interrupt=lambda: self._thread.interrupt(lambda: self._runtime.is_active),
+                is_leaving=lambda: node_thread.is_leaving(self._thread.ident),
                 give_up=outer.give_up,
                 tell_failure=outer.tell_failure,
             ),
