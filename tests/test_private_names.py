@@ -16,7 +16,7 @@ PRIVATE_MODULES = ("tensorflow.python.", "keras.src.", "sonnet.src.", "ray._priv
 KNOWN = {
     *("_asdict", "_fields"),  # Of named tuples.
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
-    *("_current_exceptions", "_shutdown"),
+    *("_acquireLock", "_current_exceptions", "_releaseLock", "_shutdown"),
     "_ReadVariablesOp",  # An operation.
     *("_output_shapes", "_own_classifier", "_block_", "_step_", "_"),  # Texts that look like names.
 }

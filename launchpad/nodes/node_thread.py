@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import logging
 import operator
 import sys
 import threading
@@ -21,12 +22,23 @@ from launchpad.nodes import base
 _POLL_SECS = 0.001
 _STILL_SECS = 1.0
 _GC_LOCK = threading.Lock()
-# `wait` is not among them: it takes the lock again whatever ends it.
-_OF_CONDITIONS = frozenset(
-    method.__code__
-    for name, method in vars(threading.Condition).items()
-    if isinstance(method, types.FunctionType) and name not in ("wait", "wait_for")
+# Python code that takes or gives back a lock. `wait` is not among it: it takes the lock again
+# whatever ends it.
+_OF_LOCKS = frozenset(
+    [
+        *(
+            method.__code__
+            for name, method in vars(threading.Condition).items()
+            if isinstance(method, types.FunctionType) and name not in ("wait", "wait_for")
+        ),
+        logging.Handler.acquire.__code__,
+        logging.Handler.release.__code__,
+        logging._acquireLock.__code__,  # type: ignore[attr-defined]
+        logging._releaseLock.__code__,  # type: ignore[attr-defined]
+    ]
 )
+# So does most of this module, around the code of the modules that are imported.
+_OF_IMPORTS = "importlib._bootstrap"
 
 
 class NodeThread(threading.Thread):
@@ -51,12 +63,12 @@ class NodeThread(threading.Thread):
 
         If the node is starting a thread, this waits until the thread runs: before, CPython 3.11
         gives both the same identity, and the exception may end the new thread, for which the node
-        would then wait for ever. If the node is acquiring or releasing the lock of a condition,
-        which Python code does, this waits as well: the lock would stay acquired. gRPC's compiled
-        code acquires and releases conditions, too; there, the exception would strike at the
-        beginning of `__exit__`. So this waits until the node leaves gRPC, or has stood at one place
-        there for a second: then it waits for an answer, and acquires no lock before the exception
-        strikes.
+        would then wait for ever. If the node is acquiring or releasing the lock of a condition, of
+        `logging` or of an import, which Python code does, this waits as well: the lock would stay
+        acquired. gRPC's compiled code acquires and releases conditions, too; there, the exception
+        would strike at the beginning of `__exit__`. So this waits until the node leaves gRPC, or
+        has stood at one place there for a second: then it waits for an answer, and acquires no lock
+        before the exception strikes.
 
         Args:
           is_wanted: Whether to interrupt what the node does now. It may end meanwhile by itself.
@@ -113,8 +125,13 @@ def is_leaving(ident: int | None) -> bool:
 
 
 def _is_delicate(frame: types.FrameType | None) -> bool:
-    """Whether a thread is within `threading.Thread.start`, or takes or gives back a condition."""
-    if frame is not None and frame.f_code in _OF_CONDITIONS:
+    """Whether a thread is within `threading.Thread.start`, or takes or gives back a lock.
+
+    Only locks of Python code: compiled code takes them and enters the `with` in one.
+    """
+    if frame is not None and (
+        frame.f_code in _OF_LOCKS or frame.f_globals.get("__name__") == _OF_IMPORTS
+    ):
         return True
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__:

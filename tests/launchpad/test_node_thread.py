@@ -1,6 +1,8 @@
 """Threads that run nodes: how they are interrupted."""
 
 import contextlib
+import importlib
+import logging
 import queue
 import signal
 import sys
@@ -252,6 +254,83 @@ def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
                 break
         assert not node.is_alive()
         assert condition.acquire(timeout=60), "an interrupted node has kept the lock"
+
+
+def _wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _frame_of(thread):
+    return sys._current_frames()[thread.ident]
+
+
+class _Handler(logging.Handler):
+    def emit(self, record):
+        del record
+
+
+def test_an_interrupted_node_gives_back_the_lock_of_logging():
+    """It waits for the lock when it is interrupted, and would end as soon as it has it."""
+    handler, record = _Handler(), logging.makeLogRecord({"msg": "step"})
+
+    def execute():
+        while True:
+            handler.handle(record)
+
+    node = NodeThread("node", types.SimpleNamespace(execute=execute), None, lambda error: None)
+    interrupt = threading.Thread(target=node.interrupt)
+    with handler.lock:
+        node.start()
+        _wait_until(lambda: _frame_of(node).f_code is logging.Handler.acquire.__code__)
+        interrupt.start()
+        interrupt.join(0.2)
+        assert interrupt.is_alive() and node.is_alive()
+    interrupt.join(60)
+    for _ in range(10):  # Python drops an exception in a callback or a finalizer.
+        node.join(3)
+        if not node.is_alive():
+            break
+        node.interrupt()
+    assert not node.is_alive()
+    assert handler.lock.acquire(timeout=60), "an interrupted node has kept the lock"
+
+
+def test_an_interrupt_waits_until_a_node_that_waits_for_an_import_has_its_lock(
+    tmp_path, monkeypatch
+):
+    """Else others that wait for the import would go on waiting after its end."""
+    begun, may_end = tmp_path / "begun", tmp_path / "may_end"
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import pathlib, time\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        f"while not pathlib.Path({str(may_end)!r}).exists():\n"
+        f"    time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def execute():
+        importlib.import_module("slow_to_import")
+
+    first = threading.Thread(target=execute)
+    node = NodeThread("node", types.SimpleNamespace(execute=execute), None, lambda error: None)
+    interrupt = threading.Thread(target=node.interrupt)
+    try:
+        first.start()
+        _wait_until(begun.exists)
+        node.start()
+        _wait_until(lambda: _frame_of(node).f_code.co_name == "acquire")
+        interrupt.start()
+        interrupt.join(0.2)
+        assert interrupt.is_alive() and node.is_alive()
+    finally:
+        may_end.touch()
+        for thread in (first, interrupt, node):
+            thread.join(60)
+        sys.modules.pop("slow_to_import", None)
+    assert not (first.is_alive() or interrupt.is_alive() or node.is_alive())
 
 
 @pytest.mark.parametrize(
