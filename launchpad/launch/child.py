@@ -30,6 +30,8 @@ _LAUNCHER_SECS = 3.0
 _LOOK_SECS = 0.1
 # A node that has failed gets this long for its threads and exit handlers to end, in seconds.
 _FAILED_SECS = 5.0
+# A node that cannot be interrupted where it is gets the signal again this much later, in seconds.
+_PUT_OFF_SECS = 0.01
 _BY_SIGTERM = "the process was ended by SIGTERM"
 
 
@@ -68,6 +70,7 @@ class Child:
         self._book = lp_address_book.AddressBook(spec.addresses)
         self._may_begin = threading.Event()
         self._launcher_runs = threading.Event()
+        self._is_put_off = False
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,
@@ -77,7 +80,7 @@ class Child:
                 publish=lambda key, address: channel.send("publish", key, address),
                 set_state=lambda state: channel.send("state", state),
                 request_stop=lambda: channel.send("stop"),
-                interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+                interrupt=self._interrupt,
                 is_leaving=lambda: node_thread.is_leaving(threading.main_thread().ident),
                 give_up=self._give_up,
                 tell_failure=lambda error: channel.send("failed", errors.ExceptionRecord.of(error)),
@@ -137,10 +140,20 @@ class Child:
         sys.stderr.flush()
         os._exit(1)
 
+    def _interrupt(self) -> None:
+        """Raises SystemExit in the main thread, at a place where that leaves no lock taken."""
+        self._is_put_off = True
+        while self._is_put_off and self.runtime.is_active:
+            self._is_put_off = False
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_PUT_OFF_SECS)
+
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # The node may have left its run() by itself since the interrupt was sent.
         if self.runtime.was_interrupted and self.runtime.is_active:
-            raise SystemExit(0)
+            if not node_thread.is_delicate(frame):
+                raise SystemExit(0)
+            self._is_put_off = True  # It would leave a lock taken, which an exit handler may want.
         if not self.runtime.stop_event.is_set():
             threading.Thread(target=self._obey_stranger, name="sigterm", daemon=True).start()
 

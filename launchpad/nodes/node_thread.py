@@ -87,7 +87,7 @@ class NodeThread(threading.Thread):
                 if not is_wanted():
                     return
                 stands_still = time.monotonic() - since > _STILL_SECS
-                may_strike = not _is_delicate(frame) and (stands_still or not _is_in_grpc(frame))
+                may_strike = not is_delicate(frame) and (stands_still or not _is_in_grpc(frame))
                 if frame and may_strike and _strike(self.ident or 0, frame, lasti):
                     return
             time.sleep(_POLL_SECS)
@@ -124,7 +124,7 @@ def is_leaving(ident: int | None) -> bool:
     return error is not None
 
 
-def _is_delicate(frame: types.FrameType | None) -> bool:
+def is_delicate(frame: types.FrameType | None) -> bool:
     """Whether a thread is within `threading.Thread.start`, or takes or gives back a lock.
 
     Only locks of Python code: compiled code takes them and enters the `with` in one.

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import logging
+import os
 import queue
 import signal
 import sys
@@ -141,6 +142,42 @@ def test_a_late_signal_does_not_end_a_process_that_serves():
     runtime.is_active = True
     with pytest.raises(SystemExit):
         lp_child.Child._on_sigterm(node, signal.SIGTERM, None)
+
+
+def test_a_signal_within_the_lock_of_a_condition_comes_again(monkeypatch):
+    """An exit handler that uses the condition would wait for ever."""
+    runtime = types.SimpleNamespace(
+        was_interrupted=True, is_active=True, stop_event=threading.Event()
+    )
+    runtime.stop_event.set()
+    node = types.SimpleNamespace(runtime=runtime, _is_put_off=False)
+    condition, may_leave, is_inside = threading.Condition(), threading.Event(), threading.Event()
+
+    def run():
+        with condition:
+            is_inside.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=run, daemon=True)
+    frames, places = [], []
+    with condition:
+        thread.start()
+        _wait_until(lambda: _frame_of(thread).f_code is threading.Condition.__enter__.__code__)
+        frames.append(_frame_of(thread))
+
+        def send(pid, number):
+            assert (pid, number) == (os.getpid(), signal.SIGTERM)
+            frame = frames.pop() if frames else None
+            places.append(frame)
+            lp_child.Child._on_sigterm(node, number, frame)
+
+        monkeypatch.setattr(lp_child, "os", types.SimpleNamespace(kill=send, getpid=os.getpid))
+        with pytest.raises(SystemExit):
+            lp_child.Child._interrupt(node)
+        assert len(places) == 2 and places[1] is None
+    assert is_inside.wait(60)
+    may_leave.set()
+    thread.join(60)
 
 
 def _leave_by_finally(wait):
