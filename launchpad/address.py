@@ -80,7 +80,7 @@ class Address:
         if self._owner is not None:
             raise ValueError(f"this address belongs to {self._owner!r}; it can't go to {node!r}")
         self._owner = node
-        node.addresses.append(self)
+        node._addresses.append(self)
 
     def runtime(self) -> lp_runtime.NodeRuntime | None:
         """Returns the runtime through which this address is resolved here."""

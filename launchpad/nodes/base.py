@@ -91,7 +91,6 @@ class Node(abc.ABC, Generic[HandleType]):
     """One role of the program: a function, an object, or a server.
 
     Attributes:
-      addresses: Addresses that this node serves.
       restart_policy: What to do when the node fails; None ends the program.
       stops_last: True for stores that others write to until their own end: they are released
         only after all other nodes have ended.
@@ -102,7 +101,7 @@ class Node(abc.ABC, Generic[HandleType]):
     imports: Sequence[str] = ()
 
     def __init__(self) -> None:
-        self.addresses: list[lp_address.Address] = []
+        self._addresses: list[lp_address.Address] = []
         self.restart_policy: RestartPolicy | None = None
         self._input_handles: list[Handle[Any]] = []
         self._created_handles: list[Handle[Any]] = []
@@ -138,6 +137,11 @@ class Node(abc.ABC, Generic[HandleType]):
     def default_launch_config(cls, launch_type: LaunchType) -> Any:
         """Returns None: no launch type needs a configuration."""
         del launch_type
+
+    @property
+    def addresses(self) -> list[lp_address.Address]:
+        """Addresses that this node serves."""
+        return self._addresses
 
     @property
     def input_handles(self) -> list[Handle[Any]]:

@@ -160,6 +160,18 @@ def test_a_configured_node_gets_its_arguments_late():
     manager.stop_and_wait()
 
 
+def test_a_colocation_has_what_its_nodes_get_late():
+    node, other = lp.CourierNode(programs.Producer), lp.CourierNode(programs.Producer)
+    outer = lp.MultiThreadingColocation([lp.MultiThreadingColocation([node])])
+    address, handle = lp.Address("late"), other.create_handle()
+    node.allocate_address(address)
+    node.configure(handle)
+    assert outer.input_handles == [handle]
+    assert outer.addresses == [node.courier_address, address]
+    node.configure(factor=4)
+    assert outer.input_handles == []
+
+
 def test_functions_of_a_program_need_one():
     for function in (lp.stop, lp.stop_event, lp.wait_for_stop, lp.context.get_context):
         with pytest.raises(RuntimeError, match="no Launchpad program runs here"):

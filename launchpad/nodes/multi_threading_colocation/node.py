@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
-from launchpad.nodes import node_thread
+from launchpad.nodes import base, node_thread
 from launchpad.nodes.python import node as python
 
 # Nodes that are ended because one of them has ended get this long, in seconds. While the program
@@ -43,6 +44,16 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         """The nodes that share a process."""
         return self._nodes
 
+    @property
+    def addresses(self) -> list[lp_address.Address]:
+        """Addresses that the nodes serve; each goes on belonging to its own node."""
+        return [*self._addresses, *(a for node in self._nodes for a in node.addresses)]
+
+    @property
+    def input_handles(self) -> list[base.Handle[Any]]:
+        """Handles among the arguments of the nodes, which `configure()` may replace."""
+        return [handle for node in self._nodes for handle in node.input_handles]
+
     def add_node(self, node: python.PyNode) -> Any:
         """Adds a node and returns its handle.
 
@@ -52,9 +63,6 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         if not isinstance(node, python.PyNode):
             raise ValueError("MultiThreadingColocation only works with PyNodes.")
         self._nodes.append(node)
-        # Not assigned: each address goes on belonging to its own node.
-        self.addresses.extend(node.addresses)
-        self._input_handles.extend(node.input_handles)
         self.stops_last = self.stops_last or node.stops_last
         self.imports = (*self.imports, *node.imports)
         return node.create_handle()
