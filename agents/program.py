@@ -24,7 +24,7 @@ CACHE_MS = 200
 
 
 # How long calls wait for a server that is restarting: on a busy machine a learner takes a minute to
-# import, build and restore what it needs.
+# import, build and restore what it needs. Servers must remember calls for longer (FORGET_SECS).
 _PATIENT = {"courier_client_kwargs": {"retry_secs": 600.0}}
 
 

@@ -15,9 +15,9 @@ MAX_BYTES = 1 << 20
 MAX_KEPT_BYTES = 64 << 20
 # What an answer takes beside its own bytes.
 _BYTES_BESIDE = 1024
-# A client that was silent for so many seconds has given up all its calls: five times the default of
-# `retry_secs`.
-FORGET_SECS = 300.0
+# A client that was silent for so many seconds has given up all its calls: longer than `retry_secs`
+# of any client should be. What is kept meanwhile is bounded by `MAX_KEPT_BYTES`.
+FORGET_SECS = 3600.0
 
 
 class AnsweredError(Exception):
@@ -62,7 +62,7 @@ class Answers:
 
     A client repeats a call whose connection broke. The repetition waits for the first run, or gets
     its answer. An answer is dropped when the client confirms it in the ticket of a later call, and
-    some minutes after the last call of its client.
+    an hour after the last call of its client.
 
     Calls with answers over `MAX_BYTES` run again when they are repeated after they have ended: a
     method with a large result should be one that only reads. So do calls whose answers were dropped

@@ -54,7 +54,8 @@ class CourierClient:
           chunk_tensors: Accepted for upstream's sake; messages have no size limit.
           load_balancing_policy: Accepted for upstream's sake; a node has one server.
           propagate_deadline: Accepted for upstream's sake; a call has the deadline of its client.
-          retry_secs: How long a call waits for a server that went away, in seconds.
+          retry_secs: How long a call waits for a server that went away, in seconds. A server
+            forgets the calls of a client that was silent for an hour, and may then run them again.
         """
         del load_balancing_policy, propagate_deadline
         self._init_args = (server_address, compress, call_timeout, wait_for_ready, chunk_tensors)

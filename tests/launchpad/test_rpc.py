@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+import types
 
 import grpc
 import numpy as np
@@ -488,6 +489,25 @@ def test_the_answers_of_clients_that_went_are_dropped(monkeypatch):
     kept._forget_at = 0.0
     kept.get(credentials.Ticket(b"new" + bytes(13), 1, 0), lambda: b"")
     assert len(kept._clients) == 1 and len(kept._kept) == 1
+
+
+def test_a_call_that_is_sent_again_after_many_minutes_runs_once(monkeypatch):
+    """While its client was cut off, the server has answered others."""
+    clock = [0.0]
+    monkeypatch.setattr(answers_lib, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    kept, runs = answers_lib.Answers(), []
+
+    def run():
+        runs.append(clock[0])
+        return b"answer"
+
+    ticket = credentials.Ticket(b"c" * 16, 1, 0)
+    assert kept.get(ticket, run) == b"answer"
+    for number in range(1, 60):
+        clock[0] += 60.0
+        kept.get(credentials.Ticket(b"o" * 16, number, number - 1), lambda: b"another")
+    assert kept.get(ticket, run) == b"answer"
+    assert runs == [0.0]
 
 
 class _Proxy:
