@@ -224,10 +224,8 @@ def _reduce(kind: str) -> Translator:
         axes = np.ravel(tf.get_static_value(op.inputs[1])).tolist()
         if not axes:
             return inputs[0]  # ONNX would take no axes for all of them.
-        if kind == "Mean":
-            _check_floating(
-                op
-            )  # TensorFlow rounds that of integers, after a sum that may overflow.
+        if kind == "Mean":  # TensorFlow rounds that of integers, after a sum that may overflow.
+            _check_floating(op)
         keep = bool(op.get_attr("keep_dims"))
         return writer.emit(op.name, "Reduce", inputs[:1], kind=kind, axes=axes, keep=keep)
 
