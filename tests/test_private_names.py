@@ -18,6 +18,7 @@ KNOWN = {
     *("_args_from_interpreter_flags", "_current_frames", "_register_atexit", "_run_exitfuncs"),
     *("_acquireLock", "_current_exceptions", "_releaseLock", "_shutdown"),
     "_ReadVariablesOp",  # An operation.
+    *("_lower_using_switch_merge", "_read_only_resource_inputs"),  # Attributes of operations.
     *("_output_shapes", "_own_classifier", "_block_", "_step_", "_"),  # Texts that look like names.
 }
 

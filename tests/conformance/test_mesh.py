@@ -440,6 +440,30 @@ def test_operations_that_a_mesh_cannot_run(replicator):
     refuses(replicator, "got LRN", tf.nn.local_response_normalization)
 
 
+def test_assignments_in_a_function_that_was_traced_before(replicator):
+    with replicator.scope():
+        value = tf.Variable(0.0)
+
+    def add(is_due):
+        tf.cond(is_due, lambda: value.assign_add(1.0), value.read_value)
+
+    def read(is_due):
+        return tf.cond(is_due, value.read_value, lambda: 0.0)
+
+    functions = {function: tf.function(function) for function in (add, read)}
+    for function in functions.values():
+        function.get_concrete_function(tf.TensorSpec([], tf.bool))
+
+    def step_with(function):
+        return lambda x: function(tf.reduce_sum(x * x) > 0.0)
+
+    refuses(replicator, "found If .*call function.python_function", step_with(functions[add]))
+    inputs = replicator.make_inputs(images)
+    replicator.replicate(step_with(functions[add].python_function), inputs)()
+    assert value.numpy() == 1.0
+    assert replicator.replicate(step_with(functions[read]), inputs)() == 1.0
+
+
 def test_choices_by_a_scalar(replicator):
     def step_fn(x):
         is_high = tf.reduce_mean(x) > 1000

@@ -334,6 +334,72 @@ def test_assignments_of_a_cond_whose_result_is_not_used(replicator, branches):
     assert (value.numpy(), count.numpy()) == (expected, 4)
 
 
+def in_a_branch(choose):
+    def branch():
+        choose()
+        return tf.constant(0)
+
+    tf.cond(tf.constant(True), branch, lambda: tf.constant(1))
+
+
+def in_a_function(choose):
+    def function(x):
+        choose()
+        return x + 1
+
+    return tf.function(function)(tf.constant(0))
+
+
+def as_the_result_of_a_function(choose):
+    tf.function(choose)()
+
+
+def in_a_loop(choose):
+    def body(i):
+        choose()
+        return i + 1
+
+    return tf.while_loop(lambda i: i < 1, body, [0])
+
+
+def as_a_variable_of_a_loop(choose):
+    return tf.while_loop(lambda i, _: i < 1, lambda i, _: (i + 1, choose() * 1.0), [0, 0.0])[0]
+
+
+def in_what_is_not_used(choose):
+    return tf.function(lambda: (choose() * 2.0, tf.constant(1))[1])()
+
+
+PLACES = (
+    in_a_branch,
+    in_a_function,
+    as_the_result_of_a_function,
+    in_a_loop,
+    as_a_variable_of_a_loop,
+    in_what_is_not_used,
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_a_cond_is_whose_result_is_not_used(replicator, place):
+    with replicator.scope():
+        value, count = tf.Variable(0.0), tf.Variable(0)
+
+    def step_fn(x):
+        is_due = count.assign_add(1) % 2 == 0
+
+        def choose():
+            return tf.cond(is_due, lambda: value.assign_add(1.0), value.read_value)
+
+        place(choose)
+        return x
+
+    data = tf.data.Dataset.from_tensors(0.0).repeat()
+    inputs = replicator.make_inputs(lambda context: data)
+    replicator.replicate(step_fn, inputs, steps_per_call=4)()
+    assert (value.numpy(), count.numpy()) == (2.0, 4)
+
+
 def test_autograph_in_the_step(replicator):
     inputs = replicator.make_inputs(lambda context: tf.data.Dataset.range(1000))
 

@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
+from tensorflow.python.ops import control_flow_util_v2
 
 from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
@@ -38,6 +40,7 @@ _REFUSED = {
 _WHERE = (
     "use tf.where(tf.fill(tf.shape(x), condition), x, y), or tf.cond, if the condition is a scalar"
 )
+_LOCK = threading.RLock()
 _RANDOM = (
     "use tf.random.stateless_*, a tf.random.Generator made in replicator.scope(), or a callable "
     "input, which runs on the host"
@@ -137,12 +140,8 @@ class MeshStep(compiled.CompiledStep):
     _host: MeshHost
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
-        outputs = super()._one_step(*row)
-        self._num_outputs = len(outputs)
-        # A `tf.cond` whose results nothing uses would be dropped, with the assignments inside.
-        operations = tf.compat.v1.get_default_graph().get_operations()
-        kept = [op.outputs[0] for op in operations if op.type == "If" and op.outputs]
-        return [*outputs, *kept]
+        with _conditions_as_calls():
+            return super()._one_step(*row)
 
     def _compile(self, one_step: Any) -> Callable[..., list[tf.Tensor]]:
         self._host.layouts.check_used()
@@ -161,7 +160,7 @@ class MeshStep(compiled.CompiledStep):
                 if int(status) != inputs_lib.ELEMENT:
                     break
                 flat = one_step(*self._spread(row)) or []
-                rows.append(outputs.read(flat[: self._num_outputs]))
+                rows.append(outputs.read(flat))
             head = tf.constant([int(status), len(rows)])
             if self.steps_per_call is None:
                 return [head, *(rows[0] if rows else [])]
@@ -182,6 +181,22 @@ class MeshStep(compiled.CompiledStep):
         mesh = self._host.mesh
         _check_batches([x.shape for x in row], layouts.size_of(mesh, layouts.DATA))
         return [layouts.spread(x, layouts.batch_layout(mesh, x.shape.rank)) for x in row]
+
+
+@contextlib.contextmanager
+def _conditions_as_calls() -> Iterator[None]:
+    """Lets each `tf.cond` that is traced inside call its branches.
+
+    Otherwise TensorFlow copies the branches into the graph around. DTensor's functions do not list
+    what their assignments are, so those of a branch are lost there if nothing uses its result.
+    """
+    with _LOCK:
+        before = control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE
+        control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE = True
+        try:
+            yield
+        finally:
+            control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE = before
 
 
 class _Outputs:
@@ -259,11 +274,23 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
             if node.op == "ScatterNd" and node.attr["Tindices"].type == tf.int64.as_datatype_enum:
                 # DTensor gives it a shape of int32, whatever the indices: an error, or a crash.
                 advice = "use int32 indices in tf.scatter_nd, and in tf.gather_nd for its gradient"
+            if node.op == "If" and node.attr["_lower_using_switch_merge"].b and _may_be_lost(node):
+                advice = (
+                    "its tf.function was traced outside of steps; call function.python_function "
+                    "instead"
+                )
             if advice:
                 raise errors.ConfigError(
                     f"expected operations that DTensor supports, found {node.op} ({node.name}); "
                     f"{advice}"
                 )
+
+
+def _may_be_lost(node: Any) -> bool:
+    """Whether an `If` has a result, and assigns a variable; see `_conditions_as_calls`."""
+    num_resources = list(node.attr["Tin"].list.type).count(tf.resource.as_datatype_enum)
+    num_read_only = len(node.attr["_read_only_resource_inputs"].list.i)
+    return bool(node.attr["Tout"].list.type) and num_read_only < num_resources
 
 
 def _rank(name: str, by_name: Mapping[str, Any]) -> int | None:
