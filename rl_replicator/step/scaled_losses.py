@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.utils import losses_utils
 
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 
-# What divides a loss by the number of replicas, by its owner. `train_step` of a Keras model calls
-# `compute_loss`.
+# What divides a loss by the number of replicas, by its owner. TensorFlow has several modules `nn`.
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
-    (tf.keras.Model, "compute_loss", "tf.keras.Model.compute_loss"),
-    (tf.nn, "compute_average_loss", "tf.nn.compute_average_loss"),
-    (tf.nn, "scale_regularization_loss", "tf.nn.scale_regularization_loss"),
+    (losses_utils, "scale_loss_for_distribution", "the loss of a compiled Keras model"),
+    *(
+        (nn, name, f"tf.nn.{name}")
+        for nn in (tf.nn, tf.compat.v1.nn, tf.compat.v2.nn)
+        for name in ("compute_average_loss", "scale_regularization_loss")
+    ),
 )
 _LOCK = threading.RLock()
 
