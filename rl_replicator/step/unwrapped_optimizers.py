@@ -18,6 +18,7 @@ _ENTRY_POINTS: tuple[tuple[type, str], ...] = (
     (snt.Optimizer, "apply"),
     (tf.keras.optimizers.Optimizer, "apply_gradients"),
     (tf.keras.optimizers.legacy.Optimizer, "apply_gradients"),
+    (tf.compat.v1.train.Optimizer, "apply_gradients"),  # `wrap_optimizer` takes none of these.
 )
 _LOCK = threading.RLock()
 
@@ -76,7 +77,10 @@ def _check(optimizer: Any) -> None:
     is_in_step = not tf.executing_eagerly() and call_log.enclosing() is not None
     if is_in_step and not isinstance(optimizer, wrapping.Wrapped):
         name = type(optimizer).__name__
+        remedy = f"optimizer = replicator.wrap_optimizer({name}(...))"
+        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            remedy = "replicator.wrap_optimizer with one of snt.optimizers or tf.keras.optimizers"
         raise errors.ConfigError(
             "expected an optimizer that averages gradients over the replicas, found an unwrapped "
-            f"{name} in the step; use optimizer = replicator.wrap_optimizer({name}(...))"
+            f"{name} in the step; use {remedy}"
         )

@@ -64,6 +64,29 @@ def test_a_forgotten_wrap_is_refused(name, kind):
     assert w.numpy() < 1.0
 
 
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+@pytest.mark.parametrize("method", ["apply_gradients", "minimize"])
+def test_optimizers_of_tensorflow_1_are_refused(name, method):
+    replicator = rr.make(name)
+    with replicator.scope():
+        w = tf.Variable(1.0)
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+
+    def step_fn(x):
+        if method == "minimize":
+            optimizer.minimize(lambda: w * x, var_list=[w])
+        else:
+            optimizer.apply_gradients([(x, w)])
+
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensors(2.0).repeat())
+    with pytest.raises(
+        rr.ConfigError, match=r"unwrapped AdamOptimizer in the step; .* tf\.keras\.optimizers$"
+    ):
+        replicator.replicate(step_fn, inputs)
+    with pytest.raises(rr.ConfigError, match="expected a Sonnet or Keras optimizer"):
+        replicator.wrap_optimizer(optimizer)
+
+
 def test_outside_of_steps_any_optimizer_may_be_applied():
     replicator = rr.make("single_device")
     w = tf.Variable(1.0)
