@@ -1,4 +1,7 @@
-"""Finds losses that a step divides by the number of replicas, and gradients averaged once more."""
+"""Finds losses that a step divides by the number of replicas, and gradients averaged once more.
+
+Keras' own losses are the mean over the replica's batch, as gradients that are averaged need it.
+"""
 
 import contextlib
 import functools
@@ -21,17 +24,27 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
         for name in ("compute_average_loss", "scale_regularization_loss")
     ),
 )
+_MEANS = (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
 _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Notes in the logs of steps that are traced inside what divides a loss by the replicas."""
+    """Notes in the logs of steps that are traced inside what divides a loss by the replicas.
+
+    Objects of `tf.keras.losses` take the mean there, as on a single device. Keras itself refuses to
+    with several replicas, because it sums their gradients.
+    """
     with _LOCK, contextlib.ExitStack() as stack:
-        for owner, attribute, name in _FUNCTIONS:
+
+        def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
             original = getattr(owner, attribute)
-            setattr(owner, attribute, _noting(original, name))
+            setattr(owner, attribute, make(original))
             stack.callback(setattr, owner, attribute, original)
+
+        for owner, attribute, name in _FUNCTIONS:
+            replace(owner, attribute, functools.partial(_noting, name=name))
+        replace(tf.keras.losses.Loss, "_get_reduction", _allowing_means)
         yield
 
 
@@ -42,6 +55,16 @@ def _noting(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return noting
+
+
+def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]:
+    @functools.wraps(get_reduction)
+    def allowing(self: Any) -> str:
+        if self.reduction in _MEANS and call_log.enclosing() is not None:
+            return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
+        return get_reduction(self)
+
+    return allowing
 
 
 @tf.autograph.experimental.do_not_convert

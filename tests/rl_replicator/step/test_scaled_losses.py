@@ -96,6 +96,34 @@ def test_functions_of_tensorflow(name, nn, function):
     assert w == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size", "sum", "none"])
+def test_loss_objects_of_keras(name, reduction):
+    """The mean over the replica's batch, or what else they are asked for."""
+    replicator = rr.make(name)
+    loss_fn = tf.keras.losses.MeanSquaredError(reduction)
+    get_reduction = vars(tf.keras.losses.Loss)["_get_reduction"]
+    with replicator.scope():
+        w = tf.Variable([[1.0]])
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
+
+    def step_fn(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, x @ w)
+            mean = loss / float(len(x)) if reduction == "sum" else tf.reduce_mean(loss)
+        optimizer.apply(tape.gradient(mean, [w]), [w])
+        return loss
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(batches))
+    losses = replicator.gather(step())
+    errors = np.square(X - Y).reshape(replicator.num_replicas, -1)
+    expected = {"none": errors, "sum": errors.sum(axis=1)}.get(reduction, errors.mean(axis=1))
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert float(w.numpy().item()) == pytest.approx(1.0 - 0.1 * GRADIENT, rel=1e-5)
+    assert vars(tf.keras.losses.Loss)["_get_reduction"] is get_reduction
+
+
 def test_other_optimizers_may_sum_or_average():
     """Which gradients are those of the divided loss is not known."""
     replicator = rr.make("single_device")
