@@ -137,7 +137,8 @@ class CrossReplicaBatchNorm(snt.Module):
           A tensor of the shape and dtype of `inputs`.
 
         Raises:
-          ConfigError: a tensor for `is_training`, or a scale or offset beside a created one.
+          ConfigError: inputs that are not floating, a tensor for `is_training`, or a scale or
+            offset beside a created one.
         """
         for flag in (is_training, test_local_stats):
             if not isinstance(flag, (bool, int)):
@@ -152,6 +153,10 @@ class CrossReplicaBatchNorm(snt.Module):
                 "expected no scale or offset beside the created ones, got one; create none"
             )
         inputs = tf.convert_to_tensor(inputs)
+        if not inputs.dtype.is_floating:  # The result, in that dtype, would be cut off.
+            raise errors.ConfigError(
+                f"expected floating inputs of batch norm, got {inputs.dtype.name}; use tf.cast"
+            )
         self._initialize(inputs)
         dtype = inputs.dtype
         inputs = tf.cast(inputs, self.scale.dtype)
