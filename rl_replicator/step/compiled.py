@@ -182,7 +182,7 @@ class CompiledStep(ReplicatedStep):
         return one_step
 
     def _warn_of_local_data(self, one_step: _Function) -> None:
-        """Names the variables that will differ between replicas, as far as the graph shows."""
+        """Names the variables that may differ between replicas, as far as the graph shows."""
         handles = data_dependence.assigned_from_local_data(
             one_step,
             self._host.num_local_replicas,
@@ -197,7 +197,7 @@ class CompiledStep(ReplicatedStep):
         ]
         if names:
             logging.getLogger(__name__).warning(
-                "the step assigns values of each replica's own data to %s: their copies will "
+                "the step assigns values of each replica's own data to %s: their copies may "
                 "differ, and a checkpoint holds the first replica's; assign "
                 "rr.collectives.all_mean(value) instead",
                 ", ".join(names),

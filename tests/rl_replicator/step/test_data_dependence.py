@@ -27,6 +27,8 @@ def replicator():
 CASES = {
     "local": (lambda v, x: v.assign(x[0, 0]), True),
     "added": (lambda v, x: v.assign_add(tf.reduce_mean(x)), True),
+    # It is equal on all replicas as a rule, but not of necessity.
+    "size": (lambda v, x: v.assign_add(tf.cast(tf.shape(x)[0], tf.float32)), True),
     "in part": (lambda v, x: v[...].assign(x[0, 0]), True),
     "through a cond": (
         lambda v, x: tf.cond(x[0, 0] > 0, lambda: v.assign_add(1.0), lambda: v.read_value()),
@@ -106,4 +108,5 @@ def test_a_learner_is_not_named(caplog, replicator):
         local(x, is_training=True)
 
     text = warned(caplog, with_local_statistics, replicator)
-    assert "local" in text and "moving_mean" in text and "all_mean(value) instead" in text
+    assert "local" in text and "moving_mean" in text
+    assert "their copies may differ" in text and "all_mean(value) instead" in text
