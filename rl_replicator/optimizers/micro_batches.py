@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator import errors
+from rl_replicator.graphs import leaves
 
 
 def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: int) -> Any:
@@ -27,7 +28,7 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     Args:
       function: maps a micro-batch to a nest of tensors, `tf.IndexedSlices` and None, of the same
         shapes for all micro-batches; slices may have different numbers of rows.
-      batch: nest of tensors, [B, ...].
+      batch: nest of tensors, [B, ...], and None.
       num_micro_batches: number of micro-batches, which divides B.
 
     Returns:
@@ -35,15 +36,16 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
       bfloat16 are summed in float32, and the mean of integers and bools is float32.
 
     Raises:
-      ConfigError: if `num_micro_batches` does not divide B, or the tensors of the batch have
-        different lengths.
+      ConfigError: if `num_micro_batches` does not divide B, the tensors of the batch have
+        different lengths, or it holds what is no dense tensor.
       InvalidArgumentError: when the step runs, if B is dynamic and not divisible.
     """
-    size, zeros = _size(batch, num_micro_batches)
+    batch = leaves.as_tensors(batch, "in the batch")
+    size, zeros = _size([x for x in tf.nest.flatten(batch) if x is not None], num_micro_batches)
 
     def part(i: Any) -> Any:
         begin = sum(zeros, start=i * size)
-        return tf.nest.map_structure(lambda x: _part(x, begin, size), batch)
+        return tf.nest.map_structure(lambda x: None if x is None else _part(x, begin, size), batch)
 
     # The first runs outside the loop, because the loop's state needs its structure.
     first = function(part(0))
@@ -70,19 +72,18 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
     return tf.nest.map_structure(lambda y: None if y is None else next(means), first)
 
 
-def _size(batch: Any, num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
+def _size(batch: list[tf.Tensor], num_micro_batches: int) -> tuple[Any, list[tf.Tensor]]:
     """Returns the number of examples in a micro-batch, and zeros, which raise if it is wrong."""
     if num_micro_batches < 1:
         raise errors.ConfigError(
             f"expected at least 1 micro-batch, got {num_micro_batches}; use 1 for the whole batch"
         )
-    leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(batch)]
-    if not leaves or any(x.shape.rank == 0 for x in leaves):
+    if not batch or any(x.shape.rank == 0 for x in batch):
         raise errors.ConfigError(
             "expected tensors [B, ...] in the batch, got a scalar or no tensor; remove scalars"
         )
-    dynamic = [x for x in leaves if x.shape[0] is None]
-    lengths = {x.shape[0] for x in leaves} - {None}
+    dynamic = [x for x in batch if x.shape[0] is None]
+    lengths = {x.shape[0] for x in batch} - {None}
     if len(lengths) > 1:
         raise errors.ConfigError(
             f"expected tensors of one length in the batch, got {sorted(lengths)}; "

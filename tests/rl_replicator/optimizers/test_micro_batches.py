@@ -101,6 +101,27 @@ def test_a_batch_that_does_not_divide():
             micro_batches.accumulate(tf.nest.flatten, batch, count)
 
 
+def test_elements_may_be_none_and_arrays():
+    batch = {"mask": None, "x": np.array([1.0, 2.0, 3.0, 6.0], np.float32)}
+
+    def function(part):
+        assert part["mask"] is None and part["x"].shape == [2]
+        return part["x"]
+
+    assert micro_batches.accumulate(function, batch, 2).numpy().tolist() == [2.0, 4.0]
+
+
+def test_what_cannot_be_divided_is_refused():
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    sparse = tf.sparse.from_dense([[1.0], [0.0]])
+    for leaf, message in (
+        (ragged, r"in the batch, got a RaggedTensor at \['x'\]; .* to_tensor\(\)"),
+        (sparse, r"in the batch, got a SparseTensor at \['x'\]; .* tf.sparse.to_dense"),
+    ):
+        with pytest.raises(rr.ConfigError, match=message):
+            micro_batches.accumulate(lambda part: part["x"], {"x": leaf}, 2)
+
+
 # Once the process has used a mesh, XLA says it in other words.
 OF_XLA = "unequal_micro_batches|legalization failed"
 WITH_XLA = pytest.mark.parametrize("jit_compile", [None, True])
