@@ -260,3 +260,19 @@ def test_the_global_norm_is_one_of_gradients_of_all_dtypes():
             assert clipped.dtype == update.dtype
             half = 0.5 * tf.convert_to_tensor(update).numpy()
             np.testing.assert_allclose(tf.convert_to_tensor(clipped), half, rtol=1e-6)
+
+
+def test_complex_gradients_count_as_their_parts():
+    values = tf.constant([[3 + 4j], [0j]], tf.complex64)
+    slices = tf.IndexedSlices(values, tf.constant([1, 0]), tf.constant([2, 1]))
+    dense = tf.constant([12j], tf.complex128)
+    clipped = gradients.clip([slices, None, dense, tf.constant([84.0])], 8.5)  # The norm is 85.
+    assert clipped[1] is None and clipped[2].dtype == tf.complex128
+    np.testing.assert_allclose(tf.convert_to_tensor(clipped[0]), [[0], [0.3 + 0.4j]], rtol=1e-6)
+    np.testing.assert_allclose(clipped[2], [1.2j], rtol=1e-6)
+    np.testing.assert_allclose(clipped[3], [8.4], rtol=1e-6)
+    np.testing.assert_allclose(gradients.clip([values], 2.5)[0], [[1.5 + 2j], [0]], rtol=1e-6)
+    largest = np.finfo(np.float32).max
+    assert gradients.all_finite([slices, tf.constant(complex(largest, largest), tf.complex64)])
+    for bad in (complex(np.inf, 0.0), complex(0.0, np.nan)):
+        assert not gradients.all_finite([slices, tf.constant(bad, tf.complex64)])
