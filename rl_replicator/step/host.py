@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from rl_replicator.collectives import call_log
-from rl_replicator.step import call_order, variable_registry
+from rl_replicator.step import call_order, own_rows, variable_registry
 
 
 class Host(abc.ABC):
@@ -141,6 +141,15 @@ class StrategyHost(Host):
         names: Sequence[str] = self.strategy.extended.worker_devices
         on_gpus = all(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
         return tuple(names) if on_gpus else ()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with (
+            self.strategy.scope(),
+            tf.variable_creator_scope(own_rows.create),
+            self.registry.recording(),
+        ):
+            yield
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * self.num_local_replicas

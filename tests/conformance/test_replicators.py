@@ -24,7 +24,13 @@ NAMES = (
 )
 # What the contract leaves open: backend -> features that it refuses in one line. All others work.
 REFUSED = {
-    "mesh": {"strategy", "python in the step", "masks that change shapes", "sparse updates"},
+    "mesh": {
+        "strategy",
+        "python in the step",
+        "masks that change shapes",
+        "sparse updates",
+        "rows",
+    },
 }
 GLOBAL_BATCH = 16
 FEATURES = 5
@@ -655,6 +661,18 @@ def sparse_update(replicator):
     return table.numpy()[:, 0].tolist() == [1, 0, 1]
 
 
+def rows(replicator):
+    """Replaces and reads rows of a variable in a step."""
+    with replicator.scope():
+        table = tf.Variable(tf.ones([3, 2]), trainable=False)
+
+    def step_fn(x):
+        table.scatter_nd_update([[2], [0]], tf.fill([2, 2], 5.0))
+        return table.gather_nd([[0, 1], [1, 0]])
+
+    return run(replicator, step_fn).tolist() == [5, 1] and table.numpy()[2].tolist() == [5, 5]
+
+
 def run(replicator, step_fn):
     """The output of one step on the first replica."""
     step = replicator.replicate(step_fn, replicator.make_inputs(batches))
@@ -670,6 +688,7 @@ OPTIONAL = {
         run(r, lambda x: tf.reduce_min(tf.boolean_mask(x, x > 0))) > 0
     ),
     "sparse updates": sparse_update,
+    "rows": rows,
 }
 
 
