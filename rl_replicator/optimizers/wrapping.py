@@ -1,7 +1,6 @@
 """Optimizers whose replicas apply the same, reduced gradients."""
 
 import contextlib
-import copy
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -160,13 +159,8 @@ class _Sonnet(Wrapped):
     """For optimizers whose `apply` reads and writes the replica's own variables."""
 
     def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
-        def apply_here(reduced: Sequence[Any]) -> None:
-            if _has_slices(reduced):
-                super(Wrapped, _own(self)).apply(reduced, _own(parameters))  # type: ignore[misc]
-            else:
-                super(Wrapped, self).apply(reduced, parameters)  # type: ignore[misc]
-
-        self._update(updates, parameters, apply_here)
+        apply = super(Wrapped, self).apply  # type: ignore[misc]
+        self._update(updates, parameters, lambda reduced: apply(reduced, parameters))
 
 
 class _Keras(Wrapped):
@@ -223,10 +217,7 @@ class _NewKeras(_Keras):
     """Keras 2.11 and later, whose updates would otherwise leave the replica for the strategy."""
 
     def _apply_here(self, pairs: Any, name: Any) -> None:
-        inner = self
-        if _has_slices([gradient for gradient, _ in pairs]):
-            inner, pairs = _own(self), [(gradient, _own(variable)) for gradient, variable in pairs]
-        super(Wrapped, inner).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
+        super(Wrapped, self).apply_gradients(pairs, name=name, skip_gradients_aggregation=True)  # type: ignore[misc]
 
     def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
         return self._distributed_apply_gradients_fn(_ReplicaLocal(), grads_and_vars)
@@ -251,29 +242,6 @@ class _LegacyKeras(_Keras):
         known = {id(child) for child in children.values()}
         slots = [weight for weight in self.weights if id(weight) not in known]
         return children | {f"slot_{i}": slot for i, slot in enumerate(slots)}
-
-
-def _has_slices(updates: Sequence[Any]) -> bool:
-    return any(isinstance(update, tf.IndexedSlices) for update in updates)
-
-
-def _own(value: Any) -> Any:
-    """Variables replaced by this replica's copies, in lists, tuples, dicts and an optimizer.
-
-    TensorFlow updates rows of a copy, but not of what holds the copies of all replicas.
-    """
-    if isinstance(value, tf.Variable):
-        copies, index = getattr(value, "values", None), sums.static_replica_id()
-        return value if copies is None or index is None else copies[index % len(copies)]
-    if isinstance(value, Wrapped):
-        view = copy.copy(value)
-        vars(view).update({name: _own(x) for name, x in vars(value).items()})
-        return view
-    if isinstance(value, dict):
-        return {name: _own(x) for name, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_own(x) for x in value]
-    return value
 
 
 def wrap(optimizer: Any, options: Options) -> Any:

@@ -418,6 +418,60 @@ def test_any_optimizer_equals_one_device(name, count):
     assert weights[2] == 1.0
 
 
+class DecayByName(snt.Optimizer):
+    """An optimizer of a user's own, which spares biases."""
+
+    def apply(self, updates, parameters):
+        for update, parameter in zip(updates, parameters, strict=True):
+            decay = 0.0 if parameter.name == "bias:0" else 0.5
+            parameter.assign_sub(0.1 * (tf.convert_to_tensor(update) + decay * parameter))
+
+
+def without_bias():
+    optimizer = keras.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["^bias:0$"])
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        DecayByName,
+        without_bias,
+        lambda: rr.optimizers.Momentum(
+            lambda step: tf.constant(0.1),
+            lambda variables: [variable.name != "bias:0" for variable in variables],
+            weight_decay=0.5,
+        ),
+    ],
+    ids=["own", "keras", "momentum"],
+)
+def test_replicas_see_the_same_names(make_optimizer):
+    """Although one of the gradients is sparse."""
+
+    def trained(count):
+        chosen = replicator(count)
+        with chosen.scope():
+            variables = [tf.Variable(tf.ones([ROWS, 3])), tf.Variable([1.0], name="bias")]
+            optimizer = chosen.wrap_optimizer(make_optimizer())
+
+        def step_fn(batch):
+            x, words = batch
+            with tf.GradientTape() as tape:
+                table, bias = variables
+                loss = tf.reduce_mean(tf.reduce_sum(x * tf.gather(table, words), 1) + bias)
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        step_fn = tf.autograph.experimental.do_not_convert(step_fn)
+        chosen.replicate(step_fn, chosen.make_inputs(batches), 3)()
+        copies = [getattr(variable, "values", (variable,)) for variable in variables]
+        return [[each[i].numpy() for each in copies] for i in range(count)]
+
+    (expected,) = trained(1)
+    for got in trained(2):
+        close(got, expected)
+
+
 @pytest.mark.parametrize("make_optimizer", [snt.optimizers.Adam, rr.optimizers.Adam])
 def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
