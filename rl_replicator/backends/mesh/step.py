@@ -187,8 +187,8 @@ class MeshStep(compiled.CompiledStep):
 def _conditions_as_calls() -> Iterator[None]:
     """Lets each `tf.cond` that is traced inside call its branches.
 
-    Otherwise TensorFlow copies the branches into the graph around. DTensor's functions do not list
-    what their assignments are, so those of a branch are lost there if nothing uses its result.
+    Otherwise TensorFlow copies the branches into the graph around. DTensor rewrites them without
+    control outputs, so an assignment in one is lost there if nothing uses the result.
     """
     with _LOCK:
         before = control_flow_util_v2._DISABLE_LOWER_USING_SWITCH_MERGE
