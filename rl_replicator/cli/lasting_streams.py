@@ -48,7 +48,10 @@ def installed() -> Iterator[None]:
 
 
 class LastingStream:
-    """A text stream that drops what is written once its reader has left."""
+    """A text stream that drops what is written once its reader has left.
+
+    What its encoding lacks, such as bytes of a file's name that are no UTF-8, becomes "?".
+    """
 
     def __init__(self, stream: TextIO):
         """Wraps a stream.
@@ -62,6 +65,9 @@ class LastingStream:
         """Writes the text if there is a reader; returns its length."""
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            return self.write(text.encode(encoding, "replace").decode(encoding))
         except OSError as error:
             self._drop_all(error)
             return len(text)

@@ -1,5 +1,6 @@
 """Dispatch, options, and how errors look."""
 
+import io
 import os
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 import launchpad as lp
 from launchpad.errors import ExceptionRecord
-from rl_replicator.cli import main
+from rl_replicator.cli import lasting_streams, main
 
 ROOT = Path(__file__).parents[2]
 FAKE = ("train", "fake")
@@ -38,7 +39,7 @@ def test_help_names_every_command(call, monkeypatch, words):
 def test_help_loads_nothing_heavy_and_takes_little_time():
     code = """
 import resource, sys
-from rl_replicator.cli import main
+from rl_replicator.cli import lasting_streams, main
 main.main(["--help"])
 heavy = ("tensorflow", "numpy", "tyro", "environments", "dm_control", "acme", "launchpad")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
@@ -198,6 +199,14 @@ def test_closed_streams_change_no_status(tmp_path, site, closed):
     )
     assert done.returncode == 0 and "Error" not in done.stderr
     assert (tmp_path / "file").read_text() == "True 0\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
+def test_names_that_the_output_cannot_encode_are_printed_with_replacements(encoding):
+    raw = io.BytesIO()
+    text = io.TextIOWrapper(raw, encoding, newline="\n", write_through=True)
+    print("caf", os.fsdecode(b"\xe9"), file=lasting_streams.LastingStream(text))
+    assert raw.getvalue() == b"caf ?\n"
 
 
 def test_a_full_disk_of_the_output_is_a_failure():
