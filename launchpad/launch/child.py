@@ -20,6 +20,7 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import serialization
 from launchpad.nodes import node_thread
 from launchpad.nodes.python import local_multi_processing
+from rl_replicator.processes import signals
 
 # A process whose launcher is gone ends within this many seconds.
 _ORPHAN_SECS = 3.0
@@ -88,7 +89,7 @@ class Child:
             spec.launch_config,
         )
         lp_runtime.set_process_runtime(self.runtime)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signals.override(signal.SIGTERM, self._on_sigterm)
         threading.Thread(target=self._receive, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 

@@ -346,3 +346,13 @@ def _wait_for_all() -> None:
         sys.stdout.flush()
         atexit._run_exitfuncs()
         os._exit(1)
+
+
+def _forget() -> None:
+    """A process that is forked from this one has no programs: their threads are not there."""
+    _unfinished.clear()
+    _taking_signals.clear()
+    _old_handlers.clear()  # `signals` has set them.
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
+from rl_replicator.processes import signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +67,10 @@ def run(connection: int, memory: int) -> int:
 def take_no_interrupt() -> None:
     """Makes SIGINT do nothing: the launcher tells its processes to stop.
 
-    What this process executes is interrupted by SIGINT as usual. It would inherit that the signal
-    is ignored, but no handler.
+    What this process executes or forks is interrupted by SIGINT as usual. It would inherit that the
+    signal is ignored, but no handler.
     """
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    signals.override(signal.SIGINT, lambda number, frame: None)
 
 
 def leave(status: int) -> None:

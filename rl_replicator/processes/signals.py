@@ -2,11 +2,15 @@
 
 A signal that a process ignores when it starts stays ignored, as whoever has started it wants:
 `nohup` for SIGHUP, and for SIGINT a script's `&`, which keeps Ctrl-C for the foreground.
+
+A process that is forked from this one inherits handlers, but neither the threads nor the loop that
+they need. It gets the handlers back that were there before, and ends when it is asked to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +21,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 # What asks a process to end: Ctrl-C, `kill`, and the end of its terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# Signals that are handled here, with what handles them in forked processes; the newest last.
+_taken: list[tuple[int, Handler, Any]] = []
 
 
 def note(number: int, received: list[int]) -> bool:
@@ -52,10 +59,29 @@ def take(handler: Handler, numbers: Iterable[int] = ENDING) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {
-        number: signal.signal(number, handler)
+        number: _set(number, handler, former)
         for number in numbers
-        if signal.getsignal(number) not in (signal.SIG_IGN, handler)
+        if (former := signal.getsignal(number)) not in (signal.SIG_IGN, handler)
     }
+
+
+def override(number: int, handler: Handler) -> None:
+    """Handles a signal for good, even if it is ignored. For the main thread.
+
+    Processes that are forked from this one handle it as a new interpreter does.
+
+    Args:
+      number: the signal.
+      handler: called with its number and the frame that it interrupts.
+    """
+    is_interrupt = number == signal.SIGINT
+    _set(number, handler, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+
+def _set(number: int, handler: Handler, in_forks: Any) -> Any:
+    # Noted first, because another thread may fork at any time.
+    _taken.append((number, handler, in_forks))
+    return signal.signal(number, handler)
 
 
 def give_back(handler: Handler, before: dict[int, Any]) -> None:
@@ -67,9 +93,17 @@ def give_back(handler: Handler, before: dict[int, Any]) -> None:
     """
     while before:
         number, former = before.popitem()
-        if signal.getsignal(number) == handler:
-            # None is a handler that is not of Python, which cannot be set again.
-            signal.signal(number, signal.SIG_DFL if former is None else former)
+        _restore(number, handler, former)
+        newest = next((one for one in reversed(_taken) if one[:2] == (number, handler)), None)
+        if newest is not None:
+            with contextlib.suppress(ValueError):  # A handler that interrupts this was first.
+                _taken.remove(newest)
+
+
+def _restore(number: int, handler: Handler, former: Any) -> None:
+    if signal.getsignal(number) == handler:
+        # None is a handler that is not of Python, which cannot be set again.
+        signal.signal(number, signal.SIG_DFL if former is None else former)
 
 
 @contextlib.contextmanager
@@ -85,3 +119,39 @@ def handled(handler: Handler, numbers: Iterable[int] = ENDING) -> Iterator[None]
         yield
     finally:
         give_back(handler, before)
+
+
+class _Fork(threading.local):
+    """A fork by this thread.
+
+    Attributes:
+      held: Signals that it holds back.
+    """
+
+    held: frozenset[int] = frozenset()
+
+
+_fork = _Fork()
+
+
+def _hold() -> None:
+    """Holds signals back, because Python drops those that a new process gets before our hook."""
+    numbers = frozenset(number for number, _, _ in _taken)
+    if numbers:
+        numbers -= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    _fork.held = numbers
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _fork.held)
+
+
+def _give_all_back() -> None:
+    while _taken:
+        _restore(*_taken.pop())
+
+
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_give_all_back)
+# A second time in the parent: an exception that a handler raises may take the place of one call.
+os.register_at_fork(after_in_parent=_let_go, after_in_child=_let_go)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -232,6 +233,31 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
     status, output = launcher.finish(timeout=100)  # The first alone kills after 300.
     assert status == 1 and "KeyboardInterrupt" in output
     assert _all_gone(nodes, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("engine", "where"),
+    [("local_mt", "node"), ("local_mp", "node"), ("local_mp", "script")],
+)
+def test_what_a_program_forks_ends_by_itself_and_by_signals(engine, where):
+    """It inherits what makes launcher and nodes go on, without what these wait for."""
+    script = _SCRIPT.with_name("forking_launcher.py")
+    launcher = subprocess.Popen(
+        [sys.executable, str(script), engine, where],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = launcher.communicate(timeout=100)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # All have ended.
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    assert launcher.returncode == 0
+    assert f"ends: 0 {-signal.SIGTERM} 3" in output
 
 
 @pytest.mark.parametrize("engine", ["local_mp", "ray"])

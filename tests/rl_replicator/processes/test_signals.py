@@ -1,5 +1,8 @@
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -79,3 +82,96 @@ def test_the_end_of_a_terminal_is_no_impatience():
     assert not signals.note(signal.SIGHUP, received)
     assert signals.note(signal.SIGINT, received)
     assert received == [signal.SIGHUP, signal.SIGINT]
+
+
+def run(code):
+    """Runs code that forks in a process without threads, and returns what it prints."""
+    prelude = """
+        import os, signal, sys, time
+        from rl_replicator.processes import signals
+
+        received = []
+        handle = lambda number, _: received.append(number)
+
+        def fork(child, number=None):
+            '''Forks, signals at once where a number is given, and returns how the child ends.'''
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(60)  # Nothing is left behind if this test fails.
+                child()
+                os._exit(0)
+            if number:
+                os.kill(pid, number)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """
+    code = textwrap.dedent(prelude) + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("number", signals.ENDING)
+def test_a_forked_process_ends_when_it_is_asked_to(number):
+    """However early: Python drops what a process gets before the hooks of the fork."""
+    printed = run(f"""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with signals.handled(handle):
+            ends = {{fork(lambda: time.sleep(90), {int(number)}) for _ in range(40)}}
+            os.kill(os.getpid(), {int(number)})
+        print(*ends, *received)
+    """)
+    assert printed == [str(-number), str(int(number))]
+
+
+def test_a_forked_process_handles_signals_as_before():
+    printed = run("""
+        def handlers():
+            return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+        before = [lambda number, _: os._exit(7), signal.SIG_IGN]
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+        check = lambda: os._exit(handlers() != before)
+        inner = lambda number, _: None
+        with signals.handled(handle):
+            assert handlers() == [handle, before[1]]
+            with signals.handled(inner):
+                assert handlers() == [inner, before[1]]
+                print(fork(check))
+            print(fork(check), fork(lambda: time.sleep(90), signal.SIGINT))
+            assert handlers() == [handle, before[1]]
+            # A handler that somebody else has put over ours stays.
+            other = lambda number, _: os._exit(8)
+            signal.signal(signal.SIGINT, other)
+            print(fork(lambda: time.sleep(90), signal.SIGINT))
+    """)
+    assert printed == ["0", "0", "7", "8"]
+
+
+def test_what_forks_of_a_node_do_is_not_what_others_left():
+    printed = run("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.override(signal.SIGTERM, handle)
+        signals.override(signal.SIGINT, handle)
+        os.kill(os.getpid(), signal.SIGTERM)
+        as_new = [signal.default_int_handler, signal.SIG_DFL]
+        handlers = lambda: [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+        print(*received, fork(lambda: os._exit(handlers() != as_new)))
+    """)
+    assert printed == [str(int(signal.SIGTERM)), "0"]
+
+
+def test_a_fork_leaves_the_signals_that_are_blocked():
+    printed = run("""
+        blocked = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        check = lambda: os._exit(blocked() != {signal.SIGHUP})
+        with signals.handled(handle):
+            print(fork(check), blocked() == {signal.SIGHUP})
+        assert not signals._taken
+        print(fork(check), blocked() == {signal.SIGHUP})
+    """)
+    assert printed == ["0", "True"] * 2

@@ -1,0 +1,62 @@
+"""Programs that fork by themselves: `python forking_launcher.py ENGINE WHERE`."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+import launchpad as lp
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def wait_for_interrupt(ready) -> None:
+    try:
+        ready.set()
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        sys.exit(3)
+
+
+def use_processes() -> None:
+    """Uses processes as code does that knows nothing of launchpad."""
+    with _FORK.Pool(2) as pool:
+        assert pool.map(math.sqrt, range(4))[0] == 0.0
+    # Leaving the pool has sent SIGTERM.
+    short = _FORK.Process(target=math.sqrt, args=(4,))
+    short.start()
+    short.join()
+    terminated = _FORK.Process(target=time.sleep, args=(1000,))
+    terminated.start()
+    terminated.terminate()
+    terminated.join()
+    ready = _FORK.Event()
+    interrupted = _FORK.Process(target=wait_for_interrupt, args=(ready,))
+    interrupted.start()
+    ready.wait()
+    os.kill(interrupted.pid, signal.SIGINT)
+    interrupted.join()
+    # The end of this process sends it SIGTERM, and waits for its end.
+    _FORK.Process(target=time.sleep, args=(1000,), daemon=True).start()
+    print("ends:", short.exitcode, terminated.exitcode, interrupted.exitcode, flush=True)
+
+
+def main() -> None:
+    engine, where = sys.argv[1:]
+    program = lp.Program("forking")
+    in_node = where == "node"
+    program.add_node(lp.PyNode(use_processes if in_node else lp.wait_for_stop), label="node")
+    manager = lp.launch(program, engine)
+    if not in_node:
+        assert manager.wait_until_ready()
+        use_processes()
+        manager.stop()
+    manager.wait()
+
+
+if __name__ == "__main__":
+    main()
