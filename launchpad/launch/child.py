@@ -48,7 +48,7 @@ class NodeSpec:
       node: The pickled node.
       launch_config: The group's PythonProcess.
       argv: The launcher's command line, for the node's own use.
-      flags: absl flags; see serialization.
+      flags: absl flags, of the launcher and then of the group; see serialization.
     """
 
     label: str
@@ -58,7 +58,7 @@ class NodeSpec:
     node: bytes
     launch_config: local_multi_processing.PythonProcess
     argv: Sequence[str]
-    flags: bytes
+    flags: Sequence[bytes]
 
 
 class Child:
@@ -110,7 +110,7 @@ class Child:
     def _execute(self) -> int:
         try:
             self._may_begin.wait()
-            serialization.load_flags(self._spec.flags)
+            serialization.load_flags(*self._spec.flags)
             node = pickle.loads(self._spec.node)
             self.runtime.owned_keys = frozenset(a.key for a in node.addresses)
             node.execute()

@@ -55,6 +55,8 @@ class Launch:
       directory: Working directory of the launcher; empty if it was removed.
       search_path: Where the launcher imports from.
       environment: Its environment variables.
+      argv: Its command line.
+      flags: Its absl flags; see `serialization.dump_flags`.
     """
 
     members: Sequence[lp_member.Member]
@@ -65,6 +67,8 @@ class Launch:
     directory: str = dataclasses.field(default_factory=working_directory)
     search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))
+    argv: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.argv))
+    flags: bytes = dataclasses.field(default_factory=serialization.dump_flags)
 
     def search_path_of(self, config: local_multi_processing.PythonProcess) -> list[str]:
         """Returns where a node imports from: its group's own PYTHONPATH comes first."""
@@ -112,6 +116,6 @@ def make_spec(launch: Launch, member: lp_member.Member, node: bytes) -> child.No
         addresses=launch.book.snapshot(),
         node=node,
         launch_config=member.launch_config,
-        argv=list(sys.argv),
-        flags=serialization.dump_flags(member.launch_config.args),
+        argv=launch.argv,
+        flags=[launch.flags, serialization.dump_args(member.launch_config.args)],
     )

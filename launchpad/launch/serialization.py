@@ -107,8 +107,8 @@ def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def dump_flags(overrides: Mapping[str, Any]) -> bytes:
-    """Pickles the values of the flags that are set here, and `overrides` over them."""
+def dump_flags() -> bytes:
+    """Pickles the values of the flags that are set here."""
     values: dict[str, Any] = {}
     if FLAGS.is_parsed():
         # The main script is not imported in the processes, so nobody else defines its flags.
@@ -117,16 +117,28 @@ def dump_flags(overrides: Mapping[str, Any]) -> bytes:
             flag = FLAGS[name]
             if name in own or flag.present or not flag.using_default_value:
                 values[name] = flag.value
-    values.update(parsed(overrides))
-    kept = {name: value for name, value in values.items() if _pickles(value)}
-    return dumps((FLAGS.is_parsed() or bool(overrides), kept))
+    return _dump_values(FLAGS.is_parsed(), values)
 
 
-def load_flags(data: bytes) -> None:
-    """Sets the flags of this process, those too that are defined only later."""
-    is_parsed, values = pickle.loads(data)
-    if not is_parsed:
+def dump_args(args: Mapping[str, Any]) -> bytes:
+    """Pickles values of flags that a group of nodes has beside those that are set here."""
+    return _dump_values(bool(args), parsed(args))
+
+
+def _dump_values(are_parsed: bool, values: Mapping[str, Any]) -> bytes:
+    return dumps((are_parsed, {name: value for name, value in values.items() if _pickles(value)}))
+
+
+def load_flags(*dumped: bytes) -> None:
+    """Sets flags of this process, those too that are defined only later.
+
+    Args:
+      *dumped: What `dump_flags` and `dump_args` have returned; later ones go before earlier ones.
+    """
+    loaded = [values for are_parsed, values in map(pickle.loads, dumped) if are_parsed]
+    if not loaded:
         return
+    values = {name: value for some in loaded for name, value in some.items()}
     for name, value in values.items():
         if name not in FLAGS:
             _define(name, value)

@@ -15,12 +15,14 @@ import time
 import numpy as np
 import psutil
 import pytest
+from absl import flags
 
 import launchpad as lp
 from launchpad.launch.local_multi_processing import fork_client, fork_server, imports
 from tests.launchpad import programs
 
 pytestmark = pytest.mark.processes
+_FLAG = "lp_demo_flag"
 
 
 def _wait_until(condition, secs=60.0):
@@ -63,6 +65,8 @@ def _describe(path: str) -> None:
         "directory": os.getcwd(),
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "demo": os.environ.get("DEMO"),
+        "argv": sys.argv[1:],
+        "flag": flags.FLAGS[_FLAG].value if _FLAG in flags.FLAGS else None,
     }
     with open(path, "a") as file:
         file.write(f"{about}\n")
@@ -145,14 +149,28 @@ def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path,
     directory = os.getcwd()
     policy = lp.RestartPolicy(initial_backoff_secs=0.1)
     program = _program(tmp_path / "rows", "node")
-    manager = lp.launch(program, "test_mp", restart_policies={"node": policy})
-    _described(tmp_path / "rows", 1)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DEMO", "4")
-    os.kill(manager.processes()["node/0"], signal.SIGKILL)
-    row = _described(tmp_path / "rows", 2)[-1]
-    manager.stop_and_wait()
-    assert (row["directory"], row["demo"]) == (directory, None)
+    if _FLAG not in flags.FLAGS:
+        flags.DEFINE_integer(_FLAG, 1, "For these tests.")
+    was_parsed = flags.FLAGS.is_parsed()
+    monkeypatch.setattr(sys, "argv", ["program", "before"])
+    flags.FLAGS(["program", f"--{_FLAG}=5"])
+    try:
+        manager = lp.launch(program, "test_mp", restart_policies={"node": policy})
+        # The first process may start only now.
+        sys.argv[1:] = ["after"]
+        flags.FLAGS[_FLAG].value = 6
+        _described(tmp_path / "rows", 1)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("DEMO", "4")
+        os.kill(manager.processes()["node/0"], signal.SIGKILL)
+        first, second = _described(tmp_path / "rows", 2)
+        manager.stop_and_wait()
+    finally:
+        flags.FLAGS[_FLAG].unparse()
+        if not was_parsed:
+            flags.FLAGS.unparse_flags()
+    assert (second["directory"], second["demo"]) == (directory, None)
+    assert (first["argv"], first["flag"]) == (second["argv"], second["flag"]) == (["before"], 5)
 
 
 def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):

@@ -343,7 +343,7 @@ lp.launch(lp.make_program(lp.PyNode(node)))
 
 
 def test_flags_that_a_node_can_not_read_are_told(monkeypatch):
-    monkeypatch.setattr(serialization, "dump_flags", lambda overrides: b"no pickle")
+    monkeypatch.setattr(serialization, "dump_args", lambda args: b"no pickle")
     program, _ = programs.recorder_program()
     with pytest.raises(lp.NodeFailedError, match="node recorder/0 failed: .*UnpicklingError"):
         lp.launch(program, "test_mp").wait(timeout=90)

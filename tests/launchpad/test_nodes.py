@@ -597,7 +597,7 @@ def _define_flags(recorder):
     found = flags.FLAGS
     recorder.add((found.lp_late_number, found.lp_late_switch, names.value, found.lp_late_list))
     recorder.add((found.lp_late, found["lp_late_list"].flag_type(), found.lp_late_never))
-    sent = pickle.loads(serialization.dump_flags({}))[1]
+    sent = pickle.loads(serialization.dump_flags())[1]
     recorder.add(sorted(name for name in sent if name.startswith("lp_late_")))
     with pytest.raises(flags.DuplicateFlagError, match=f", second from {__name__}"):
         flags.DEFINE_bool("lp_late_switch", True, "For this test.")
