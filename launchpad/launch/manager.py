@@ -272,22 +272,25 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     for manager in running:
         manager._stop_by_signal(number)
     if running:
-        ends = [m._supervisor.done for m in running]
-        threading.Thread(target=_deliver_again, args=(number, ends), daemon=True).start()
+        threading.Thread(target=_deliver_again, args=(number, running), daemon=True).start()
         return
     # Nothing is left to stop: the script's own way of handling the signal holds again.
     signals.give_back(_on_signal, _old_handlers)
     os.kill(os.getpid(), number)
 
 
-def _deliver_again(number: int, ends: Sequence[threading.Event]) -> None:
-    """Ends a script that does not look at the end of its programs, such as a loop of its own."""
-    stopped = [manager for manager in list(_taking_signals) if manager._is_of_main_thread]
-    for end in ends:
-        end.wait()
+def _deliver_again(number: int, stopped: Sequence[ProgramManager]) -> None:
+    """Ends a script that does not look at the end of its programs, such as a loop of its own.
+
+    Args:
+      number: The signal.
+      stopped: The programs that it has stopped.
+    """
+    for manager in stopped:
+        manager._supervisor.done.wait()
     for _ in range(round(_NOTICE_SECS / _PIECE_SECS)):
         time.sleep(_PIECE_SECS)
-        if any(manager._end_was_seen for manager in stopped):
+        if any(manager._end_was_seen for manager in stopped if manager._is_of_main_thread):
             return
     os.kill(os.getpid(), number)
 

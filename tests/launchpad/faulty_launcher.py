@@ -25,11 +25,13 @@ def main() -> None:
         program.add_node(lp.PyNode(parent, path), label="parent")
         lp.launch(program, "local_mp").wait()
         return
-    for name in ("first", "second"):
+    managers = []
+    for name in ("first", "second", "third"):
         program = lp.Program(name)
         program.add_node(lp.PyNode(lp.wait_for_stop), label=name)
-        manager = lp.launch(program, "local_mt")
-        manager.wait_until_ready()
+        managers.append(lp.launch(program, "local_mt"))
+        managers[-1].wait_until_ready()
+    managers[0].stop_and_wait()  # What the script has seen of this one does not count later.
     pathlib.Path(path).write_text("ready")
     while True:  # A script with a loop of its own.
         time.sleep(0.1)

@@ -202,19 +202,30 @@ def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
 
 @pytest.mark.parametrize("was_seen", [False, True])
 def test_a_script_that_was_stopped_itself_is_given_time_to_see_the_end(monkeypatch, was_seen):
-    manager = types.SimpleNamespace(_end_was_seen=False, _is_of_main_thread=True)
+    def program(is_of_main_thread, end_was_seen):
+        supervisor = types.SimpleNamespace(done=threading.Event())
+        supervisor.done.set()
+        return types.SimpleNamespace(
+            _supervisor=supervisor,
+            _is_of_main_thread=is_of_main_thread,
+            _end_was_seen=end_was_seen,
+        )
+
+    manager = program(is_of_main_thread=True, end_was_seen=False)
     # What another thread saw says nothing of the script's own loop.
-    other = types.SimpleNamespace(_end_was_seen=True, _is_of_main_thread=False)
+    other = program(is_of_main_thread=False, end_was_seen=True)
+    # Nor does what the script saw of a program that had ended before the signal.
+    earlier = program(is_of_main_thread=True, end_was_seen=True)
     pauses, killed = [], []
 
     def sleep(secs):
         pauses.append(60.0 if not pauses else secs)  # Stopped, and then the first to go on.
         manager._end_was_seen = was_seen and len(pauses) == 2
 
-    monkeypatch.setattr(lp_manager, "_taking_signals", [manager, other])
+    monkeypatch.setattr(lp_manager, "_taking_signals", [earlier, manager, other])
     monkeypatch.setattr(lp_manager, "time", types.SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
-    lp_manager._deliver_again(signal.SIGTERM, [])
+    lp_manager._deliver_again(signal.SIGTERM, [manager, other])
     monkeypatch.undo()
     assert killed == ([] if was_seen else [(os.getpid(), signal.SIGTERM)])
     assert was_seen or sum(pauses[1:]) > 4.8
