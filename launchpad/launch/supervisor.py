@@ -405,9 +405,9 @@ class Supervisor:
 
     def _team(self, member: lp_member.Member) -> list[lp_member.Member]:
         """Returns those that start again with `member`, itself included."""
-        if member.restart_policy is None or not member.restart_policy.together:
-            return [member]
-        return [m for m in self._members if m.label == member.label]
+        group = [m for m in self._members if m.label == member.label]
+        policies = [m.restart_policy for m in group if m.restart_policy is not None]
+        return group if any(policy.together for policy in policies) else [member]
 
     def _restart_team(self, member: lp_member.Member) -> None:
         for partner in self._team(member):
@@ -423,6 +423,8 @@ class Supervisor:
 
     def _start_again(self, now: float) -> None:
         for member in self._members:
+            if member.restart_at is None or now < member.restart_at:
+                continue  # Without a look at its group, which may be large.
             team = self._team(member)
             if any(m.restart_at is None or now < m.restart_at for m in team):
                 continue

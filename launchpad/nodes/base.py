@@ -43,7 +43,9 @@ class RestartPolicy:
       max_restarts: Restarts in a row; the failure after that ends the program.
       on_exception: False to restart only nodes whose process died.
       together: True for nodes that can't go on without each other: when one is started again, all
-        of its group are, at new addresses, once every one of them has ended. For processes.
+        of its group are, at new addresses, once every one of them has ended. It holds for the whole
+        group, also for nodes with another policy, or none; a node's own policy says whether its
+        failure is followed by a restart. For processes.
       initial_backoff_secs: Pause before the first restart.
       max_backoff_secs: Longest pause.
       reset_after_secs: A node that lived this long starts counting anew.

@@ -386,6 +386,39 @@ def test_a_team_starts_again_as_one_and_at_new_addresses(caplog):
     assert "team/0 is up again after" in caplog.text
 
 
+@pytest.mark.parametrize("failed", [0, 1])
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_one_policy_makes_its_whole_group_a_team(failed, is_restarted):
+    """The others have policies of their own, or none."""
+    log: list[str] = []
+    others = lp.RestartPolicy(initial_backoff_secs=0.0) if is_restarted else None
+    members = [lp_member.Member("team", index, lp.PyNode(print)) for index in range(2)]
+    members[0].restart_policy = lp.RestartPolicy(initial_backoff_secs=0.2, together=True)
+    members[1].restart_policy = others
+    supervisor = lp_supervisor.Supervisor(
+        members,
+        lambda member, _: _Worker(member.name, log),
+        lp_address_book.AddressBook(),
+        termination_notice_secs=300,
+    )
+    supervisor.start()
+    _wait_for(log, "start team/1")
+    other = 1 - failed
+    supervisor.post_ended(members[failed].worker, _died())
+    if failed == 1 and not is_restarted:
+        _wait_for(log, "stop team/0")  # It ends the program.
+    else:
+        _wait_for(log, f"kill team/{other}")
+        supervisor.post_ended(members[other].worker, _died())
+        for member in members:
+            _wait_for(log, f"start {member.name}", count=2)
+        assert members[other].restarts is None
+    supervisor.post_kill()
+    assert supervisor.done.wait(60)
+    starts = 1 if failed == 1 and not is_restarted else 2
+    assert [log.count(f"start {member.name}") for member in members] == [starts] * 2
+
+
 def _team_of_two_that_starts_again(policy, notice):
     """A program whose team/0 has died and whose team/1 has just been killed for that."""
     log: list[str] = []
