@@ -33,6 +33,8 @@ _LOOK_SECS = 0.1
 _FAILED_SECS = 5.0
 # A node that cannot be interrupted where it is gets the signal again this much later, in seconds.
 _PUT_OFF_SECS = 0.01
+# One that could not be interrupted for so long waits for a lock that another thread keeps.
+_STILL_SECS = 1.0
 _BY_SIGTERM = "the process was ended by SIGTERM"
 
 
@@ -71,7 +73,7 @@ class Child:
         self._book = lp_address_book.AddressBook(spec.addresses)
         self._may_begin = threading.Event()
         self._launcher_runs = threading.Event()
-        self._is_put_off = False
+        self._is_put_off = self._stands_still = False
         self.runtime = lp_runtime.NodeRuntime(
             spec.label,
             spec.index,
@@ -144,15 +146,18 @@ class Child:
     def _interrupt(self) -> None:
         """Raises SystemExit in the main thread, at a place where that leaves no lock taken."""
         self._is_put_off = True
+        since = time.monotonic()
         while self._is_put_off and self.runtime.is_active:
             self._is_put_off = False
+            # A signal ends a wait for a lock before the lock is taken.
+            self._stands_still = time.monotonic() - since > _STILL_SECS
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_PUT_OFF_SECS)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # The node may have left its run() by itself since the interrupt was sent.
         if self.runtime.was_interrupted and self.runtime.is_active:
-            if not node_thread.is_delicate(frame):
+            if self._stands_still or not node_thread.is_delicate(frame):
                 raise SystemExit(0)
             self._is_put_off = True  # It would leave a lock taken, which an exit handler may want.
         if not self.runtime.stop_event.is_set():

@@ -216,6 +216,38 @@ def test_a_node_that_ended_well_saves_at_its_leisure(tmp_path):
     assert (tmp_path / "handler").exists() and (tmp_path / "thread").exists()
 
 
+def _wait_for_a_condition(waits, saved):
+    """Waits to enter a condition that another thread keeps."""
+    condition, is_kept = threading.Condition(), threading.Event()
+
+    def keep():
+        with condition:
+            is_kept.set()
+            time.sleep(1000)
+
+    threading.Thread(target=keep, daemon=True).start()
+    is_kept.wait()
+    pathlib.Path(waits).touch()
+    try:
+        with condition:
+            pass
+    finally:
+        pathlib.Path(saved).touch()
+
+
+@pytest.mark.processes
+def test_a_node_that_waits_for_the_lock_of_a_condition_is_interrupted(tmp_path):
+    """In a process, a signal ends the wait before the node has the lock."""
+    waits, saved = tmp_path / "waits", tmp_path / "saved"
+    program = lp.Program("waiting")
+    program.add_node(lp.PyNode(_wait_for_a_condition, str(waits), str(saved)), label="waiting")
+    manager = lp.launch(program, "test_mp", termination_notice_secs=300)
+    _wait_until(waits.exists)
+    manager.stop()
+    assert manager.wait(timeout=60)
+    assert saved.exists()
+
+
 @pytest.mark.processes
 def test_a_node_that_ended_well_is_killed_at_the_end_of_the_notice(caplog):
     """And that is no failure."""

@@ -136,7 +136,7 @@ def test_an_interrupt_after_run_does_not_end_a_server(monkeypatch):
 def test_a_late_signal_does_not_end_a_process_that_serves():
     runtime = types.SimpleNamespace(was_interrupted=True, stop_event=threading.Event())
     runtime.stop_event.set()
-    node = types.SimpleNamespace(runtime=runtime)
+    node = types.SimpleNamespace(runtime=runtime, _stands_still=False)
     runtime.is_active = False
     lp_child.Child._on_sigterm(node, signal.SIGTERM, None)
     runtime.is_active = True
@@ -150,7 +150,7 @@ def test_a_signal_within_the_lock_of_a_condition_comes_again(monkeypatch):
         was_interrupted=True, is_active=True, stop_event=threading.Event()
     )
     runtime.stop_event.set()
-    node = types.SimpleNamespace(runtime=runtime, _is_put_off=False)
+    node = types.SimpleNamespace(runtime=runtime, _is_put_off=False, _stands_still=False)
     condition, may_leave, is_inside = threading.Condition(), threading.Event(), threading.Event()
 
     def run():
