@@ -275,7 +275,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=_deliver_again, args=(number, running), daemon=True).start()
         return
     # Nothing is left to stop: the script's own way of handling the signal holds again.
+    former = _old_handlers.get(number)
     signals.give_back(_on_signal, _old_handlers)
+    if signal.getsignal(number) is not former:
+        # A handler over this one has called it, and would do so again.
+        signal.signal(number, signal.SIG_DFL if former is None else former)
     os.kill(os.getpid(), number)
 
 
@@ -355,7 +359,7 @@ def _forget() -> None:
     """A process that is forked from this one has no programs: their threads are not there."""
     _unfinished.clear()
     _taking_signals.clear()
-    _old_handlers.clear()  # `signals` has set them.
+    _old_handlers.clear()  # `signals` sets them.
 
 
-os.register_at_fork(after_in_child=_forget)
+signals.call_in_forks(_forget)

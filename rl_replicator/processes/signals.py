@@ -24,6 +24,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Signals that are handled here, with what handles them in forked processes; the newest last.
 _taken: list[tuple[int, Handler, Any]] = []
+# What forked processes do first.
+_in_forks: list[Callable[[], None]] = []
 
 
 def note(number: int, received: list[int]) -> bool:
@@ -76,6 +78,15 @@ def override(number: int, handler: Handler) -> None:
     """
     is_interrupt = number == signal.SIGINT
     _set(number, handler, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+
+def call_in_forks(function: Callable[[], None]) -> None:
+    """Calls a function in each process that is forked from this one, before any signal reaches it.
+
+    Args:
+      function: forgets what only this process has, for handlers that others have kept.
+    """
+    _in_forks.append(function)
 
 
 def _set(number: int, handler: Handler, in_forks: Any) -> Any:
@@ -148,10 +159,13 @@ def _let_go() -> None:
 
 
 def _give_all_back() -> None:
+    for function in _in_forks:
+        function()
     while _taken:
         _restore(*_taken.pop())
 
 
 os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_give_all_back)
-# A second time in the parent: an exception that a handler raises may take the place of one call.
+# A second time in the parent, where an exception that a handler raises may take the place of a
+# call. In the child, held signals are for the handlers that it has got back.
 os.register_at_fork(after_in_parent=_let_go, after_in_child=_let_go)

@@ -248,7 +248,7 @@ def test_a_second_ctrl_c_kills_at_once(launch_script, engine):
 
 @pytest.mark.parametrize(
     ("engine", "where"),
-    [("local_mt", "node"), ("local_mp", "node"), ("local_mp", "script")],
+    [("local_mt", "node"), ("local_mp", "node"), ("local_mp", "script"), ("local_mt", "chained")],
 )
 def test_what_a_program_forks_ends_by_itself_and_by_signals(engine, where):
     """It inherits what makes launcher and nodes go on, without what these wait for."""
