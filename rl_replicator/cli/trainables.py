@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -103,8 +103,11 @@ def load(name: str) -> Trainable:
 
 
 def _named(trainable: Any, name: str) -> Any:
-    has_name = "name" in getattr(trainable, "__dataclass_fields__", ())
-    return dataclasses.replace(trainable, name=name) if has_name else trainable
+    if "name" not in getattr(trainable, "__dataclass_fields__", ()):
+        return trainable
+    named = copy.copy(trainable)  # `dataclasses.replace` would call a constructor of its own.
+    object.__setattr__(named, "name", name)
+    return named
 
 
 def of_run(run_dir: Path) -> Trainable:

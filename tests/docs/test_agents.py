@@ -73,3 +73,20 @@ def test_it_has_the_options_of_pixels(command):
     fields = {field.name for field in dataclasses.fields(command.options_type(["--pixels"]))}
     assert "frame" in fields
     assert command.pixel_config().encoder == "small"
+
+
+def test_a_command_with_a_constructor_of_its_own_keeps_it(tmp_path, monkeypatch):
+    (tmp_path / "own_command.py").write_text(
+        "from agents.runs.command import AgentCommand\n"
+        "from agents.td3.config import TD3Config\n"
+        "class Own(AgentCommand):\n"
+        "    def __init__(self):\n"
+        "        super().__init__('own', TD3Config, None, 'agents.td3.agent:TD3')\n"
+        "command = Own()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = trainables.load("own_command:command")
+    assert found.name == "own_command:command" and type(found).__name__ == "Own"
+    import own_command
+
+    assert own_command.command.name == "own"
