@@ -54,7 +54,10 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     figures = {**_last_third(read_metrics(run_dir, "learner")), **_last_third(evaluator)}
     is_still = stood_still(returns)
     # Returns near 0 rise and fall by shares of their range that say nothing.
-    is_low = figures.get("failed_share", 0.0) >= _FAILED_ALL
+    is_low = (
+        figures.get("failed_share", 0.0) >= _FAILED_ALL
+        and evaluator["failed_share"][-1] >= _FAILED_ALL
+    )
     if not (is_still or is_low) or _succeeds(figures):
         return []
     found = list(_causes(figures, options))

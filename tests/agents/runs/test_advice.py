@@ -57,6 +57,15 @@ def test_a_return_that_rises_and_stays_low(tmp_path):
     assert second.startswith("also: Q overestimates")
 
 
+def test_a_return_that_has_left_the_bottom_is_not_low(tmp_path):
+    write(tmp_path, [1.0, 1, 1, 1, 1, 2, 60, 90], failed_share=1.0)
+    writer = MetricWriter(tmp_path, "environment_steps")
+    row = {"episode_return": 400.0, "episode_return_min": 0.0, "episode_return_max": 970.0}
+    writer.write("evaluator", 9000, {**row, "failed_share": 0.7})
+    writer.close()
+    assert advice.advise(tmp_path, OPTIONS) == []
+
+
 def test_a_run_that_is_done_needs_none_either(tmp_path):
     even = {"episode_return_min": 860.0, "episode_return_max": 880.0, "failed_share": 0.0}
     write(tmp_path, STILL, {"value_edge_mass_high": 0.9}, **even)
