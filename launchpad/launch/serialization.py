@@ -133,7 +133,7 @@ def load_flags(*dumped: bytes) -> None:
     """Sets flags of this process, those too that are defined only later.
 
     Args:
-      *dumped: What `dump_flags` and `dump_args` have returned; later ones go before earlier ones.
+      *dumped: What `dump_flags` and `dump_args` have returned; later ones override earlier ones.
     """
     loaded = [values for are_parsed, values in map(pickle.loads, dumped) if are_parsed]
     if not loaded:
