@@ -15,12 +15,15 @@ class CallLog:
 
     Attributes:
       scaled_by: what has divided a loss of the step by the number of replicas; None if nothing has.
+      has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
+        batch, as Keras itself refuses to with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
         self.scaled_by: str | None = None
+        self.has_keras_mean = False
         self.reductions: set[str] = set()
 
     def record(self, replica: int, call: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds losses that a step divides by the number of replicas, and gradients averaged once more.
+"""Finds losses that do not fit how a step reduces its gradients: by the mean, or by the sum.
 
 Keras' own losses are the mean over the replica's batch, as gradients that are averaged need it.
 """
@@ -60,7 +60,10 @@ def _noting(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]:
     @functools.wraps(get_reduction)
     def allowing(self: Any) -> str:
-        if self.reduction in _MEANS and call_log.enclosing() is not None:
+        log = call_log.enclosing()
+        if self.reduction in _MEANS and log is not None:
+            # Those of compiled models are divided by the number of replicas afterwards.
+            log.has_keras_mean |= not self._allow_sum_over_batch_size
             return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
         return get_reduction(self)
 
@@ -84,11 +87,18 @@ def check(log: call_log.CallLog) -> None:
       log: the log of the step.
 
     Raises:
-      ConfigError: if a loss is divided by the number of replicas, and all gradients are averaged.
+      ConfigError: if a loss is divided by the number of replicas, and all gradients are averaged;
+        or if Keras takes the mean over a replica's batch, and all gradients are summed.
     """
     if log.scaled_by is not None and log.reductions == {"mean"}:
         raise errors.ConfigError(
             "expected a loss that is the mean over the replica's batch, because its gradients are "
             f"averaged, found {log.scaled_by} in the step, which divides by the number of "
             'replicas; use wrap_optimizer(..., reduction="sum"), or tf.reduce_mean'
+        )
+    if log.has_keras_mean and log.scaled_by is None and log.reductions == {"sum"}:
+        raise errors.ConfigError(
+            "expected a loss whose gradients may be summed over the replicas, found an object of "
+            "tf.keras.losses that takes the mean over the replica's batch; leave "
+            'reduction="sum" out of wrap_optimizer'
         )

@@ -124,6 +124,25 @@ def test_loss_objects_of_keras(name, reduction):
     assert vars(tf.keras.losses.Loss)["_get_reduction"] is get_reduction
 
 
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_means_of_keras_whose_gradients_are_summed_are_refused(name):
+    """They would be summed over the replicas as well."""
+    replicator = rr.make(name)
+    loss_fn = tf.keras.losses.MeanSquaredError()
+    with replicator.scope():
+        w = tf.Variable([[1.0]])
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), reduction="sum")
+
+    def step_fn(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, x @ w)
+        optimizer.apply(tape.gradient(loss, [w]), [w])
+
+    with pytest.raises(rr.ConfigError, match="takes the mean over the replica's batch"):
+        replicator.replicate(step_fn, replicator.make_inputs(batches))()
+
+
 def test_other_optimizers_may_sum_or_average():
     """Which gradients are those of the divided loss is not known."""
     replicator = rr.make("single_device")
