@@ -33,7 +33,11 @@ class Score:
     def of(cls, config: dict[str, Any]) -> Score | None:
         """Returns the score that a run's config.json names; None if it names none."""
         stored = config.get("score")
-        return cls(**stored) if stored else None
+        if stored:
+            return cls(**stored)
+        # Runs of earlier versions named none; those of agents have the return.
+        is_agents = "agent" in config.get("identity", {})
+        return cls("evaluator", "episode_return") if is_agents else None
 
     def plain(self) -> dict[str, Any]:
         """Returns what `of` reads, as plain data."""

@@ -106,7 +106,7 @@ def test_the_direction_of_the_score_decides_which_is_better(
     """One run of an earlier version does not tell."""
     score = Score("evaluator", "episode_return", is_highest_best)
     dirs = [
-        make_run(f"{n}{s}", [(10, value + s)], env="a:b", seed=s, agent={"n": n}, score=told)
+        make_run(f"{n}{s}", [(10, value + s)], seed=s, config={"n": n}, score=told)
         for n, value, told in ((1, 90.0, None), (2, 10.0, score))
         for s in (1, 2)
     ]
@@ -126,7 +126,7 @@ def test_the_direction_of_the_score_decides_which_is_better(
 )
 def test_without_a_direction_no_config_is_better(make_run, scores):
     dirs = [
-        make_run(f"{n}{s}", [(10, 9.0 * n + s)], env="a:b", seed=s, agent={"n": n}, score=score)
+        make_run(f"{n}{s}", [(10, 9.0 * n + s)], seed=s, config={"n": n}, score=score)
         for n, score in zip((1, 2), scores, strict=True)
         for s in (1, 2)
     ]
@@ -134,6 +134,16 @@ def test_without_a_direction_no_config_is_better(make_run, scores):
     assert pair.difference.value == -9.0 and pair.verdict == "B is higher"
     assert np.isnan(pair.improvement.value)
     assert comparison.report(compared, [pair]).split()[-4:] == ["-", "B", "is", "higher"]
+
+
+def test_runs_of_agents_of_an_earlier_version_have_the_return_as_score(make_run):
+    dirs = [
+        make_run(f"{n}{s}", [(10, 9.0 * n + s)], env="a:b", seed=s, agent={"n": n}, score=None)
+        for n in (1, 2)
+        for s in (1, 2)
+    ]
+    _, (pair,) = _read(dirs)
+    assert pair.verdict == "B is higher" and pair.improvement.value == 0.0
 
 
 @pytest.mark.parametrize("tasks", [("a:b",), ("a:b", "c:d")])
