@@ -39,7 +39,7 @@ def test_help_names_every_command(call, monkeypatch, words):
 def test_help_loads_nothing_heavy_and_takes_little_time():
     code = """
 import resource, sys
-from rl_replicator.cli import lasting_streams, main
+from rl_replicator.cli import main
 main.main(["--help"])
 heavy = ("tensorflow", "numpy", "tyro", "environments", "dm_control", "acme", "launchpad")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)

@@ -116,7 +116,7 @@ def run(code):
 def test_a_forked_process_ends_when_it_is_asked_to(number):
     """However early: Python drops what a process gets before the hooks of the fork."""
     printed = run(f"""
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal({int(number)}, signal.SIG_DFL)
         with signals.handled(handle):
             ends = {{fork(lambda: time.sleep(90), {int(number)}) for _ in range(40)}}
             os.kill(os.getpid(), {int(number)})
