@@ -194,8 +194,8 @@ class Learner(abc.ABC):
           step: number of steps taken.
 
         Returns:
-          Images by name, [height, width, 1 or 3] uint8. The name is that of a folder in the run
-          directory.
+          Images by name, [height, width, 1 or 3] uint8. The name, of letters, digits, "_", "-" and
+          ".", is that of a folder in the run directory.
         """
         del step
         return {}

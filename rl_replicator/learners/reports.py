@@ -223,9 +223,9 @@ class NoReports(Reports):
         pass
 
 
-def _checked(name: str, image: Any) -> np.ndarray:
+def _checked(name: Any, image: Any) -> np.ndarray:
     """Returns one of `Learner.images`; raises `ConfigError` if it is none."""
-    if folder_name(name) != name or not name.strip("."):
+    if not isinstance(name, str) or folder_name(name) != name or not name.strip("."):
         raise ConfigError(
             f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "
             "is that of a folder; rename it"
