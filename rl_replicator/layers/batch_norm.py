@@ -153,7 +153,7 @@ class CrossReplicaBatchNorm(snt.Module):
                 "expected no scale or offset beside the created ones, got one; create none"
             )
         inputs = tf.convert_to_tensor(inputs)
-        if not inputs.dtype.is_floating:  # The result, in that dtype, would be cut off.
+        if not inputs.dtype.is_floating:  # The result, in that dtype, would be truncated.
             raise errors.ConfigError(
                 f"expected floating inputs of batch norm, got {inputs.dtype.name}; use tf.cast"
             )

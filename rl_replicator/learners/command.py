@@ -95,7 +95,8 @@ class LearnerCommand:
     """A learner on the command line: implements `rl_replicator.cli.trainables.Trainable`.
 
     Attributes:
-      name: the name on the command line.
+      name: the name under which the learner is registered. One that is loaded by an import path has
+        this path as its name.
       config_type: frozen dataclass with a default for every field. If it has a method
         `on_this_machine`, that replaces settings that are "auto"; the result is saved with the run.
       make_learner: (replicator, config) -> learner.

@@ -185,7 +185,7 @@ class MeshStep(compiled.CompiledStep):
 
 @contextlib.contextmanager
 def _conditions_as_calls() -> Iterator[None]:
-    """Lets each `tf.cond` that is traced inside call its branches.
+    """Lets each `tf.cond` and loop that is traced inside call its branches, or its body.
 
     Otherwise TensorFlow copies the branches into the graph around. DTensor rewrites them without
     control outputs, so an assignment in one is lost there if nothing uses the result.
@@ -276,8 +276,8 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
                 advice = "use int32 indices in tf.scatter_nd, and in tf.gather_nd for its gradient"
             if node.op == "If" and node.attr["_lower_using_switch_merge"].b and _may_be_lost(node):
                 advice = (
-                    "its tf.function was traced outside of steps; call function.python_function "
-                    "instead"
+                    "it assigns a variable, and its tf.function was traced outside of steps; call "
+                    "function.python_function instead"
                 )
             if advice:
                 raise errors.ConfigError(

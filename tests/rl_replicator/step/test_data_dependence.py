@@ -27,7 +27,7 @@ def replicator():
 CASES = {
     "local": (lambda v, x: v.assign(x[0, 0]), True),
     "added": (lambda v, x: v.assign_add(tf.reduce_mean(x)), True),
-    # It is equal on all replicas as a rule, but not of necessity.
+    # It is usually equal on all replicas, but not necessarily.
     "size": (lambda v, x: v.assign_add(tf.cast(tf.shape(x)[0], tf.float32)), True),
     "in part": (lambda v, x: v[...].assign(x[0, 0]), True),
     "through a cond": (
