@@ -24,8 +24,14 @@ MODEL = "model.npz"
 WRAPPERS = "wrappers"
 # What reading a file raises that is not there, not whole, or of another kind.
 _UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError),
-    *(zipfile.BadZipFile, zlib.error, RuntimeError),
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
