@@ -144,11 +144,7 @@ class StrategyHost(Host):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        with (
-            self.strategy.scope(),
-            tf.variable_creator_scope(own_rows.create),
-            self.registry.recording(),
-        ):
+        with super().scope(), tf.variable_creator_scope(own_rows.create):
             yield
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:

@@ -29,16 +29,15 @@ _UPDATES = (
 def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
     """Creates a variable whose rows work as on one device; for `tf.variable_creator_scope`.
 
-    TensorFlow lets a replica assign its own copy of such a variable as a whole only. So the
-    variable's class becomes a subclass of what it was.
+    TensorFlow lets a replica assign its own copy of a variable as a whole only. So the class of a
+    variable that has copies becomes a subclass of what it was.
 
     Args:
       next_creator: see `tf.variable_creator_scope`.
       **kwargs: see `tf.Variable`.
     """
     variable = next_creator(**kwargs)
-    is_local = variable.synchronization == tf.VariableSynchronization.ON_READ
-    if is_local and getattr(variable, "values", None):
+    if getattr(variable, "values", None):
         kind: Any = type(variable)
         variable.__class__ = _with_rows(kind)
     return variable

@@ -16,7 +16,7 @@ from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
-from rl_replicator.step import compiled, host, own_rows, replica_check, results
+from rl_replicator.step import compiled, host, replica_check, results
 from rl_replicator.step import inputs as inputs_lib
 
 _NUM_STATUSES = 4
@@ -158,10 +158,8 @@ class _GroupHost(host.StrategyHost):
         """See `Host.scope`. Variables get the initial values of the first process."""
         with (
             self._group.using(),
-            self.strategy.scope(),
-            tf.variable_creator_scope(own_rows.create),
+            super().scope(),
             tf.variable_creator_scope(_local_to_replica),
-            self.registry.recording(),
         ):
             yield
 

@@ -472,6 +472,31 @@ def test_replicas_see_the_same_names(make_optimizer):
         close(got, expected)
 
 
+def test_sparse_gradients_of_variables_that_are_synchronized_on_write():
+    def trained(count):
+        chosen = replicator(count)
+        with chosen.scope():
+            table = tf.Variable(
+                tf.ones([ROWS, 3]),
+                synchronization=tf.VariableSynchronization.ON_WRITE,
+                aggregation=tf.VariableAggregation.MEAN,
+            )
+            optimizer = chosen.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
+
+        def step_fn(batch):
+            x, words = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(x * tf.gather(table, words), 1))
+            optimizer.apply(tape.gradient(loss, [table]), [table])
+
+        chosen.replicate(step_fn, chosen.make_inputs(batches), 3)()
+        return [copy.numpy() for copy in getattr(table, "values", (table,))]
+
+    (expected,) = trained(1)
+    for got in trained(2):
+        close(got, expected)
+
+
 @pytest.mark.parametrize("make_optimizer", [snt.optimizers.Adam, rr.optimizers.Adam])
 def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
