@@ -10,7 +10,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 
 import numpy as np
 import psutil
@@ -302,3 +304,26 @@ def test_the_imports_of_a_program():
     found = imports.needed([], [b"\x8c" + bytes([len(own)]) + own + b"."])
     assert {"numpy", "psutil", "pytest"} <= {*found}
     assert not any(module.startswith(("tests", "launchpad")) for module in found)
+
+
+def test_the_imports_of_a_program_while_a_thread_imports_others():
+    own = __name__.encode()
+    pickle = b"\x8c" + bytes([len(own)]) + own + b"."
+    is_done = threading.Event()
+
+    def import_others():
+        while not is_done.is_set():
+            names = [f"_imported_{number}" for number in range(100)]
+            sys.modules.update({name: types.ModuleType(name) for name in names})
+            for name in names:
+                del sys.modules[name]
+
+    thread = threading.Thread(target=import_others)
+    thread.start()
+    try:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert "numpy" in imports.needed([], [pickle])
+    finally:
+        is_done.set()
+        thread.join()

@@ -40,8 +40,10 @@ def needed(nodes: Sequence[base.Node], pickles: Iterable[bytes]) -> list[str]:
             found.add(name)
         elif isinstance(getattr(module, "__file__", None), str):
             waiting += _used_by(module)
-    # In the order in which the launcher has imported them.
-    modules = [name for name in sys.modules if name in found - {"__main__"}]
+    found.discard("__main__")
+    # In the order in which the launcher has imported them. Its other threads may import more in the
+    # meantime: the list is complete before the names are looked at.
+    modules = [name for name in list(sys.modules) if name in found]
     modules = [name for name in modules if name.partition(".")[0] not in _OPENGL]
     return [*modules, *sorted({name for node in nodes for name in node.imports})]
 
