@@ -86,6 +86,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(SUITE), default=list(SUITE))
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.output.is_file():
+        parser.error(f"argument --output: expected a folder, got the file {options.output}")
     failed = {}
     for name in options.only:
         print(f"--- {name}, at most {SUITE[name]} s", flush=True)

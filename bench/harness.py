@@ -218,9 +218,23 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     allocator.restart()
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")
-    made.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    made.add_argument("--rounds", type=_rounds, default=ROUNDS, help="samples of each side")
+    made.add_argument("--output", type=_result_file, default=RESULTS / f"{name}.json")
     return made
+
+
+def _rounds(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
+
+
+def _result_file(text: str) -> Path:
+    """Refuses before the measurement what cannot be written after it."""
+    path = Path(text)
+    if path.is_dir() or any(parent.is_file() for parent in path.parents):
+        raise argparse.ArgumentTypeError(f"expected the path of a file to write, got {text}")
+    return path
 
 
 def three_digits(number: float) -> str:

@@ -70,6 +70,30 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     assert (row["peer"], row["ratio"]) == ("peer", {"median": 3.0, "least": 2.0, "most": 4.0})
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--output", "."], "expected the path of a file to write, got ."),
+        (["--output", "file/new.json"], "expected the path of a file to write, got file/new.json"),
+        (["--rounds", "0"], "expected an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_options_end_before_the_measurement(tmp_path, monkeypatch, capsys, options, expected):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        harness.parser("actors", None).parse_args(options)
+    assert expected in capsys.readouterr().err
+
+
+def test_all_benchmarks_write_to_a_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["bench", "--output", str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match="2"):
+        suite.main()
+    assert "expected a folder, got the file" in capsys.readouterr().err
+
+
 def test_a_ratio_above_one_is_always_better():
     made = harness.row("ours", COST, [2.0, 4.0], "peer", [8.0, 8.0])
     assert (made["ratio"]["least"], made["ratio"]["most"]) == (2.0, 4.0)
