@@ -5,7 +5,8 @@ import html
 import json
 import os
 import re
-import resource
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -235,19 +236,33 @@ def test_the_command(run_dirs, tmp_path, capsys):
         report.run([str(run_dirs[0]), "--out", str(run_dirs[0] / "config.json" / "r.html")])
 
 
+FULL = """
+import resource, sys
+from agents.cli import report
+from rl_replicator.errors import UsageError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))  # Python ignores the signal.
+try:
+    report.run(sys.argv[1:])
+except UsageError as error:
+    print(error)
+"""
+
+
 def test_a_report_that_cannot_be_written_leaves_the_one_before(run_dirs, tmp_path):
     folder = tmp_path / "reports"
     folder.mkdir()
     out = folder / "report.html"
     out.write_text("before")
     words = [str(run_dirs[0]), "--out", str(out)]
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(UsageError, match="cannot write the report to .*File too large"):
-            report.run(words)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    child = subprocess.run(
+        [sys.executable, "-c", FULL, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert re.match("cannot write the report to .*File too large", child.stdout)
     assert out.read_text() == "before" and list(folder.iterdir()) == [out]
     link = tmp_path / "link.html"
     link.symlink_to(out)
