@@ -55,8 +55,15 @@ class Renderer:
 
 @contextlib.contextmanager
 def opengl_disabled() -> Iterator[None]:
-    """Returns a context in which importing dm_control and mujoco does not load OpenGL."""
+    """Returns a context in which importing dm_control and mujoco does not load OpenGL.
+
+    It leaves the variable alone once dm_control has read it: other threads may read it as well, or
+    start a process.
+    """
     with _LOCK:
+        if "dm_control._render" in sys.modules:
+            yield
+            return
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = "disabled"
         try:
@@ -113,7 +120,8 @@ def find() -> Renderer:
     Raises:
       RenderingUnavailableError: if none works. The message names the Debian packages to install.
     """
-    chosen = os.environ.get(VARIABLE, "").lower()
+    with _LOCK:  # In `opengl_disabled`, the variable is not what the user has set.
+        chosen = os.environ.get(VARIABLE, "").lower()
     if chosen in _OFF:
         raise RenderingUnavailableError(
             f"expected an OpenGL for rendering, got {VARIABLE}={chosen}, which disables it; unset "

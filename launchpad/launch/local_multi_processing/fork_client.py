@@ -50,7 +50,8 @@ class ForkServer:
 
     def __init__(self) -> None:
         """Starts it, in a thread that stays as long: the kernel kills it when the thread ends."""
-        self._environment = _lasting(os.environ)
+        # Taken here: by the time the thread starts the server, the caller may have changed it.
+        self._environment = dict(os.environ)
         self._path = engine.search_path()
         self._imports: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,7 +75,7 @@ class ForkServer:
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Returns whether a node with this environment may be forked."""
-        return self._environment == _lasting(environment)
+        return _lasting(self._environment) == _lasting(environment)
 
     def preload(self, names: Sequence[str]) -> None:
         """Makes the server import these modules; returns at once."""
@@ -174,7 +175,6 @@ class ForkServer:
                 str(os.getpid()),
             ],
             env={
-                **{k: v for k, v in os.environ.items() if k in RUN_TIME_VARIABLES},
                 **self._environment,
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": engine.python_path(self._path),

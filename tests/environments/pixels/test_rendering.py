@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -132,6 +134,25 @@ class Backend:
     """Stands for dm_control's, which is loaded once in a process."""
 
     BACKEND = "egl"
+
+
+def test_an_import_without_opengl_is_not_the_users_choice(fresh):
+    _answers(fresh, {"egl": "llvmpipe"})
+    fresh.delitem(sys.modules, "dm_control._render", raising=False)
+    with futures.ThreadPoolExecutor() as pool:
+        with rendering.opengl_disabled():
+            assert os.environ["MUJOCO_GL"] == "disabled"
+            found = pool.submit(rendering.find)
+            with pytest.raises(futures.TimeoutError):
+                found.result(0.2)
+        assert found.result(60.0).kind == "egl"
+    assert "MUJOCO_GL" not in os.environ
+
+
+def test_the_variable_is_left_alone_once_it_has_been_read(fresh):
+    environments.names()
+    with rendering.opengl_disabled():
+        assert "MUJOCO_GL" not in os.environ
 
 
 def test_an_idle_gpu_is_one_line(tmp_path):
