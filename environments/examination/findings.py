@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from dm_env import specs
 
 from environments.errors import (
     EnvironmentConstructionError,
@@ -72,15 +74,15 @@ def examine(
     except Exception as error:  # Of the environment's own specs, or of its library.
         yield _construction(f"{type(error).__name__}: {error}")
         return
-    actions, observations = environment.action_spec(), environment.observation_spec()
+    observations = environment.observation_spec()
     is_frame = len(observations.shape) == 3
     own = (environment.wrapped if is_frame else environment).own_action_spec
     size = " x ".join(map(str, observations.shape))
+    observed = f"frames of {size}" if is_frame else "1 number" if size == "1" else f"{size} numbers"
     yield EnvironmentFinding(
         OK,
         "specs",
-        f"observes {f'frames of {size}' if is_frame else f'{size} numbers'}, takes "
-        f"{actions.shape[0]} from {np.min(own.minimum):g} to {np.max(own.maximum):g}",
+        f"observes {observed}, takes {_ranges(own)}",
     )
     yield _reward_bounds(environment.reward_spec())
     play = _Play(environment, max_steps)
@@ -108,6 +110,13 @@ def examine(
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         yield EnvironmentFinding(WRONG, "close", text, "raise nothing in close()")
+
+
+def _ranges(actions: specs.BoundedArray) -> str:
+    """Returns how many actions have which limits, such as "2 from -1 to 1, 1 from 0 to 9"."""
+    limits = (np.broadcast_to(x, actions.shape).ravel() for x in (actions.minimum, actions.maximum))
+    groups = itertools.groupby(zip(*limits, strict=True))
+    return ", ".join(f"{len([*same])} from {low:g} to {high:g}" for (low, high), same in groups)
 
 
 def _construction(text: str) -> EnvironmentFinding:

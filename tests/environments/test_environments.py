@@ -16,6 +16,7 @@ from dm_env import specs
 
 import environments
 from environments import fakes, flat, randomness
+from environments.examination import findings
 from environments.pixels.config import PixelConfig
 from tests.environments import gymnasium_fake
 
@@ -47,6 +48,11 @@ class Recorder(dm_env.Environment):
 
     def action_spec(self):
         return specs.BoundedArray((2,), np.float64, [-0.8, 2.0], [1.1, 6.0])
+
+
+def test_the_limits_of_each_action_are_named():
+    found = next(findings.examine(lambda seed: environments.adapt(Recorder()), max_steps=10))
+    assert found.text == "observes 1 number, takes 1 from -0.8 to 1.1, 1 from 2 to 6"
 
 
 @pytest.mark.parametrize(
