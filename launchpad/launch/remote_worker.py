@@ -68,10 +68,11 @@ class RemoteWorker(abc.ABC):
         with self._lock:
             self._channel = channel
             self._heard_at = time.monotonic()
+            # First: another thread may report the node's end as soon as its code has begun.
+            self._reader = self._thread(self._read, "control")
             channel.send("begin")
             for message in self._early_messages:
                 channel.send(*message)
-        self._reader = self._thread(self._read, "control")
 
     def notify_stop(self) -> None:
         """Asks the node to leave its `run()`."""

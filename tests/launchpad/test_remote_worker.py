@@ -40,18 +40,22 @@ class _LateChannel(lp_channel.Channel):
         return super().receive()
 
 
+def _supervisor(ended):
+    """A supervisor that keeps how workers ended in the list `ended`."""
+    return types.SimpleNamespace(
+        post_failing=lambda worker, record: None,
+        post_ended=lambda worker, record: ended.append(record),
+    )
+
+
 @pytest.mark.parametrize("is_inherited", [False, True])
 def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, is_inherited):
     """Or a node that raised would be started again, as if it had died."""
     monkeypatch.setattr(remote_worker, "_ARRIVAL_SECS", 0.05)
     ended = []
-    supervisor = types.SimpleNamespace(
-        post_failing=lambda worker, record: None,
-        post_ended=lambda worker, record: ended.append(record),
-    )
     ours, nodes = socket.socketpair()
     channel = _LateChannel(ours)
-    worker = _Worker(lp_member.Member("node", 0, lp.PyNode(print)), supervisor)
+    worker = _Worker(lp_member.Member("node", 0, lp.PyNode(print)), _supervisor(ended))
     worker.attach(channel)
     raised = errors.ExceptionRecord.of(ValueError("why it ended"))
     assert lp_channel.Channel(nodes).send("failed", raised)
@@ -63,6 +67,31 @@ def test_what_a_node_told_is_why_it_ended_however_late_it_is_read(monkeypatch, i
     assert ended == [raised]
     assert time.monotonic() - begun < 20
     nodes.close()
+    worker.close()
+
+
+def test_what_a_node_told_counts_although_it_ends_while_it_is_attached():
+    """On Ray, its call and its end reach two threads."""
+
+    class LateWorker(_Worker):
+        def _thread(self, *args):
+            time.sleep(0.3)  # The thread that attaches gets no processor time.
+            return super()._thread(*args)
+
+    ended = []
+    ours, nodes = socket.socketpair()
+    nodes.settimeout(30)
+    node = lp_channel.Channel(nodes)
+    worker = LateWorker(lp_member.Member("node", 0, lp.PyNode(print)), _supervisor(ended))
+    attaching = threading.Thread(target=worker.attach, args=(lp_channel.Channel(ours),))
+    attaching.start()
+    assert node.receive() == ("begin",)
+    raised = errors.ExceptionRecord.of(ValueError("why it ended"))
+    assert node.send("failed", raised)
+    node.close()
+    worker.report_end(None)
+    assert ended == [raised]
+    attaching.join()
     worker.close()
 
 
