@@ -12,6 +12,7 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
+from rl_replicator.processes import output
 
 # What a process that has ended has sent, and the end of its channel, are awaited this long, in
 # seconds. Both are there at once, but for a machine that was lost and an orphan that inherited the
@@ -154,3 +155,9 @@ class RemoteWorker(abc.ABC):
             elif kind == "failed":
                 self._record = details[0]
                 self._supervisor.post_failing(self, details[0])
+
+
+def death(code: int) -> errors.ExceptionRecord:
+    """Describes the end of a process by its exit status, or the negative number of its signal."""
+    detail = f"the process {output.describe_end(code)}"
+    return errors.ExceptionRecord(errors.PROCESS_DIED, detail, "")

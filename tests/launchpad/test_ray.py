@@ -14,6 +14,7 @@ import time
 import pytest
 
 import launchpad as lp
+from launchpad.launch import channel as lp_channel
 from launchpad.launch.ray import cluster, control, guard, shipping
 from tests.launchpad import programs
 
@@ -147,6 +148,21 @@ def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
         out += capfd.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("(printer/0 pid=")]
     assert [line.partition(") ")[2] for line in lines] == ["first line", "second line"]
+
+
+def test_a_node_whose_error_does_not_arrive_has_failed(ray_connection, monkeypatch):
+    """Its exit status tells that much."""
+
+    def receive(channel, receive=lp_channel.Channel.receive):
+        while (message := receive(channel)) is not None and message[0] == "failed":
+            pass
+        return message
+
+    monkeypatch.setattr(lp_channel.Channel, "receive", receive)
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(programs.raise_unpicklable), label="odd")
+    with pytest.raises(lp.NodeFailedError, match="odd/0 failed.* the process ended with status 1"):
+        lp.launch(program, "ray").wait(timeout=60)
 
 
 @pytest.mark.parametrize("is_dead", [True, False])

@@ -106,7 +106,7 @@ class ProcessWorker(remote_worker.RemoteWorker):
             if self._group is not None:
                 self._group.kill()
                 return
-        self.report_end(_death(-signal.SIGKILL))  # It was not there yet.
+        self.report_end(remote_worker.death(-signal.SIGKILL))  # It was not there yet.
 
     def _live(self) -> None:
         try:
@@ -134,12 +134,6 @@ class ProcessWorker(remote_worker.RemoteWorker):
         copier = output.LineCopier(self._write, streams)
         code = group.wait()
         copier.drain(_OUTPUT_SECS)
-        self.report_end(_death(code) if code else None)
+        self.report_end(remote_worker.death(code) if code else None)
         if is_unwanted:  # Its end was told before, and nobody else closes its channel.
             self.close()
-
-
-def _death(code: int) -> errors.ExceptionRecord:
-    return errors.ExceptionRecord(
-        errors.PROCESS_DIED, f"the process {output.describe_end(code)}", ""
-    )

@@ -123,7 +123,8 @@ class RayWorker(remote_worker.RemoteWorker):
             while not ray.wait([end], timeout=_WAIT_MESSAGE_SECS)[0]:
                 if not self.is_attached:
                     self._tell_waiting()
-            ray.get(end)
+            if status := ray.get(end):  # What the node itself told wins.
+                death = remote_worker.death(status)
         except Exception as error:
             death = _death(error)
         self.kill()  # Without the interpreter's own end: the node's exit handlers have run.
