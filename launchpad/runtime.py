@@ -176,7 +176,8 @@ class NodeRuntime:
           stop: Asks for the end of that program.
           ended: Is set when that program has ended.
         """
-        self._programs = [event for event in self._programs if not event.is_set()] + [ended]
+        with self._lock:  # Another thread of the node may launch a program, too.
+            self._programs = [event for event in self._programs if not event.is_set()] + [ended]
         self._add_handler(stop)
 
     def _add_handler(self, handler: Callable[[], Any]) -> None:

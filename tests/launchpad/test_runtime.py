@@ -52,6 +52,25 @@ def test_a_node_that_is_on_its_way_out_is_not_interrupted_again(
     assert len(interrupts) == num_interrupts
 
 
+def test_programs_that_threads_of_a_node_launch_at_the_same_time_are_all_awaited():
+    runtime = _runtime()
+    ends = [threading.Event() for _ in range(3)]
+    other = threading.Thread(target=runtime.add_program, args=(lambda: None, ends[2]))
+
+    class Event(threading.Event):
+        def is_set(self):
+            if other.ident is None:  # The first call: another thread adds a program meanwhile.
+                other.start()
+                other.join(0.3)
+            return super().is_set()
+
+    ends[0] = Event()
+    for ended in ends[:2]:
+        runtime.add_program(lambda: None, ended)
+    other.join()
+    assert set(runtime._programs) == set(ends)
+
+
 def test_a_part_that_is_added_during_the_release_is_released():
     runtime, late = _runtime(), _runtime()
 
