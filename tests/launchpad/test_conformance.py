@@ -86,8 +86,8 @@ def test_stop_reaches_nodes_that_wait_and_nodes_that_do_not_look(engine, tmp_pat
         time.sleep(0.02)
     manager.stop()
     assert manager.wait(timeout=60)  # Nobody waited for the notice to run out.
-    # The recorder served until all had left.
-    assert (tmp_path / "entries").read_text().endswith("left\n")
+    # The recorder served until all had left. The loop may be interrupted later than the other.
+    assert "left" in (tmp_path / "entries").read_text().splitlines()
 
 
 def test_a_node_that_is_interrupted_may_save(engine, tmp_path):
