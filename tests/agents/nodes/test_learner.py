@@ -176,6 +176,13 @@ def test_the_time_after_training_is_not_its_time(stop, tmp_path, run_dir, monkey
     counter.lease(0, TOTAL - 5, 0.0, [])
     reports = []
     monkeypatch.setattr(counter, "add_time", lambda kind, grown: reports.append(grown))
+    rounds = []  # Each begins by reporting the time, and then the steps.
+
+    def report_learner(*args, report=counter.report_learner):
+        rounds.append(args)
+        return report(*args)
+
+    monkeypatch.setattr(counter, "report_learner", report_learner)
     plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
     node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
     learner = threading.Thread(target=node.run)
@@ -185,8 +192,10 @@ def test_the_time_after_training_is_not_its_time(stop, tmp_path, run_dir, monkey
         counter.lease(0, 5, 0.0, [])
         counter.actor_done(0)
         assert wait_for(lambda: counter.progress().learner_done)
+        last = len(rounds) + 1  # It may have begun while the learner trained.
+        assert wait_for(lambda: len(rounds) >= last)
         before = len(reports)
-        time.sleep(2.5)
+        assert wait_for(lambda: len(rounds) >= last + 2)
         assert len(reports) == before
     finally:
         stop.set()
