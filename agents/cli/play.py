@@ -1,5 +1,6 @@
 """`rl-replicator play PATH`."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ def run(args: Sequence[str]) -> int:
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
-    from agents.policies import playing
+    from agents.policies import playing, video_file
     from rl_replicator.cli import options, stderr_filter
     from rl_replicator.errors import check_option
 
@@ -51,14 +52,17 @@ def run(args: Sequence[str]) -> int:
     chosen = options.parse(PlayOptions, "rl-replicator play", args)
     task, environment, actor, most = _opened(chosen)
 
-    def seen(episode_return: float) -> None:
-        print(f"return {episode_return:.1f} ({task.name})", flush=True)
+    def play(show: playing.Show) -> None:
+        for total in playing.play(environment, actor, task, most, show, chosen.episodes):
+            print(f"return {total:.1f} ({task.name})", flush=True)
 
     if chosen.output is None and playing.has_display():
-        playing.play_in_window(environment, actor, task, most, seen, chosen.episodes)
+        with contextlib.closing(playing.Window(task.name)) as window:
+            play(window.show)
         return 0
     output = chosen.output or Path("play.mp4")
-    playing.play_into_file(environment, actor, task, most, seen, chosen.episodes, output)
+    with video_file.film(output) as add:
+        play(add)
     print(f"video {output}")
     return 0
 

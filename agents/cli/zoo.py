@@ -105,7 +105,7 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
 def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     """Exports and measures the policy of a run; returns its row of the table."""
     from agents.environment_loop import evaluation_episode
-    from agents.policies import exported, playing
+    from agents.policies import exported, playing, video_file
     from agents.policies.policy import max_actions
     from rl_replicator.cli import trainables
     from rl_replicator.exports import formats
@@ -117,12 +117,11 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     formats.write(model, "numpy", out / name)
     # What was written is measured, in the way of the evaluations of a run.
     policy = exported.load(out / name)
-    returns: list[float] = []
     with policy.task.make(chosen.seed) as environment:
         actor = policy.actor(policy.task, environment)
-        film = out / name / _FILM
         most = max_actions(RunDirectory(run_dir), policy.task)
-        playing.play_into_file(environment, actor, policy.task, most, returns.append, 1, film)
+        with video_file.film(out / name / _FILM) as add:
+            returns = list(playing.play(environment, actor, policy.task, most, add, episodes=1))
         played = [evaluation_episode(environment, actor, most) for _ in range(chosen.episodes - 1)]
     returns += [episode.episode_return for episode in played if episode is not None]
     measured = f"{sum(returns) / len(returns):.1f} ({min(returns):.1f} to {max(returns):.1f})"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from acme import core
@@ -18,16 +17,11 @@ from agents.task import Task
 from rl_replicator.errors import UsageError
 
 _SCALE = 2
+# Shows a frame, [H, W, 3] uint8; returns False if nobody looks any more.
+Show = Callable[[np.ndarray], bool | None]
 
 
-class Screen(Protocol):
-    """Shows frames."""
-
-    def show(self, frame: np.ndarray) -> bool:
-        """Shows a frame, [H, W, 3] uint8; returns whether anybody still looks."""
-
-
-class Window(Screen):
+class Window:
     """A window, in which an episode takes as long as in a film."""
 
     def __init__(self, title: str):
@@ -61,6 +55,7 @@ class Window(Screen):
         self._next = time.monotonic()
 
     def show(self, frame: np.ndarray) -> bool:
+        """Shows a frame, [H, W, 3] uint8; returns whether the window is open."""
         if not self._is_open:
             return False
         height, width, _ = frame.shape
@@ -80,109 +75,42 @@ class Window(Screen):
             self._root.destroy()
 
 
-class Film(Screen):
-    """A film, which takes all frames."""
-
-    def __init__(self, add: Callable[[np.ndarray], None]):
-        """Takes the function that adds a frame."""
-        self._add = add
-
-    def show(self, frame: np.ndarray) -> bool:
-        self._add(frame)
-        return True
-
-
 def has_display() -> bool:
     """Returns whether a window can be opened, as far as the environment variables say."""
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def play(
-    environment: Any, actor: core.Actor, task: Task, max_actions: int, screen: Screen
-) -> float | None:
-    """Plays an episode.
+    environment: Any,
+    actor: core.Actor,
+    task: Task,
+    max_actions: int,
+    show: Show,
+    episodes: int,
+) -> Iterator[float]:
+    """Plays episodes, until nobody looks any more.
 
     Args:
       environment: the environment of the task.
       actor: chooses the actions.
       task: what is played.
       max_actions: where to cut off an episode that does not end.
-      screen: shows about 30 frames for 90 environment steps.
+      show: gets about 30 frames for 90 environment steps.
+      episodes: number of episodes.
 
-    Returns:
-      The return; None if nobody looked to the end.
+    Yields:
+      The return of each episode that was shown to its end.
     """
     steps_per_frame = max(1, video_file.STEPS_PER_FRAME // task.action_repeat)
-    total = 0.0
-    steps = itertools.islice(interact(environment, actor), max_actions + 1)
-    for step, timestep in enumerate(steps):
-        total += float(timestep.reward or 0.0)
-        if step % steps_per_frame == 0:
-            frame = environment.render(video_file.HEIGHT, video_file.WIDTH)
-            if not screen.show(frame):
-                return None
-        if timestep.last():
-            break
-    return total
-
-
-def play_in_window(
-    environment: Any,
-    actor: core.Actor,
-    task: Task,
-    max_actions: int,
-    seen: Callable[[float], None],
-    episodes: int,
-) -> None:
-    """Plays episodes in a window, until it is closed.
-
-    Args:
-      environment: the environment of the task.
-      actor: chooses the actions.
-      task: what is played.
-      max_actions: where to cut off an episode that does not end.
-      seen: receives the return of each episode.
-      episodes: number of episodes.
-
-    Raises:
-      UsageError: if there is no display.
-    """
-    window = Window(task.name)
-    try:
-        for _ in range(episodes):
-            episode_return = play(environment, actor, task, max_actions, window)
-            if episode_return is None:
-                return
-            seen(episode_return)
-    finally:
-        window.close()
-
-
-def play_into_file(
-    environment: Any,
-    actor: core.Actor,
-    task: Task,
-    max_actions: int,
-    seen: Callable[[float], None],
-    episodes: int,
-    output: Path,
-) -> None:
-    """Plays episodes into one film.
-
-    Args:
-      environment: the environment of the task.
-      actor: chooses the actions.
-      task: what is played.
-      max_actions: where to cut off an episode that does not end.
-      seen: receives the return of each episode.
-      episodes: number of episodes.
-      output: an .mp4 or .gif.
-
-    Raises:
-      UsageError: if the file cannot be written.
-    """
-    with video_file.film(output) as add:
-        for _ in range(episodes):
-            episode_return = play(environment, actor, task, max_actions, Film(add))
-            assert episode_return is not None
-            seen(episode_return)
+    for _ in range(episodes):
+        total = 0.0
+        steps = itertools.islice(interact(environment, actor), max_actions + 1)
+        for step, timestep in enumerate(steps):
+            total += float(timestep.reward or 0.0)
+            if step % steps_per_frame == 0:
+                frame = environment.render(video_file.HEIGHT, video_file.WIDTH)
+                if show(frame) is False:
+                    return
+            if timestep.last():
+                break
+        yield total

@@ -1,10 +1,9 @@
 """The policy of a run: evaluated, or filmed."""
 
-import itertools
 from pathlib import Path
 
-from agents.environment_loop import evaluation_episode, interact
-from agents.policies import video_file
+from agents.environment_loop import evaluation_episode
+from agents.policies import playing, video_file
 from agents.policies.policy import AgentSource, restore
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
@@ -61,14 +60,8 @@ def film(source: AgentSource, run_dir: Path, output: Path | None, seed: int) -> 
     run.config()  # Raises if there is no run, before a directory is made.
     with video_file.film(path) as add:
         policy = restore(run, source)
-        steps_per_frame = max(1, video_file.STEPS_PER_FRAME // policy.task.action_repeat)
-        total = 0.0
         with policy.make_environment(seed) as environment:
-            timesteps = interact(environment, policy.actor)
-            for step, timestep in enumerate(itertools.islice(timesteps, policy.max_actions + 1)):
-                total += float(timestep.reward or 0.0)
-                if step % steps_per_frame == 0:
-                    add(environment.render(video_file.HEIGHT, video_file.WIDTH))
-                if timestep.last():
-                    break
+            (total,) = playing.play(
+                environment, policy.actor, policy.task, policy.max_actions, add, episodes=1
+            )
     return path, total

@@ -21,6 +21,34 @@ from tests.agents.cli import wide_target
 ENV = "environments.fakes:target"
 
 
+class FakeWindow:
+    """A window that is closed in the second episode."""
+
+    def __init__(self, title):
+        self.title, self.frames, self.is_closed = title, 0, False
+
+    def show(self, frame):
+        self.frames += 1
+        return self.frames < 10
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """The windows that were opened."""
+    opened = []
+
+    def open_one(title):
+        opened.append(FakeWindow(title))
+        return opened[-1]
+
+    monkeypatch.setattr(playing, "has_display", lambda: True)
+    monkeypatch.setattr(playing, "Window", open_one)
+    return opened
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A policy whose action is tanh(observation weights), as an export would hold it."""
@@ -118,6 +146,14 @@ def test_a_window_without_tkinter_is_refused(monkeypatch):
         playing.Window("a task")
 
 
+def test_a_window_that_is_closed_ends_the_episode(folder, capsys, windows):
+    path, weights = folder
+    assert play.run([str(path), "--seed", "7", "--episodes", "4"]) == 0
+    (window,) = windows
+    assert (window.title, window.frames, window.is_closed) == (ENV, 10, True)
+    assert capsys.readouterr().out == f"return {by_hand(weights, 1)[0]:.1f} ({ENV})\n"
+
+
 def test_without_a_display_there_is_a_film(folder, capsys, monkeypatch):
     path, _ = folder
     assert play.run([str(path)]) == 0
@@ -159,13 +195,20 @@ def test_a_policy_whose_card_lacks_the_run_is_refused_in_one_line(folder):
         play.run([str(path)])
 
 
-def test_another_environment_is_played_with_the_actions_of_the_own_one(folder, monkeypatch):
+def test_another_environment_is_played_with_the_actions_of_the_own_one(
+    folder, windows, monkeypatch
+):
     """Twice the range: half of it is the largest number that the policy returns."""
     path, weights = folder
     name = f"{wide_target.__name__}:make"
     assert environments.make(name, seed=0).own_action_spec.maximum == 2.0
     played = []
-    monkeypatch.setattr(playing, "play_into_file", lambda *args: played.append(args))
+
+    def note(*args):
+        played.append(args)
+        return iter(())
+
+    monkeypatch.setattr(playing, "play", note)
     assert play.run([str(path), "--env", name]) == 0
     ((environment, actor, task, *_),) = played
     assert task.name == name
