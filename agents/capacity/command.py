@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
 from agents.config import OffPolicyConfig, at_repeat
+from agents.plan.replicas import learner_processes
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
 
@@ -36,20 +37,16 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
     check_option(not options.deterministic, "deterministic", "False for a plan", True)
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
-    is_group, replicas = _replicas(options.replicas)
+    processes = learner_processes(options.replicas, options.launch)
     in_threads = options.launch == "threads"
     if hardware.machines > 1:
         check_option(options.launch == "ray", "launch", "ray on several machines", options.launch)
-    if is_group and in_threads:
-        raise ConfigError(
-            f"--replicas {options.replicas}: expected --launch processes or ray, got threads"
-        )
     return Deployment(
         actors=options.actors,
         envs_per_actor=options.envs_per_actor,
         in_threads=in_threads,
-        replicas=replicas,
-        learner_processes=replicas if is_group else 1,
+        replicas=processes if processes > 1 else _devices(options.replicas),
+        learner_processes=processes,
         replay_shards=options.replay_shards,
         caches=options.caches,
         batch=agent.global_batch_size,
@@ -62,16 +59,16 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
     )
 
 
-def _replicas(text: str) -> tuple[bool, int]:
-    """Returns whether the replicas of `--replicas` are processes, and how many they are."""
+def _devices(text: str) -> int:
+    """Returns the number of replicas in one process."""
     if text == "single_device":
-        return False, 1
-    found = re.fullmatch(r"(?:(multi_device|multi_worker):)?([1-9][0-9]{0,5})", text, re.ASCII)
+        return 1
+    found = re.fullmatch(r"(?:multi_device:)?([1-9][0-9]{0,5})", text, re.ASCII)
     if not found:
         raise ConfigError(
             f"--replicas: expected a number, multi_device:N or multi_worker:N, got {text!r}"
         )
-    return found[1] == "multi_worker", int(found[2])
+    return int(found[1])
 
 
 def run(

@@ -42,22 +42,13 @@ class Replicas:
         Raises:
           ConfigError: if the text is none of these, or does not fit `launch`.
         """
-        kind, _, number = text.partition(":")
-        if kind != _GROUP:
+        processes = learner_processes(text, launch)
+        if processes == 1:
             name = replicator_name(text)
             return cls(name, 1, rr.make(name).num_replicas, _count_gpus() if gpus is None else gpus)
-        if not number.isdecimal() or int(number) < 2:
-            raise ConfigError(
-                f"--replicas: expected {_GROUP}:N with at least 2 learner processes, got {text!r}"
-            )
-        if launch == "threads":
-            raise ConfigError(
-                f"--replicas {text}: expected --launch processes or ray, got threads; a process "
-                "can be one worker only"
-            )
         if gpus is None:
-            gpus = _count_gpus() // int(number)
-        return cls(_GROUP, int(number), int(number) * max(1, gpus), gpus)
+            gpus = _count_gpus() // processes
+        return cls(_GROUP, processes, processes * max(1, gpus), gpus)
 
     def check_gpus(self) -> None:
         """Checks that this machine has the GPUs of all learner processes.
@@ -70,6 +61,31 @@ class Replicas:
         if self.num_processes > 1:
             expected += f" for {self.num_processes} learner processes"
         check_option(wanted <= present, "learner_gpus", expected, self.gpus)
+
+
+def learner_processes(text: str, launch: str) -> int:
+    """Returns the number of processes in which the learner runs.
+
+    Args:
+      text: the option `--replicas`.
+      launch: the option `--launch`.
+
+    Raises:
+      ConfigError: if it is not at least 2 in "multi_worker:N", or they do not fit `launch`.
+    """
+    kind, _, number = text.partition(":")
+    if kind != _GROUP:
+        return 1
+    if not number.isdecimal() or int(number) < 2:
+        raise ConfigError(
+            f"--replicas: expected {_GROUP}:N with at least 2 learner processes, got {text!r}"
+        )
+    if launch == "threads":
+        raise ConfigError(
+            f"--replicas {text}: expected --launch processes or ray, got threads; a process "
+            "can be one worker only"
+        )
+    return int(number)
 
 
 def _count_gpus() -> int:

@@ -104,6 +104,7 @@ def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
         ((*FAKE, "--machines", "2"), "--launch: expected ray on several machines, got threads"),
         ((*FAKE, "--replicas", "mesh:data=2"), "--replicas: expected a number"),
         ((*FAKE, "--replicas", "multi_worker:2"), "--launch processes"),
+        ((*FAKE, "--replicas", "multi_worker:1"), "at least 2 learner processes, got 'multi_work"),
         ((*FAKE, "--replicas", "7"), "a multiple of 7 replicas"),
         ((*FAKE, "--actors", "4", "--replay-shards", "3"), "--replay-shards"),
         ((*FAKE, "--deterministic"), "--deterministic"),
