@@ -17,15 +17,12 @@ from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.run_directory import SUITE, RunDirectory, runs
+from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 
 _LOG = logging.getLogger("agents")
 _FAILURE = 1
-# Options of a run that may differ between the runs of a suite: they do not change what is learned.
-_FREE = (
-    *("env", "seed", "steps", "run_dir", "resume", "checkpoint_seconds", "launch", "address"),
-    *("video", "video_every"),
-)
+# Options of its runs that may change when a suite goes on.
+_FREE = ("env", "steps", *FREE_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +61,8 @@ class SuitePlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What all runs in the suite's directory share, as plain data."""
-        shared = {key: value for key, value in self.options.items() if key not in _FREE}
-        return {"name": self.agent, **shared}
+        """What all runs in the suite's directory share but for `_FREE`, as plain data."""
+        return {"name": self.agent, **self.options}
 
 
 def run(plan: SuitePlan) -> int:
@@ -83,7 +79,7 @@ def run(plan: SuitePlan) -> int:
         cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(SUITE, plan.identity):
+    with directory.opened(SUITE, plan.identity, _FREE):
         directory.describe(
             SUITE, plan.identity, {"arguments": list(plan.arguments), **plan.options}
         )

@@ -37,6 +37,13 @@ DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 CONFIG_KEYS = ("trainable", "identity", "options", "score")
 # What else has a directory with a config: many runs, which lie in it.
 SWEEP, SUITE = "sweep", "suite"
+# Options of their runs that may change when they go on: they set the first ones for each run, and
+# the others do not change what is learned.
+FREE_OPTIONS = (
+    *("seed", "run_dir", "resume", "checkpoint_seconds", "keep_checkpoints", "launch", "address"),
+    *("open_ports", "env_timeout", "evaluation_seconds", "profile_steps", "track"),
+    *("video", "video_every"),
+)
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"

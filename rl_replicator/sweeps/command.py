@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import SWEEP, RunDirectory
+from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
 from rl_replicator.sweeps.runner import SweepRunner, TrialScheduler
@@ -21,11 +21,7 @@ from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _LOG = logging.getLogger(__name__)
-# Options of a run that may differ when a sweep goes on: they do not change what is learned.
-_FREE = (
-    *("seed", "run_dir", "resume", "checkpoint_seconds", "keep_checkpoints", "launch", "address"),
-    *("video", "video_every", "track", "evaluation_seconds"),
-)
+_FREE = tuple(f"options.{name}" for name in FREE_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +74,9 @@ class SweepPlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a process that continues the sweep must share, as plain data."""
-        shared = {key: value for key, value in self.options.items() if key not in _FREE}
-        search = to_plain(self.search)
-        plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": shared}
+        """What a process that continues the sweep must share but for `_FREE`, as plain data."""
+        search, options = to_plain(self.search), self.options
+        plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": options}
         # A population cannot grow: its trials train side by side.
         return plain | ({"trials": self.trials} if self.search.scheduler == "pbt" else {})
 
@@ -100,7 +95,7 @@ def run(plan: SweepPlan) -> int:
         installed, no trial can run, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(SWEEP, plan.identity):
+    with directory.opened(SWEEP, plan.identity, _FREE):
         directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)

@@ -197,6 +197,28 @@ def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monk
     ]
 
 
+def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(tmp_path):
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.errors import UsageError
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    def plan(**options):
+        suite = Suite("s", ("a:b",), ())
+        return command.SuitePlan(suite, 100, 1, tmp_path, "fake", 1, (), options, Anchors({}))
+
+    write_run(tmp_path / SuiteRun("a:b", 1).name, "a:b", 1, [(100, 7)])
+    # An earlier version stored no free options.
+    RunDirectory(tmp_path).describe("suite", plan(n_step=5).identity, {})
+    for keep in (2, 3):
+        free = {"keep_checkpoints": keep, "track": ["jsonl"] * keep, "env_timeout": 100.0 * keep}
+        assert command.run(plan(n_step=5, **free)) == 0
+    with pytest.raises(UsageError, match=r"other settings \(n_step was 5 and is now 3\)"):
+        command.run(plan(n_step=3, keep_checkpoints=4))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -39,6 +39,8 @@ class HillOptions:
     """Added to the height."""
     shape: Shape = Shape()
     """Of the hill."""
+    env_timeout: float = 300.0
+    """Has no effect."""
     evaluations: int = 4
     """Length of the run."""
     wait_at: int | None = None
