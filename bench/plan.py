@@ -12,7 +12,6 @@ has them; how much that was is printed.
 import dataclasses
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 from agents.capacity.command import deploy, samples_ahead
 from agents.capacity.hardware import Hardware
 from agents.capacity.parts import Parts
-from bench import harness
+from bench import harness, processes
 from rl_replicator.cli import options, trainables
 from rl_replicator.runs.metrics import read_metrics
 
@@ -122,16 +121,11 @@ def run(words: list[str], folder: Path, seconds: float) -> tuple[float, float, f
     command = [sys.executable, "-m", "rl_replicator.cli.main", "train", "d4pg", *COMMON, *words]
     command += ["--steps", str(STEPS), "--run-dir", str(run_dir)]
     with open(folder / "log.txt", "w") as log:
-        process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         free = watched(process, run_dir, seconds)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        processes.stop(process)
     # The first rows fall into the start-up of some nodes.
     rows = {name: column[2:] for name, column in read_metrics(run_dir, "learner").items()}
     clock = rows["wall_time"] - rows["wall_time"][0]
