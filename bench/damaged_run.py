@@ -1,4 +1,4 @@
-"""A run of a real command that `faults.py` damages, watched from outside."""
+"""A run of a real command that `faults.py` and `kills.py` damage, watched from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import time
 
 import psutil
-from kills import node_name
 from programs import Program
 
 # What every process of the run has in its environment: none may be left at the end.
@@ -101,3 +100,16 @@ class Run:
             return self.process.wait(seconds)
         except psutil.TimeoutExpired:
             return None
+
+
+def node_name(process: psutil.Process) -> str | None:
+    """ "actor/1", or None for a process that is no node."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return None
+    if "launchpad.launch.process_entry" in words:
+        return words[words.index("launchpad.launch.process_entry") + 1]
+    title = words[0].split()[0] if words and words[0] else ""
+    # So our engine calls the processes of Ray.
+    return title.removeprefix("ray::") if title.startswith("ray::") and "/" in title else None

@@ -1,4 +1,4 @@
-"""The programs that `faults.py` damages: real commands, small enough for two cores."""
+"""The programs that `faults.py` and `kills.py` damage: real commands, for two cores."""
 
 from __future__ import annotations
 
@@ -105,8 +105,14 @@ def _write_images(folder: pathlib.Path) -> None:
             (folder / f"{part}-{kind}-ubyte").write_bytes(header + content)
 
 
-def _d4pg(*words: str) -> Program:
-    command = [*_TRAIN, "d4pg", "--env", "cartpole:swingup", "--launch", "processes", *words]
+def d4pg(*words: str, launch: str = "processes") -> Program:
+    """A run of D4PG without evaluations.
+
+    Args:
+      words: more of the command.
+      launch: where its nodes run.
+    """
+    command = [*_TRAIN, "d4pg", "--env", "cartpole:swingup", "--launch", launch, *words]
     return Program(
         10_000_000,
         2_000,
@@ -117,10 +123,10 @@ def _d4pg(*words: str) -> Program:
 
 
 PROGRAMS = {
-    "actors": _d4pg("--actors", "4", *_LIGHT.split()),
-    "learners": _d4pg("--actors", "2", "--replicas", "multi_worker:2", *_LIGHT.split()),
+    "actors": d4pg("--actors", "4", *_LIGHT.split()),
+    "learners": d4pg("--actors", "2", "--replicas", "multi_worker:2", *_LIGHT.split()),
     # With the default settings, so that a fault costs what it costs a user.
-    "defaults": _d4pg("--actors", "4"),
+    "defaults": d4pg("--actors", "4"),
     "job": Program(
         1_000_000,
         20,
