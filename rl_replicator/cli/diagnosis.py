@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -177,9 +176,12 @@ def _tensorflow() -> Iterator[Finding]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         yield Finding(WRONG, "TensorFlow", f"cannot be imported: {lines[0]}", "see the lines above")
         return
+    # Imported here, because it imports TensorFlow.
+    from rl_replicator.layers import precision
+
     devices = [device.name.split(":", 1)[1] for device in tf.config.list_physical_devices()]
     yield Finding(OK, "TensorFlow devices", ", ".join(devices))
-    if not _has_onednn():
+    if not precision.has_onednn():
         variable = "TF_ENABLE_ONEDNN_OPTS"
         is_set = os.environ.get(variable) == "0"
         yield Finding(
@@ -198,13 +200,6 @@ def _tensorflow() -> Iterator[Finding]:
         )
     if not tf.sysconfig.get_build_info().get("is_cuda_build") and has_gpu:
         yield Finding(NOTE, "GPU", "this TensorFlow is built without CUDA")
-
-
-def _has_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN; True unless on x86, as others have kernels of their own."""
-    if platform.machine() != "x86_64":
-        return True
-    return importlib.import_module("tensorflow.python.util._pywrap_util_port").IsMklEnabled()
 
 
 def _registered() -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import importlib
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 # NVIDIA's Ampere is the first with bfloat16 units.
 _AMPERE = (8, 0)
+_CPU_INFO = Path("/proc/cpuinfo")
 
 _autocast: contextvars.ContextVar[tf.DType] = contextvars.ContextVar("autocast", default=tf.float32)
 
@@ -62,6 +65,13 @@ def autocast_dtype() -> tf.DType:
     return _autocast.get()
 
 
+def has_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN; True unless on x86, as others have kernels of their own."""
+    if platform.machine() != "x86_64":
+        return True
+    return importlib.import_module("tensorflow.python.util._pywrap_util_port").IsMklEnabled()
+
+
 def _has_fast_bfloat16() -> bool:
     if tf.config.list_physical_devices("TPU"):
         return True
@@ -70,6 +80,6 @@ def _has_fast_bfloat16() -> bool:
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
         # Those of other makers have none, which is less than any.
         return all(each.get("compute_capability", ()) >= _AMPERE for each in details)
-    processor = Path("/proc/cpuinfo")
-    text = processor.read_text() if processor.is_file() else ""
-    return re.search(r"\b(amx_bf16|avx512_bf16)\b", text) is not None
+    text = _CPU_INFO.read_text() if _CPU_INFO.is_file() else ""
+    # TensorFlow's own kernels do not use these units.
+    return has_onednn() and re.search(r"\b(amx_bf16|avx512_bf16)\b", text) is not None

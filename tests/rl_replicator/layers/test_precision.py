@@ -41,19 +41,21 @@ def test_accelerators(monkeypatch, devices, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "has_onednn", "expected"),
     [
-        ("flags : fpu amx_bf16 avx", "bfloat16"),
-        ("flags : avx512_bf16", "bfloat16"),
-        ("flags : fpu avx512f", "float32"),
-        ("flags : no_amx_bf16s", "float32"),
-        (None, "float32"),  # Not Linux.
+        ("flags : fpu amx_bf16 avx", True, "bfloat16"),
+        ("flags : avx512_bf16", True, "bfloat16"),
+        ("flags : avx512_bf16", False, "float32"),
+        ("flags : fpu avx512f", True, "float32"),
+        ("flags : no_amx_bf16s", True, "float32"),
+        (None, True, "float32"),  # Not Linux.
     ],
 )
-def test_processors(monkeypatch, tmp_path, text, expected):
+def test_processors(monkeypatch, tmp_path, text, has_onednn, expected):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr(precision, "Path", {"/proc/cpuinfo": path}.__getitem__)
+    monkeypatch.setattr(precision, "_CPU_INFO", path)
+    monkeypatch.setattr(precision, "has_onednn", lambda: has_onednn)
     assert precision.resolve("auto") == expected
