@@ -6,6 +6,7 @@ replicators are in use.
 """
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Protocol
@@ -18,12 +19,16 @@ class BackgroundWorker(Protocol):
         """Waits until all work that was started has ended; none begins in the context."""
 
 
-_REGISTERED: "weakref.WeakSet[BackgroundWorker]" = weakref.WeakSet()
+_LOCK = threading.Lock()
+# In order: two threads that pause all workers must not wait for each other.
+_REGISTERED: "list[weakref.ref[BackgroundWorker]]" = []
 
 
 def register(worker: BackgroundWorker) -> None:
     """Makes `paused` enter `worker.paused()` as long as `worker` is referenced elsewhere."""
-    _REGISTERED.add(worker)
+    with _LOCK:
+        _REGISTERED[:] = [each for each in _REGISTERED if each() is not None]
+        _REGISTERED.append(weakref.ref(worker))
 
 
 @contextlib.contextmanager
@@ -33,7 +38,9 @@ def paused() -> Iterator[None]:
     Raises:
       Exception: if background work raised it.
     """
+    with _LOCK:
+        workers = [worker for each in _REGISTERED if (worker := each()) is not None]
     with contextlib.ExitStack() as stack:
-        for worker in tuple(_REGISTERED):
+        for worker in workers:
             stack.enter_context(worker.paused())
         yield

@@ -26,6 +26,8 @@ class CallOrder:
         self._changed = threading.Condition()
         self._owner: int | None = None
         self._background: _Background | None = None
+        # Threads in `paused` since before the first call in the background.
+        self._pausing: list[int] = []
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -43,11 +45,21 @@ class CallOrder:
         Where none ever began, it does not wait for the direct calls of other threads: these may
         wait for data, and what needs no step, such as a counter's checkpoint, must not wait, too.
         """
-        if self._background is None:
-            yield
+        thread = threading.get_ident()
+        with self._changed:
+            is_first = self._background is None
+            if is_first:
+                self._pausing.append(thread)
+        if not is_first:
+            with self.turn():
+                yield
             return
-        with self.turn():
+        try:
             yield
+        finally:
+            with self._changed:
+                self._pausing.remove(thread)
+                self._changed.notify_all()
 
     def begin(
         self, function: Callable[[], Any], cancel: Callable[[], None]
@@ -61,13 +73,21 @@ class CallOrder:
         Returns:
           A future of what `function` returns or raises.
         """
-        if self._background is None:
-            self._background = _Background()
-            weakref.finalize(self, self._background.stop)
-        self._background.free.acquire()
+        background = self._thread()
+        background.free.acquire()
         with self._changed:  # The thread must find its calls in the order of their tickets.
             ticket = self._draw()
-            return self._background.submit(function, cancel, lambda: self._turn_of(ticket))
+            return background.submit(function, cancel, lambda: self._turn_of(ticket))
+
+    def _thread(self) -> "_Background":
+        """Returns what runs calls in the background; starts it when no other thread pauses it."""
+        with self._changed:
+            thread = threading.get_ident()
+            self._changed.wait_for(lambda: not self._pausing or thread in self._pausing)
+            if self._background is None:
+                self._background = _Background()
+                weakref.finalize(self, self._background.stop)
+            return self._background
 
     def _draw(self) -> object:
         ticket = object()

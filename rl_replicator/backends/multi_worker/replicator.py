@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,7 @@ class MultiWorkerReplicator(replicator.Replicator):
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
         self._workers = _GroupHost(self._group)
         self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
+        self._inputs_lock = threading.Lock()  # The thread that finds a loss looks at them, too.
         self._group.call_on_loss(self._wake_waiting_steps)
         super().__init__(self._workers)
 
@@ -88,7 +90,8 @@ class MultiWorkerReplicator(replicator.Replicator):
         return cls()
 
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
-        self._inputs.add(inputs)
+        with self._inputs_lock:
+            self._inputs.add(inputs)
         if self.num_processes > 1:
             inputs.keep_unused_rows()
         return inputs
@@ -133,7 +136,9 @@ class MultiWorkerReplicator(replicator.Replicator):
 
     def _wake_waiting_steps(self) -> None:
         # A step that waits for data would not notice that the other processes will not take it.
-        for inputs in list(self._inputs):
+        with self._inputs_lock:
+            waiting = list(self._inputs)
+        for inputs in waiting:
             inputs.cancel()
 
 

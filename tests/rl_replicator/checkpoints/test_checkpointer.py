@@ -566,6 +566,15 @@ def test_background_work_ends_before_anything_is_restored(saved):
     del worker
 
 
+def test_background_work_is_paused_in_the_order_in_which_it_was_registered():
+    """Two threads that pause the same work would otherwise wait for each other."""
+    paused = []
+    workers = [Worker(lambda number=number: paused.append(number)) for number in range(50)]
+    with pending_work.paused():
+        assert paused == list(range(50))
+    del workers
+
+
 def test_a_part_that_cannot_be_captured_is_saved_at_once(saved, tmp_path):
     saved.begin_save(30, {"blob": Blob(b"at once"), "gated": parts.JsonPart(dict, print)})
     assert not saved.is_saving

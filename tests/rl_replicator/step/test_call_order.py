@@ -12,6 +12,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from rl_replicator.checkpoints import parts
 from rl_replicator.checkpoints.parts import VariableValues
+from rl_replicator.step import call_order
 from tests.suite import forked
 
 
@@ -120,6 +121,27 @@ def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path)
     assert thread.is_alive() and not release.is_set()
     release.set()
     thread.join(60)
+
+
+def test_the_first_call_in_the_background_waits_for_a_pause():
+    order = call_order.CallOrder()
+    begun = threading.Event()
+
+    def begin():
+        order.begin(begun.set, lambda: None).result(30)
+
+    thread = threading.Thread(target=begin)
+    with order.paused():
+        thread.start()
+        with order.paused():  # Re-entrant.
+            pass
+        assert not begun.wait(0.3)
+    thread.join(30)
+    assert begun.is_set()
+    # The thread that pauses does not wait for itself.
+    order = call_order.CallOrder()
+    with order.paused():
+        assert order.begin(lambda: 7, lambda: None).result(30) == 7
 
 
 def test_a_call_that_fails_or_is_dropped_ends_its_turn():
