@@ -127,7 +127,7 @@ class _FuturesClient:
     def __init__(self, owner: connection.Connection, unpack: Callable[[bytes], Any]):
         self._connection = owner
         self._unpack = unpack
-        self._pending = pending.PendingCalls(owner.find_link, owner.as_client)
+        self._pending = pending.PendingCalls(owner)
 
     def __getattr__(self, method: str) -> Callable[..., futures.Future[Any]]:
         if method.startswith("_"):

@@ -8,47 +8,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
-from launchpad.rpc import credentials
+from launchpad.rpc import connection, credentials
 from launchpad.rpc import link as rpc_link
 
 # How long one round waits for the server's address, and for its connection, in seconds.
 _ROUND_SECS = 0.2
 
 
-class ResendableCall(Protocol):
-    """One call that may be sent several times; see `connection.Call`."""
-
-    request: bytes
-
-    def ticket(self) -> credentials.Ticket:
-        """Returns what identifies the call."""
-
-    def remaining(self) -> float | None:
-        """Returns the seconds until the deadline, or None without one."""
-
-    def reconnected(self) -> None:
-        """Notes that the server was found again after a loss."""
-
-    def answered(self) -> None:
-        """Notes that the server has answered."""
-
-    def failed(self, link: rpc_link.Link, error: Exception) -> None:
-        """Returns if the call may be sent again, and raises its error if not."""
-
-    def check(self) -> None:
-        """Raises if waiting for the server has become pointless."""
-
-    def close(self) -> None:
-        """Notes that nobody waits for the answer any more."""
-
-
 @dataclasses.dataclass
 class _Entry:
-    call: ResendableCall
+    call: connection.Call
     unpack: Callable[[bytes], Any]
     result: futures.Future[Any]
     was_sent: bool = False
@@ -61,26 +34,20 @@ class PendingCalls:
     it can, and fails those whose deadline has passed.
     """
 
-    def __init__(
-        self,
-        find_link: Callable[[float | None], rpc_link.Link | None],
-        as_client: Callable[[], contextlib.AbstractContextManager[None]],
-    ):
+    def __init__(self, owner: connection.Connection):
         """Starts no thread.
 
         Args:
-          find_link: (seconds) -> the link to the server; None if its address is not known by then.
-          as_client: Context in which it runs, and what unpacks answers, in whatever thread.
+          owner: Finds the link to the server. Answers are unpacked as its client, in any thread.
         """
-        self._find_link = find_link
-        self._as_client = as_client
+        self._connection = owner
         self._waiting: list[_Entry] = []
         self._lock = threading.Lock()
         self._has_thread = False
 
     def submit(
         self,
-        call: ResendableCall,
+        call: connection.Call,
         link: rpc_link.Link | None,
         unpack: Callable[[bytes], Any],
     ) -> futures.Future[Any]:
@@ -118,7 +85,7 @@ class PendingCalls:
         if entry.result.cancelled():
             entry.call.close()
             return
-        with self._as_client():  # This may be any thread: gRPC's, or that of the caller.
+        with self._connection.as_client():  # This may be any thread: gRPC's, or that of the caller.
             try:
                 if rpc.code() != grpc.StatusCode.OK:
                     raise rpc
@@ -162,8 +129,8 @@ class PendingCalls:
                     self._has_thread = False
                     return
             try:
-                with self._as_client():
-                    link = self._find_link(_ROUND_SECS)
+                with self._connection.as_client():
+                    link = self._connection.find_link(_ROUND_SECS)
                 failure = None
             except Exception as error:  # Such as a program that is stopping.
                 link, failure = None, error
