@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,11 @@ _MAX_STEPS_PER_ROW = 100
 _WAITING_THRESHOLD = 0.05
 
 
-class Reports(Protocol):
-    """Receives the progress and the metrics of the training loop."""
+class Reports:
+    """Receives the progress and the metrics of the training loop, and writes nothing.
+
+    For all processes but the chief, whose `ChiefReports` write.
+    """
 
     def tick(self, batches: int, starved: bool | None) -> None:
         """Redraws the line. Call it several times per second while calls run.
@@ -82,6 +85,7 @@ class Reports(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Returns the sums of the next row as plain data, for a checkpoint."""
+        return {}
 
     def close(self) -> None:
         """Closes the line and the tables."""
@@ -193,34 +197,6 @@ class ChiefReports(Reports):
     def close(self) -> None:
         self._line.close()
         self._writer.close()
-
-
-class NoReports(Reports):
-    """The reports of all other processes: writes nothing."""
-
-    def tick(self, batches: int, starved: bool | None) -> None:
-        pass
-
-    def tick_evaluation(self, step: int, seconds: float) -> None:
-        pass
-
-    def add(self, batch: int, count: int, metrics: Mapping[str, np.ndarray]) -> None:
-        pass
-
-    def flush(self, step: int) -> None:
-        pass
-
-    def add_evaluation(self, step: int, figures: Mapping[str, float], shown: str) -> None:
-        pass
-
-    def add_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 def _checked(name: Any, image: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableVal
 from rl_replicator.learners.calls import Calls, PhaseCall, check_repeatable
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
-from rl_replicator.learners.reports import ChiefReports, NoReports, Reports
+from rl_replicator.learners.reports import ChiefReports, Reports
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
@@ -142,7 +142,7 @@ class Training:
                 self._progress["row"],
             )
             if replicator.is_chief
-            else NoReports()
+            else Reports()
         )
         self._started = time.monotonic() - self._progress["seconds"]
         is_profiled = settings.profile_steps and replicator.is_chief
