@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rl_replicator import collectives
+from rl_replicator import collectives, errors
 from rl_replicator.checkpoints import pending_work
 from rl_replicator.optimizers import gradients, wrapping
 from rl_replicator.step import compiled, evaluation, results
@@ -211,9 +211,19 @@ class Replicator(abc.ABC):
         Raises:
           ConfigError: if the step uses a variable that was created outside `scope()`; if it
             creates one whose initial value it computes; if its replicas call different
-            collectives, or return different nests; or if some replicas may skip a collective.
+            collectives, or return different nests; if some replicas may skip a collective; or if
+            `check_every` is below 1.
         """
-        return compiled.CompiledStep(self._host, step_fn, inputs, steps_per_call, check_every)
+        if check_every is not None and check_every < 1:
+            raise errors.ConfigError(
+                f"expected check_every of at least 1 step, got {check_every}; use None to compare "
+                "nothing"
+            )
+        return self._make_step(step_fn, inputs, steps_per_call, check_every)
+
+    def _make_step(self, *arguments: Any) -> compiled.CompiledStep:
+        """Compiles a step, from the arguments of `replicate`. Override it for another class."""
+        return compiled.CompiledStep(self._host, *arguments)
 
     def begin(
         self, function: Callable[[], Any], cancel: Callable[[], None]

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.step import compiled, host
-from rl_replicator.step import inputs as inputs_lib
 from rl_replicator.step import results as results_lib
 
 _ADVICE = (
@@ -63,15 +62,8 @@ class TpuReplicator(replicator.Replicator):
     def strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.TPUStrategy(self._resolver)
 
-    def replicate(
-        self,
-        step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
-        steps_per_call: int | None = None,
-        check_every: int | None = 1000,
-    ) -> "TpuStep":
-        del check_every  # All replicas share one trace, and no test could run the comparison.
-        return TpuStep(self._host, step_fn, inputs, steps_per_call)
+    def _make_step(self, *arguments: Any) -> "TpuStep":
+        return TpuStep(self._host, *arguments)
 
 
 class TpuHost(host.Host):
@@ -114,6 +106,9 @@ class TpuStep(compiled.CompiledStep):
     """A step on TPUs: traced once, with the elements of all replicas as its arguments."""
 
     _host: TpuHost
+
+    def _make_check(self, check_every: int | None) -> None:
+        """Returns None: all replicas share one trace, and no test could run the comparison."""
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         parts = self._inputs.split(row)

@@ -204,11 +204,6 @@ class CompiledStep(ReplicatedStep):
             )
 
     def _make_check(self, check_every: int | None) -> replica_check.ReplicaCheck | None:
-        if check_every is not None and check_every < 1:
-            raise errors.ConfigError(
-                f"expected check_every of at least 1 step, got {check_every}; use None to compare "
-                "nothing"
-            )
         if check_every is None or self._host.num_replicas == 1:
             return None
         used = self._host.registry.with_copies(self._variables)

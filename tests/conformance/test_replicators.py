@@ -79,6 +79,12 @@ def make_learner(replicator, optimizer_class=snt.optimizers.Adam, **wrap_options
     return model, optimizer, step_fn
 
 
+def test_a_step_is_not_compared_every_0_steps(replicator):
+    inputs = replicator.make_inputs(batches)
+    with pytest.raises(rr.ConfigError, match="check_every of at least 1 step, got 0"):
+        replicator.replicate(lambda x: x, inputs, check_every=0)
+
+
 def train(replicator, steps, steps_per_call=None, **options):
     """Trains from equal weights, and compares the replicas' copies of them.
 

@@ -26,6 +26,11 @@ def test_strategy_for_keras(replicator):
     assert replicator.strategy.num_replicas_in_sync == replicator.num_replicas == CORES
 
 
+def test_a_step_is_not_compared_every_0_steps(replicator):
+    with pytest.raises(rr.ConfigError, match="check_every of at least 1 step, got 0"):
+        replicator.replicate(lambda x: x, replicator.make_inputs(batches), check_every=0)
+
+
 def batches(context):
     return tf.data.Dataset.from_tensor_slices(DATA).batch(BATCH, drop_remainder=True).repeat()
 

@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -97,15 +97,8 @@ class MeshReplicator(replicator.Replicator):
         mesh_step.check_specs(inputs.specs, layouts.size_of(self.mesh, layouts.DATA))
         return inputs
 
-    def replicate(
-        self,
-        step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
-        steps_per_call: int | None = None,
-        check_every: int | None = 1000,
-    ) -> mesh_step.MeshStep:
-        del check_every  # There is only one replica.
-        return mesh_step.MeshStep(self._host, step_fn, inputs, steps_per_call)
+    def _make_step(self, *arguments: Any) -> mesh_step.MeshStep:
+        return mesh_step.MeshStep(self._host, *arguments)
 
 
 _layouts = layouts.Layouts  # In `__init__`, the argument hides the module.

@@ -96,15 +96,9 @@ class MultiWorkerReplicator(replicator.Replicator):
             inputs.keep_unused_rows()
         return inputs
 
-    def replicate(
-        self,
-        step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
-        steps_per_call: int | None = None,
-        check_every: int | None = 1000,
-    ) -> compiled.ReplicatedStep:
+    def _make_step(self, *arguments: Any) -> "_GroupStep":
         self._workers.begin_step()
-        return _GroupStep(self._workers, step_fn, inputs, steps_per_call, check_every)
+        return _GroupStep(self._workers, *arguments)
 
     def gather(self, outputs: Any) -> Any:
         """Stacks outputs over the replicas of all processes, which must all call it.

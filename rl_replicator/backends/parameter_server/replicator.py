@@ -141,14 +141,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             home=self._home,
         )
 
-    def replicate(
-        self,
-        step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
-        steps_per_call: int | None = None,
-        check_every: int | None = 1000,
-    ) -> asynchronous_step.AsynchronousStep:
-        del check_every  # There is only one replica.
+    def _make_step(self, *arguments: Any) -> asynchronous_step.AsynchronousStep:
+        step_fn, inputs, steps_per_call, _ = arguments  # One replica has nothing to compare.
         if not isinstance(inputs, asynchronous_inputs.WorkerInputs):
             raise errors.ConfigError(
                 f"expected inputs of this replicator, got {type(inputs).__name__}; make them with "
