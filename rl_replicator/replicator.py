@@ -221,9 +221,9 @@ class Replicator(abc.ABC):
             )
         return self._make_step(step_fn, inputs, steps_per_call, check_every)
 
-    def _make_step(self, *arguments: Any) -> compiled.CompiledStep:
+    def _make_step(self, *arguments: Any) -> compiled.ReplicatedStep:
         """Compiles a step, from the arguments of `replicate`. Override it for another class."""
-        return compiled.CompiledStep(self._host, *arguments)
+        return compiled.ReplicatedStep(self._host, *arguments)
 
     def begin(
         self, function: Callable[[], Any], cancel: Callable[[], None]

@@ -102,7 +102,7 @@ class TpuHost(host.Host):
         ]
 
 
-class TpuStep(compiled.CompiledStep):
+class TpuStep(compiled.ReplicatedStep):
     """A step on TPUs: traced once, with the elements of all replicas as its arguments."""
 
     _host: TpuHost

@@ -1,6 +1,5 @@
 """The compiled step: `step_fn` on every replica, once or several times in one call."""
 
-import abc
 import contextlib
 import logging
 import operator
@@ -38,16 +37,40 @@ _SEED_STRIDE = 1_299_709
 _REPLICA_STRIDE = 15_485_863
 
 
-class ReplicatedStep(abc.ABC):
+class ReplicatedStep:
     """A compiled step; call it to take the step. Made by `Replicator.replicate`.
 
     Attributes:
       steps_per_call: number of steps in one call; None for one whose outputs are not stacked.
     """
 
-    def __init__(self, host: host_lib.Host, steps_per_call: int | None):
+    def __init__(
+        self,
+        host: host_lib.Host,
+        step_fn: Callable[[Any], Any],
+        inputs: inputs_lib.Inputs,
+        steps_per_call: int | None,
+        check_every: int | None = None,
+    ):
+        """Compiles the step.
+
+        Args:
+          host: where the step runs.
+          step_fn: see `Replicator.replicate`.
+          inputs: likewise.
+          steps_per_call: likewise.
+          check_every: likewise.
+        """
         self._host = host
         self.steps_per_call = None if steps_per_call is None else _whole(steps_per_call)
+        self._inputs = inputs
+        self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
+        self._converted = _with_autograph(step_fn)
+        self._template: Any = None
+        self._variables: list[tf.Variable] = []
+        self._traced = self._trace_step()
+        self._compiled = self._compile(self._traced)
+        self._check = self._make_check(check_every)
 
     def __call__(self) -> Any:
         """Takes the step (or `steps_per_call` of them), after all calls made before.
@@ -67,78 +90,8 @@ class ReplicatedStep(abc.ABC):
         with self._host.call_order.turn():
             return self._call()
 
-    @abc.abstractmethod
     def _call(self) -> Any:
         """Does what `__call__` says, in its turn."""
-
-    @abc.abstractmethod
-    def stateful_random_op(self) -> str | None:
-        """Returns the name of a random operation that no checkpoint can continue; None without one.
-
-        Such an operation draws the same numbers again after a restart, like `tf.random.normal`.
-        """
-
-    @abc.abstractmethod
-    def assigned_variables(self) -> list[tf.Variable]:
-        """Returns the variables that the step assigns, in the order of their creation.
-
-        Those are what training changes, so a checkpoint has to hold them. What the step only reads
-        is left out, and so are variables of the replicator's own.
-        """
-
-    @abc.abstractmethod
-    def cancel(self) -> None:
-        """Ends a call that waits for input, or the next one. Callable from any thread.
-
-        One `cancel` makes one call raise `StepCancelled`: the one that waits, or the first to
-        reach the mark behind the rows that are ready. Later calls work again. Steps that share
-        their inputs share the mark too.
-        """
-
-    def begin(self) -> "futures.Future[Any]":
-        """Takes the step in the background, so that Python can work while the devices do.
-
-        All calls of a replicator's steps, direct ones included, run one at a time, in the order in
-        which they were made. At most two calls wait in the background: a third `begin` blocks until
-        one has ended. When the program exits, a call that waits for data is cancelled.
-
-        Returns:
-          A future of what calling the step returns, or raises.
-        """
-        return self._host.call_order.begin(self._call, self.cancel)
-
-
-class CompiledStep(ReplicatedStep):
-    """A step in one graph for all replicas of this process."""
-
-    def __init__(
-        self,
-        host: host_lib.Host,
-        step_fn: Callable[[Any], Any],
-        inputs: inputs_lib.Inputs,
-        steps_per_call: int | None,
-        check_every: int | None = None,
-    ):
-        """Compiles the step.
-
-        Args:
-          host: where the step runs.
-          step_fn: see `Replicator.replicate`.
-          inputs: likewise.
-          steps_per_call: likewise.
-          check_every: likewise.
-        """
-        super().__init__(host, steps_per_call)
-        self._inputs = inputs
-        self._step_fn = step_fn  # Keeps alive the variables that the compiled function uses.
-        self._converted = _with_autograph(step_fn)
-        self._template: Any = None
-        self._variables: list[tf.Variable] = []
-        self._traced = self._trace_step()
-        self._compiled = self._compile(self._traced)
-        self._check = self._make_check(check_every)
-
-    def _call(self) -> Any:
         self._inputs.start()
         try:
             head, *flat = self._compiled(*self._inputs.arguments)
@@ -160,13 +113,40 @@ class CompiledStep(ReplicatedStep):
         return results_lib.join(self._unflatten(flat))
 
     def stateful_random_op(self) -> str | None:
+        """Returns the name of a random operation that no checkpoint can continue; None without one.
+
+        Such an operation draws the same numbers again after a restart, like `tf.random.normal`.
+        """
         return random_ops.find(self._traced)
 
     def assigned_variables(self) -> list[tf.Variable]:
+        """Returns the variables that the step assigns, in the order of their creation.
+
+        Those are what training changes, so a checkpoint has to hold them. What the step only reads
+        is left out, and so are variables of the replicator's own.
+        """
         return self._host.registry.assigned_by(self._traced)
 
     def cancel(self) -> None:
+        """Ends a call that waits for input, or the next one. Callable from any thread.
+
+        One `cancel` makes one call raise `StepCancelled`: the one that waits, or the first to
+        reach the mark behind the rows that are ready. Later calls work again. Steps that share
+        their inputs share the mark too.
+        """
         self._inputs.cancel()
+
+    def begin(self) -> "futures.Future[Any]":
+        """Takes the step in the background, so that Python can work while the devices do.
+
+        All calls of a replicator's steps, direct ones included, run one at a time, in the order in
+        which they were made. At most two calls wait in the background: a third `begin` blocks until
+        one has ended. When the program exits, a call that waits for data is cancelled.
+
+        Returns:
+          A future of what calling the step returns, or raises.
+        """
+        return self._host.call_order.begin(self._call, self.cancel)
 
     def _trace_step(self) -> _Function:
         """Traces a single step, from a row's tensors to the outputs of all replicas."""

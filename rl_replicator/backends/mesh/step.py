@@ -130,7 +130,7 @@ class MeshHost(host.LocalHost):
         )
 
 
-class MeshStep(compiled.CompiledStep):
+class MeshStep(compiled.ReplicatedStep):
     """A step on a mesh.
 
     The host loops over the steps of a call. In measurements, a loop in the graph was no faster, and

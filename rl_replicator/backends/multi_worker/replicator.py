@@ -227,7 +227,7 @@ class _GroupHost(host.StrategyHost):
         return self._group.step_failure(error)
 
 
-class _GroupStep(compiled.CompiledStep):
+class _GroupStep(compiled.ReplicatedStep):
     """A step that checks variables before its first call, and raises `WorkerLost` if one is."""
 
     _host: _GroupHost

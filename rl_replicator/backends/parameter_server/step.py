@@ -14,7 +14,7 @@ from rl_replicator.step import host as host_lib
 from rl_replicator.step import inputs as inputs_lib
 
 
-class AsynchronousStep(compiled.CompiledStep):
+class AsynchronousStep(compiled.ReplicatedStep):
     """A step that returns the outputs of workers' calls, in the order in which they finish.
 
     Each call schedules as many calls on the workers as may run, and then waits for one to finish.

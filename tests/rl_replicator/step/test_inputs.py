@@ -364,7 +364,7 @@ def test_a_row_outlasts_a_step_that_another_process_cancels(devices):
     data = tf.data.Dataset.range(9)
     inputs = inputs_lib.make(lambda _: data, [rr.InputContext(2)], 1, None, devices)
     inputs.keep_unused_rows()
-    step = compiled.CompiledStep(TwoProcesses(), lambda x: x, inputs, None)
+    step = compiled.ReplicatedStep(TwoProcesses(), lambda x: x, inputs, None)
     assert [int(step()), int(step())] == [0, 1]
     with pytest.raises(rr.StepCancelled):
         step()
@@ -374,7 +374,7 @@ def test_a_row_outlasts_a_step_that_another_process_cancels(devices):
 def test_an_end_outlasts_a_step_that_another_process_cancels():
     inputs = inputs_lib.make(lambda _: tf.data.Dataset.range(2), [rr.InputContext(2)], 1, None)
     inputs.keep_unused_rows()
-    step = compiled.CompiledStep(TwoProcesses(), lambda x: x, inputs, None)
+    step = compiled.ReplicatedStep(TwoProcesses(), lambda x: x, inputs, None)
     assert [int(step()), int(step())] == [0, 1]
     with pytest.raises(rr.StepCancelled):
         step()
