@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_replicator.checkpoints import Checkpointer
-from rl_replicator.errors import ConfigError, UsageError, check_option
+from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.learners import signatures
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
-from rl_replicator.runs.profiler import parse_span
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import (
     RunDirectory,
@@ -41,45 +41,8 @@ _RUNS = Path("runs")
 # Fields of a config that set the length of a run. They may grow when the run is resumed.
 _LENGTHS = ("steps", "epochs")
 _FREE = tuple(f"config.{name}" for name in _LENGTHS)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """How to run a learner, whatever it learns."""
-
-    replicas: str = "1"
-    """Replicas: a number of devices, or a string of `rl_replicator.make` such as multi_worker."""
-    run_dir: Path | None = None
-    """Directory of the run; an existing run is continued. Default: a new one under `runs/`."""
-    resume: bool = False
-    """Continue the newest run with the same settings under `runs/`."""
-    steps_per_call: int = 10
-    """Steps in one compiled call, for a learner with a single step function."""
-    checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of them."""
-    track: tuple[str, ...] = ()
-    """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints to keep; the one with the best evaluation is kept beside them."""
-    evaluation_seconds: float = 3600.0
-    """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
-    open_ports: bool = False
-    """Allow ports that other machines can reach without a password: that of TensorFlow in a job on
-    several machines, see SECURITY.md."""
-    deterministic: bool = False
-    """Make runs equal bit for bit, which is slower."""
-    profile_steps: str | None = None
-    """Steps of which to write a profile for TensorBoard, START:END."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps_per_call", "keep_checkpoints"):
-            value = getattr(self, name)
-            check_option(value >= 1, name, "at least 1", value)
-        for name in ("checkpoint_seconds", "evaluation_seconds"):
-            seconds = getattr(self, name)
-            check_option(seconds > 0, name, "more than 0", seconds)
-        if self.profile_steps is not None:
-            parse_span(self.profile_steps)
+# For a `Training` that takes no step.
+_MEASURING = RunOptions(steps_per_call=1, evaluation_seconds=float("inf"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,14 +188,14 @@ class LearnerCommand:
         Raises:
           UsageError: if there is no run, no checkpoint, or no evaluation.
         """
-        from rl_replicator.learners.training import LoopSettings, Training
+        from rl_replicator.learners.training import Training
 
         run = RunDirectory(run_dir)
         config = self._stored_config(run.config()["identity"])
         run.checkpointer(best)  # Raises if there is none.
         replicator = _make_replicator("1", deterministic=False)
         learner = self._make_learner(replicator, config)
-        training = Training(replicator, learner, run, LoopSettings(steps_per_call=1), best=best)
+        training = Training(replicator, learner, run, _MEASURING, best=best)
         with contextlib.closing(training):  # Its progress line ends before the figures.
             figures = training.measure()
         _print(training, figures)
@@ -250,7 +213,7 @@ class LearnerCommand:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
         """
         from rl_replicator.exports.model import Card, ExportedModel
-        from rl_replicator.learners.training import LoopSettings, Training
+        from rl_replicator.learners.training import Training
 
         run = RunDirectory(run_dir)
         identity = run.config()["identity"]
@@ -264,7 +227,7 @@ class LearnerCommand:
                 f"expected a learner with a method served(), got {self.name}; return from it the "
                 "function to export"
             )
-        training = Training(replicator, learner, run, LoopSettings(steps_per_call=1), best=best)
+        training = Training(replicator, learner, run, _MEASURING, best=best)
         figures = {name: f"{value:.4f}" for name, value in _figures_at(run, training.step).items()}
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
         facts["licence"] = license_name
@@ -448,19 +411,11 @@ def _train(
     options: Any,
     listener: RunListener,
 ) -> int:
-    from rl_replicator.learners.training import LoopSettings, Training, is_finished
+    from rl_replicator.learners.training import Training, is_finished
 
     if not replicator.is_chief and is_finished(run, learner):
         return 0
-    settings = LoopSettings(
-        options.steps_per_call,
-        options.checkpoint_seconds,
-        options.evaluation_seconds,
-        options.keep_checkpoints,
-        options.profile_steps,
-        options.deterministic,
-    )
-    training = Training(replicator, learner, run, settings, listener)
+    training = Training(replicator, learner, run, options, listener)
     signal_number = training.run()
     if signal_number is not None:
         if replicator.is_chief:

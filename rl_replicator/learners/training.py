@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import signal
 import time
@@ -20,6 +19,7 @@ from rl_replicator.learners.calls import Calls, PhaseCall, check_repeatable
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
 from rl_replicator.learners.contract import Evaluation, Learner, Reference
 from rl_replicator.learners.reports import ChiefReports, Reports
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
@@ -40,27 +40,6 @@ class Diverged(errors.UsageError):
     """A metric or a variable is NaN or infinite."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopSettings:
-    """Settings of the training loop.
-
-    Attributes:
-      steps_per_call: number of steps in a compiled call, for a learner with a single phase.
-      checkpoint_seconds: seconds between checkpoints.
-      evaluation_seconds: seconds after which an evaluation fails.
-      keep_checkpoints: number of newest checkpoints to keep.
-      profile_steps: steps to profile, START:END; the chief's process only.
-      deterministic: whether a resumed run must equal an uninterrupted one.
-    """
-
-    steps_per_call: int
-    checkpoint_seconds: float = 60.0
-    evaluation_seconds: float = float("inf")
-    keep_checkpoints: int = 2
-    profile_steps: str | None = None
-    deterministic: bool = False
-
-
 class Training:
     """The training of a learner in one process.
 
@@ -72,7 +51,7 @@ class Training:
         replicator: Replicator,
         learner: Learner,
         run: RunDirectory,
-        settings: LoopSettings,
+        options: RunOptions,
         listener: RunListener = SILENT,
         best: bool = False,
     ):
@@ -82,7 +61,7 @@ class Training:
           replicator: runs the steps.
           learner: the learner, made for `replicator`.
           run: directory of checkpoints and metrics.
-          settings: settings of the loop.
+          options: the options of the run.
           listener: receives the evaluations.
           best: whether to restore the checkpoint with the best evaluation, not the newest; for
             `measure` only.
@@ -95,10 +74,10 @@ class Training:
         self._replicator = replicator
         self._learner = learner
         self._run = run
-        self._evaluation_seconds = settings.evaluation_seconds
+        self._evaluation_seconds = options.evaluation_seconds
         self._listener = listener
         folder = run.best if best else run.checkpoints
-        self._checkpointer = Checkpointer(folder, settings.keep_checkpoints)
+        self._checkpointer = Checkpointer(folder, options.keep_checkpoints)
         self._best = Checkpointer(run.best, keep=1)
         self._progress: dict[str, Any] = {"batches": 0, "seconds": 0.0, "best": None, "row": {}}
         progress = JsonPart(dict, self._progress.update)
@@ -106,12 +85,12 @@ class Training:
         if is_resumed:
             self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
-        self._calls = Calls(replicator, learner, self._progress["batches"], settings.steps_per_call)
+        self._calls = Calls(replicator, learner, self._progress["batches"], options.steps_per_call)
         self._evaluation = evaluation = learner.evaluation()
         reference = None if evaluation is None else evaluation.reference
         self._compute_sums = _compile(replicator, evaluation, evaluation, _DATA)
         self._compute_reference = _compile(replicator, evaluation, reference, _REFERENCE_DATA)
-        if settings.deterministic:
+        if options.deterministic:
             self._calls.check_repeatable()
             for compute in (self._compute_sums, self._compute_reference):
                 if compute is not None:
@@ -145,9 +124,9 @@ class Training:
             else Reports()
         )
         self._started = time.monotonic() - self._progress["seconds"]
-        is_profiled = settings.profile_steps and replicator.is_chief
-        self._profiler = StepProfiler(settings.profile_steps if is_profiled else None, run.path)
-        self._clock = CheckpointClock(replicator, settings.checkpoint_seconds)
+        is_profiled = options.profile_steps and replicator.is_chief
+        self._profiler = StepProfiler(options.profile_steps if is_profiled else None, run.path)
+        self._clock = CheckpointClock(replicator, options.checkpoint_seconds)
         self._last_tick = 0.0
 
     @property

@@ -28,7 +28,8 @@ from rl_replicator import checkpoints, learners
 from rl_replicator.backends.parameter_server import staleness
 from rl_replicator.checkpoints import parts
 from rl_replicator.jobs import ports
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
@@ -543,7 +544,10 @@ def a_checkpoint_of_a_run_is_a_snapshot(replicator):
     with tempfile.TemporaryDirectory() as folder:
         learner = Counting(replicator, tiny_learners.Config())
         training = Training(
-            replicator, learner, RunDirectory(pathlib.Path(folder)), LoopSettings(1, 1000.0)
+            replicator,
+            learner,
+            RunDirectory(pathlib.Path(folder)),
+            RunOptions(steps_per_call=1, checkpoint_seconds=1000.0),
         )
         training._train_until(6)
         training._save()

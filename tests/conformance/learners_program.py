@@ -20,9 +20,10 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.resnet import ResNetConfig, networks
 from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents import fixed_samples
 from tests.rl_replicator.learners import image_files
@@ -76,7 +77,12 @@ LEARNERS = {"spirals": spirals, "resnet": resnet, "sngan": sngan}
 
 def train_learner(replicator, name, data, out):
     learner = LEARNERS[name](replicator, data)
-    training = Training(replicator, learner, RunDirectory(out / "run"), LoopSettings(1, 1000.0))
+    training = Training(
+        replicator,
+        learner,
+        RunDirectory(out / "run"),
+        RunOptions(steps_per_call=1, checkpoint_seconds=1000.0),
+    )
     save(replicator, out / "start", learner.trackables())
     assert training.run() is None
     save(replicator, out / "end", learner.trackables())

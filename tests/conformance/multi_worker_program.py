@@ -25,7 +25,8 @@ import rl_replicator as rr
 from docs.examples import keras_learner
 from rl_replicator import errors
 from rl_replicator.backends.multi_worker import channel
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
@@ -441,7 +442,12 @@ def exchanges_leave_nothing_behind(replicator):
 def training_rarely_waits_for_other_processes(replicator):
     learner = tiny_learners.Regression(replicator, tiny_learners.Config(steps=300, every=300))
     folder = pathlib.Path(sys.argv[1]).with_name("run")
-    training = Training(replicator, learner, RunDirectory(folder), LoopSettings(1, 0.5))
+    training = Training(
+        replicator,
+        learner,
+        RunDirectory(folder),
+        RunOptions(steps_per_call=1, checkpoint_seconds=0.5),
+    )
     exchange, exchanges = replicator._group.exchange, []
     replicator._group.exchange = lambda *args: exchanges.append(args) or exchange(*args)
     before, begun = num_threads(), time.monotonic()
@@ -459,7 +465,12 @@ def a_keras_learner_is_evaluated(replicator):
     config = keras_learner.Config(steps=4, evaluate_every=2, units=2)
     learner = keras_learner.make_learner(replicator, config)
     folder = pathlib.Path(sys.argv[1]).with_name("keras")
-    training = Training(replicator, learner, RunDirectory(folder), LoopSettings(2, 1000.0))
+    training = Training(
+        replicator,
+        learner,
+        RunDirectory(folder),
+        RunOptions(steps_per_call=2, checkpoint_seconds=1000.0),
+    )
     assert training.run() is None
     figures = training.measure()
     assert set(figures) == {"loss", "accuracy", "mae"} and np.isfinite(list(figures.values())).all()

@@ -14,7 +14,8 @@ from rl_replicator import learners
 from rl_replicator.cli import main
 from rl_replicator.exports import formats, standalone
 from rl_replicator.exports.model import Card, ExportedModel
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -213,7 +214,7 @@ def test_a_continued_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path, rep
         for steps in parts:
             replicator = rr.make(replicas)
             learner = learners.from_keras(random, data_fn)(replicator, Config(steps=steps))
-            settings = LoopSettings(steps_per_call=1, deterministic=True)
+            settings = RunOptions(steps_per_call=1, deterministic=True)
             Training(replicator, learner, RunDirectory(tmp_path / name), settings).run()
         found.append([v.numpy() for v in learner.trackables()["weights"].all])
     for one, other in zip(*found, strict=True):

@@ -15,8 +15,9 @@ from rl_replicator.learners.resnet import learner as resnet_learner
 from rl_replicator.learners.resnet import networks
 from rl_replicator.learners.resnet.config import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.training import Training
 from rl_replicator.optimizers.momentum import LARS, Momentum
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -207,7 +208,10 @@ def start(folder, path, replicas="single_device", num_steps=STEPS, **settings):
     learner.evaluation = lambda: None  # Saves its compilation.
     learner.num_steps = num_steps
     return learner, Training(
-        replicator, learner, RunDirectory(path), LoopSettings(5, 1000.0, deterministic=True)
+        replicator,
+        learner,
+        RunDirectory(path),
+        RunOptions(steps_per_call=5, checkpoint_seconds=1000.0, deterministic=True),
     )
 
 

@@ -11,9 +11,10 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.resnet import ResNetConfig
 from rl_replicator.learners.resnet.learner import ResNetLearner
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig, features, networks
 from rl_replicator.learners.sngan import command as sngan
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
@@ -34,7 +35,7 @@ def start(learner, path):
         learner.replicator,
         learner,
         RunDirectory(path),
-        LoopSettings(1, 1000.0, deterministic=True),
+        RunOptions(steps_per_call=1, checkpoint_seconds=1000.0, deterministic=True),
     )
 
 

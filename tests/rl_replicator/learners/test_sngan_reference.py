@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig
 from rl_replicator.learners.sngan.learner import SNGANLearner
-from rl_replicator.learners.training import LoopSettings, Training
+from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import image_files
@@ -70,7 +71,10 @@ def test_one_step(learner, tmp_path):
     data = learner.input_fn(rr.InputContext(num_replicas=1))
     batches = [(x.numpy(), y.numpy()) for x, y in data.take(UPDATES)]
     training = Training(
-        learner.replicator, learner, RunDirectory(tmp_path), LoopSettings(1, 1000.0)
+        learner.replicator,
+        learner,
+        RunDirectory(tmp_path),
+        RunOptions(steps_per_call=1, checkpoint_seconds=1000.0),
     )
     assert training.run() is None
 

@@ -13,7 +13,8 @@ import rl_replicator as rr
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.learners import calls
-from rl_replicator.learners.training import Diverged, LoopSettings, Training, is_finished
+from rl_replicator.learners.run_options import RunOptions
+from rl_replicator.learners.training import Diverged, Training, is_finished
 from rl_replicator.processes import signals
 from rl_replicator.runs.listener import RunListener
 from rl_replicator.runs.metrics import read_metrics
@@ -46,7 +47,10 @@ def make(kind, path, replicas="single_device", steps_per_call=10, seconds=1000.0
     replicator = rr.make(replicas)
     learner = kind(replicator, dataclasses.replace(Config(), **settings))
     return learner, Training(
-        replicator, learner, RunDirectory(path), LoopSettings(steps_per_call, seconds)
+        replicator,
+        learner,
+        RunDirectory(path),
+        RunOptions(steps_per_call=steps_per_call, checkpoint_seconds=seconds),
     )
 
 
@@ -333,7 +337,7 @@ def test_rows_of_a_call_that_is_interrupted_between_its_steps(tmp_path):
 @pytest.mark.parametrize(("kind", "place"), [(Noisy, "a step"), (NoisyEvaluation, "an evaluation")])
 def test_random_numbers_that_a_resumed_run_draws_anew(tmp_path, kind, place):
     replicator = rr.make("single_device")
-    settings = LoopSettings(10, deterministic=True)
+    settings = RunOptions(steps_per_call=10, deterministic=True)
     match = (
         f"expected {place} whose random numbers a resumed run can draw again, found "
         r"RandomStandardNormal \(.*\); use tf.random.stateless_\*"
@@ -350,7 +354,7 @@ def test_an_error_of_the_listener_loses_nothing(tmp_path):
     replicator = rr.make("single_device")
     learner = Regression(replicator, Config())
     run = RunDirectory(tmp_path)
-    training = Training(replicator, learner, run, LoopSettings(10), Failing())
+    training = Training(replicator, learner, run, RunOptions(steps_per_call=10), Failing())
     with pytest.raises(KeyError, match="15"):
         training.run()
     assert Checkpointer(run.checkpoints).latest().step == 15
