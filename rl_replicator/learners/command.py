@@ -141,20 +141,25 @@ class LearnerCommand:
     def _train_in(
         self, run: RunDirectory, replicator: "Replicator", options: Any, listener: RunListener
     ) -> int:
+        from rl_replicator.learners.training import Training, is_finished
+
         stored = run.config()["identity"].get("config", {}) if run.exists else {}
         config = as_stored(settled(options.config, stored))
         learner = self._make_learner(replicator, config)
         if not replicator.is_chief:
             _agree_on_checkpoint(replicator)
             listener.started(run)
-            return _train(replicator, learner, run, options, SILENT)
+            if is_finished(run, learner):
+                return 0
+            signal_number = Training(replicator, learner, run, options).run()
+            return 0 if signal_number is None else 128 + signal_number
         identity = _identity(config)
         is_new = options.run_dir is None or not run.path.exists()
         with run.opened(self.name, identity, _FREE) as there:
             listener.started(run)
             Checkpointer(run.checkpoints).set_aside_damaged()
             _agree_on_checkpoint(replicator)
-            if there and _is_finished(run, learner):
+            if there and is_finished(run, learner):
                 print(
                     f"finished: all {learner.num_steps:,} steps of the run in {run.path} are done; "
                     f"a longer run continues it{_how_to_grow(config)}"
@@ -166,7 +171,7 @@ class LearnerCommand:
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
             try:
-                return _recorded(replicator, learner, run, options, listener)
+                return _train(replicator, learner, run, options, listener)
             except UsageError:
                 from rl_replicator.runs.metrics import read_metrics
 
@@ -361,12 +366,6 @@ def _agree_on_checkpoint(replicator: "Replicator") -> None:
     replicator.reduce("max", np.int64(0))
 
 
-def _is_finished(run: RunDirectory, learner: "Learner") -> bool:
-    from rl_replicator.learners.training import is_finished
-
-    return is_finished(run, learner)
-
-
 def _score(learner: "Learner") -> dict[str, Any] | None:
     """Returns the figure that selects the best checkpoint; None without an evaluation."""
     evaluation = learner.evaluation()
@@ -382,60 +381,38 @@ def _how_to_grow(config: Any) -> str:
     return f" (--{names[0]})" if names else ""
 
 
-def _recorded(
-    replicator: "Replicator",
-    learner: "Learner",
-    run: RunDirectory,
-    options: Any,
-    listener: RunListener,
-) -> int:
-    """Trains, and records how the run has ended."""
-    try:
-        status = _train(replicator, learner, run, options, listener)
-    except BaseException as error:
-        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
-        if isinstance(error, Exception) and replicator.is_chief:
-            trackers.fail(run)
-        raise
-    if status:
-        events.record(run.path, events.RUN, events.STOPPED, signal.Signals(status - 128).name)
-    else:
-        events.record(run.path, events.RUN, events.FINISHED)
-    return status
-
-
 def _train(
     replicator: "Replicator",
     learner: "Learner",
     run: RunDirectory,
-    options: Any,
+    options: RunOptions,
     listener: RunListener,
 ) -> int:
-    from rl_replicator.learners.training import Training, is_finished
+    """Trains as the chief; records and prints how the run has ended."""
+    from rl_replicator.learners.training import Training
 
-    if not replicator.is_chief and is_finished(run, learner):
-        return 0
-    training = Training(replicator, learner, run, options, listener)
-    signal_number = training.run()
-    if signal_number is not None:
-        if replicator.is_chief:
+    try:
+        training = Training(replicator, learner, run, options, listener)
+        signal_number = training.run()
+        if signal_number is None:
+            _print(training, _figures_at(run, training.step))
+            trackers.add_files(run)
+        else:
             print(
                 f"stopped and saved at step {training.step:,}; continue with: "
                 f"rl-replicator train --run-dir {shlex.quote(str(run.path))}",
                 flush=True,
             )
-        return 128 + signal_number
-    if replicator.is_chief:
-        _print(training, _last_figures(run))
-        trackers.add_files(run)
-    return 0
-
-
-def _last_figures(run: RunDirectory) -> dict[str, float]:
-    from rl_replicator.runs.metrics import read_metrics
-
-    table = read_metrics(run.path, "evaluation")
-    return {name: column[-1] for name, column in list(table.items())[2:]}
+    except BaseException as error:
+        events.record(run.path, events.RUN, events.FAILED, f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception):
+            trackers.fail(run)
+        raise
+    if signal_number is None:
+        events.record(run.path, events.RUN, events.FINISHED)
+        return 0
+    events.record(run.path, events.RUN, events.STOPPED, signal.Signals(signal_number).name)
+    return 128 + signal_number
 
 
 def _figures_at(run: RunDirectory, step: int) -> dict[str, float]:
