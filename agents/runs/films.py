@@ -1,5 +1,6 @@
 """Films of a run, each made by a process of its own from the newest checkpoint."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -80,6 +81,7 @@ class Films:
         self._command = command
         self._due: int | None = None
         self._process: subprocess.Popen | None = None
+        self._process_steps = 0  # Environment steps at which that film was started.
         # A film that waits for a full pipe to be read would never end.
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
 
@@ -96,7 +98,7 @@ class Films:
             self._due = following
         if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
             return
-        self._due = following
+        self._due, self._process_steps = following, environment_steps
         output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
         output.parent.mkdir(exist_ok=True)
         self._process = subprocess.Popen(
@@ -111,12 +113,19 @@ class Films:
         os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def close(self) -> None:
-        """Ends a film that is being made."""
+        """Ends a film that is being made, and says so; leaves nothing of it."""
         if self._process is not None and self._is_filming():
             self._process.terminate()
-            self._process.wait()
-        for partial in (self._run.path / _FOLDER).glob(".*.partial.mp4"):
+            if self._process.wait() != 0:
+                _LOG.warning(
+                    "the film at %s steps was not complete at the end of the run; it is left out",
+                    f"{self._process_steps:,}",
+                )
+        folder = self._run.path / _FOLDER
+        for partial in folder.glob(".*.partial.mp4"):
             partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # There is none, or it has films.
+            folder.rmdir()
         self._errors.close()
 
     def _is_filming(self) -> bool:

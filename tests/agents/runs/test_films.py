@@ -80,12 +80,24 @@ def test_one_film_at_a_time_and_none_outlives_the_run(run):
     assert process.returncode is not None
 
 
-def test_the_end_of_a_run_leaves_no_unfinished_film(run):
+def test_the_end_of_a_run_leaves_no_unfinished_film_and_says_so(run, caplog):
     one = make(run, 1000, UNFINISHED)
     one.tick(1000)
     assert films(run, [".000001000.partial.mp4"]) == [".000001000.partial.mp4"]
     one.close()
-    assert films(run, []) == []
+    assert not (run.path / "films").exists()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the film at 1,000 steps was not complete at the end of the run; it is left out"
+    ]
+
+
+def test_the_end_of_a_run_keeps_its_films(run, caplog):
+    one = make(run, 1000)
+    one.tick(1000)
+    one._process.wait()
+    one.close()
+    assert films(run, ["000001000.mp4"]) == ["000001000.mp4"]
+    assert not caplog.records
 
 
 def test_no_film_without_a_checkpoint_or_without_the_option(tmp_path, run):
