@@ -193,7 +193,7 @@ def _message(box: str, declared: dict[str, str], command: str, args: Sequence[st
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
         if arg.startswith("--") and name not in declared:
-            near = difflib.get_close_matches(name, declared, n=1) or _same_ending(name, declared)
+            near = _close_matches(name, declared) or _same_ending(name, declared)
             hint = f"did you mean {near[0]}?" if near else see
             return f"expected an option of '{command}', got {arg.partition('=')[0]!r}; {hint}"
     lines = _text_lines(box)
@@ -228,6 +228,18 @@ def _kind(value: str) -> str:
         else:
             words.append(_KINDS.get(part, part.strip("{}")))
     return " or ".join(words) or "a value"
+
+
+def _close_matches(name: str, declared: dict[str, str]) -> list[str]:
+    """Returns the options that look like `name` also without the groups that both begin with."""
+
+    def is_close(option: str) -> bool:
+        given, there = name[2:].split("."), option[2:].split(".")
+        while len(given) > 1 and len(there) > 1 and given[0] == there[0]:
+            del given[0], there[0]
+        return bool(difflib.get_close_matches(".".join(given), [".".join(there)]))
+
+    return [option for option in difflib.get_close_matches(name, declared, n=5) if is_close(option)]
 
 
 def _same_ending(name: str, declared: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from rl_replicator.cli import options
+from rl_replicator.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,3 +57,18 @@ def test_a_default_that_the_text_tells_is_not_repeated(capsys, monkeypatch):
     assert line in _help(capsys, monkeypatch)
     start = Outer(name="a", folder="here")
     assert f"{line} (default: here)" in _help(capsys, monkeypatch, default=start)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--inner.siez", "did you mean --inner.size?"),
+        ("--iner.size", "did you mean --inner.size?"),
+        ("--size", "did you mean --inner.size?"),
+        ("--inner.depth", "'act --help' lists the options"),  # Only the group is near.
+        ("--lr", "'act --help' lists the options"),
+    ],
+)
+def test_only_a_near_name_is_suggested(word, hint):
+    with pytest.raises(UsageError, match=f"got '{word}'; {re.escape(hint)}$"):
+        options.parse(Outer, "act", ["--name", "a", word, "3"])
