@@ -102,7 +102,6 @@ def _train_in(
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas, options.replay_shards)
     about = _announce(agent, task, options.address)
-    _warn_if_too_short(options)
     prefilling = Prefilling(options, run)
 
     identity = options.identity
@@ -116,6 +115,7 @@ def _train_in(
                 "done; a larger --steps continues it"
             )
             return 0
+        _warn_if_too_short(options)
         plan = RunPlan(
             task=task,
             seed=options.seed,

@@ -145,6 +145,12 @@ def test_a_finished_run_says_so_and_changes_nothing(run_dir, capsys):
     assert untouched(run_dir) == before
 
 
+def test_fewer_steps_than_a_run_has_taken_are_refused_without_other_advice(run_dir, caplog):
+    with pytest.raises(UsageError, match="--steps: expected at least 1,000, which the run in"):
+        d4pg.command.train(options(run_dir, steps=200))
+    assert not caplog.records
+
+
 def test_a_finished_run_may_have_exceeded_its_steps_with_more_actors(run_dir, capsys, monkeypatch):
     """The last action of each of its actors was repeated beyond them."""
     progress = latest_progress(run_dir) | {"environment_steps": 1030}
