@@ -87,9 +87,12 @@ class RateWindow:
         return tuple(b - a for a, b in zip(first, last, strict=True))
 
     def rates(self) -> tuple[float, ...]:
-        """By how much each counter grew per second; 0 after a single sample."""
+        """By how much each counter grew per second.
+
+        It is 0 after a single sample, and of a counter that fell: a node that died repeats steps.
+        """
         seconds = self._samples[-1][0] - self._samples[0][0]
-        return tuple(grown / seconds if seconds > 0 else 0.0 for grown in self.growth())
+        return tuple(max(0.0, grown / seconds) if seconds > 0 else 0.0 for grown in self.growth())
 
 
 def progress_text(done: int, total: int, rate: float, parts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from rl_replicator.runs.progress_line import ProgressLine
+from rl_replicator.runs.progress_line import ProgressLine, RateWindow
 
 
 class Stream(io.StringIO):
@@ -47,3 +47,14 @@ def test_a_line_fits_into_one_row_of_a_terminal(is_terminal, expected, monkeypat
     stream = Stream(is_terminal)
     ProgressLine(stream).show("1/9 steps")
     assert stream.getvalue() == expected
+
+
+def test_a_counter_that_falls_has_no_rate_until_it_exceeds_what_it_was():
+    window = RateWindow()
+    window.add(0.0, 100, 1000)
+    window.add(1.0, 150, 1200)
+    assert window.rates() == (50.0, 200.0)
+    window.add(2.0, 200, 900)
+    assert window.rates() == (50.0, 0.0)
+    window.add(4.0, 300, 1400)
+    assert window.rates() == (50.0, 100.0)
