@@ -1,5 +1,6 @@
 """Where a node spends its time."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ TOTAL = "total"
 class Stopwatch:
     """Adds up the seconds that methods of some objects take, while it runs.
 
+    A call in progress counts up to now: it may be one that waits for long, and is then cancelled.
     A timed call costs some microseconds, and none while the stopwatch is stopped: an actor lets it
     run for a sample of its steps only.
     """
@@ -18,7 +20,10 @@ class Stopwatch:
     def __init__(self) -> None:
         """Is stopped, and times nothing yet."""
         self._methods: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
+        # The ends of all calls, minus their starts; and the number of calls that have not ended.
         self._seconds: dict[str, float] = {}
+        self._calls: dict[str, int] = {}
+        self._lock = threading.Lock()  # A thread of its own may take what others add.
         self._taken: dict[str, float] = {}
 
     def attach(self, target: Any, parts: Mapping[str, str]) -> None:
@@ -50,7 +55,12 @@ class Stopwatch:
         Args:
           **elsewhere: as for `start`.
         """
-        now = {**self._seconds, **elsewhere, TOTAL: time.perf_counter()}
+        with self._lock:
+            clock = time.perf_counter()
+            timed = {
+                part: spent + self._calls[part] * clock for part, spent in self._seconds.items()
+            }
+        now = {**timed, **elsewhere, TOTAL: clock}
         grown = {part: seconds - self._taken.get(part, 0.0) for part, seconds in now.items()}
         self._taken = now
         return grown
@@ -61,15 +71,20 @@ class Stopwatch:
             setattr(target, name, method)
 
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
-        seconds, clock = self._seconds, time.perf_counter
+        seconds, calls, clock = self._seconds, self._calls, time.perf_counter
         seconds.setdefault(part, 0.0)
+        calls.setdefault(part, 0)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            started = clock()
+            with self._lock:
+                seconds[part] -= clock()
+                calls[part] += 1
             try:
                 return method(*args, **kwargs)
             finally:
-                seconds[part] += clock() - started
+                with self._lock:
+                    seconds[part] += clock()
+                    calls[part] -= 1
 
         return timed
 

@@ -58,6 +58,30 @@ def test_an_error_passes_and_its_time_counts(clock):
     assert watch.take() == {"environment": 1.0, "total": 1.0}
 
 
+def test_a_call_in_progress_counts_up_to_now(clock):
+    taken = []
+
+    class Learner:
+        def step(self):
+            clock.now += 1
+            taken.append(watch.take())
+            clock.now += 2
+            taken.append(watch.take())
+            clock.now += 4
+
+    learner, watch = Learner(), Stopwatch()
+    watch.attach(learner, {"step": "step"})
+    watch.start()
+    learner.step()
+    clock.now += 8
+    taken.append(watch.take())
+    assert taken == [
+        {"step": 1.0, "total": 1.0},
+        {"step": 2.0, "total": 2.0},
+        {"step": 4.0, "total": 12.0},
+    ]
+
+
 def test_shares_are_over_all_nodes_of_a_kind():
     split = TimeSplit()
     split.add("actor", {"policy": 1.0, "insert": -0.001, "total": 4.0})
