@@ -37,8 +37,9 @@ _BYTES_PER_SECOND = 1.5e7
 # A large table takes seconds to write, which occupies processors and disk: saves take at most a
 # twentieth of the time.
 _PAUSE_PER_WRITING = 20.0
-# What a killed learner repeats at most, beside its restart. Saving it may take a hundredth of the
-# time: a learner from pixels, which takes long to write, is saved less often.
+# What a killed learner repeats, beside its restart, if it is saved fast. Saving it may take a
+# hundredth of the time: a learner from pixels, which takes long to write, is saved less often, and
+# so is another after a slow write, which competes with its steps for processors and disk.
 _LEARNER_SECONDS = 2.0
 _PAUSE_PER_LEARNER = 100.0
 
