@@ -39,6 +39,10 @@ class Worker(Protocol):
         """Kills a node that has shown no sign of life for `secs` seconds."""
 
     @property
+    def is_killable(self) -> bool:
+        """Whether `kill` ends the node whatever its code does."""
+
+    @property
     def silent_secs(self) -> float:
         """Seconds since the last sign of life of the node."""
 

@@ -50,6 +50,11 @@ class RemoteWorker(abc.ABC):
         """Kills the process and what it started itself."""
 
     @property
+    def is_killable(self) -> bool:
+        """Always True: it is a process."""
+        return True
+
+    @property
     def silent_secs(self) -> float:
         """Seconds since the node's last sign of life; 0 before it is attached."""
         return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at

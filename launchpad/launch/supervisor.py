@@ -567,13 +567,20 @@ class Supervisor:
                 member.worker.kill()
 
     def _tell_late(self, members: Sequence[lp_member.Member]) -> None:
-        late = [m.name for m in members if not m.is_gone]
+        late = [m.name for m in members if not m.is_gone and _is_killable(m)]
         if late:
             logger.warning("killed after %g s: %s", self._notice, ", ".join(late))
 
     def _abandon(self, members: Sequence[lp_member.Member]) -> None:
         left = [m for m in members if not m.is_gone]
-        if left:
-            logger.warning("left behind: %s", ", ".join(m.name for m in left))
+        if killed := [m.name for m in left if _is_killable(m)]:
+            logger.warning("left behind: %s", ", ".join(killed))
+        if running := [m.name for m in left if not _is_killable(m)]:
+            message = "still running after %g s (threads cannot be killed): %s"
+            logger.warning(message, self._notice, ", ".join(running))
         for member in left:
             member.is_abandoned = True
+
+
+def _is_killable(member: lp_member.Member) -> bool:
+    return member.worker is None or member.worker.is_killable

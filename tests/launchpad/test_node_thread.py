@@ -268,7 +268,8 @@ def test_a_node_that_waits_for_the_lock_of_a_condition_does_not_hold_up_the_end(
         assert has_begun.wait(60)
         manager.stop()
         assert manager.wait(timeout=60)
-    assert "left behind: node/0" in caplog.text
+    assert "still running after 0.5 s (threads cannot be killed): node/0" in caplog.text
+    assert "killed after" not in caplog.text and "left behind" not in caplog.text
 
 
 def test_an_interrupted_node_gives_back_the_lock_of_a_condition():

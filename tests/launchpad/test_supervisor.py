@@ -24,6 +24,7 @@ class _Worker:
 
     silent_secs = 0.0
     is_stopped = False
+    is_killable = True
 
     def __init__(self, name: str, log: list[str]):
         self._name = name

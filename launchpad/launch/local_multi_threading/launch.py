@@ -96,6 +96,11 @@ class ThreadWorker:
         self.runtime.close()
 
     @property
+    def is_killable(self) -> bool:
+        """Always False."""
+        return False
+
+    @property
     def silent_secs(self) -> float:
         """Always 0: a thread that is stuck cannot be killed, so nobody needs to know."""
         return 0.0
