@@ -99,6 +99,7 @@ class Supervisor:
         self._is_over = False
         self._lock = threading.Lock()
         self._failures: list[lp_failures.Failure] = []
+        self._is_failure_told = False
         self._is_awaited = False
         self._looked_at = self._awake_since = float("-inf")
         self._stop_at: float | None = None
@@ -526,6 +527,7 @@ class Supervisor:
             if self._is_awaited and is_idle and any(m.was_active for m in self._members):
                 self._begin_stop()
             return
+        self._tell_failure(now)
         first = [m for m in self._members if not m.node.stops_last]
         last = [m for m in self._members if m.node.stops_last]
         if not self._is_released and (
@@ -544,6 +546,16 @@ class Supervisor:
             self._abandon(first)
         if all(m.is_gone for m in first):
             self._end_last(last, now)
+
+    def _tell_failure(self, now: float) -> None:
+        """Says why the program ends, if it has not ended a moment after the failure."""
+        if self._is_failure_told or not lp_failures.is_root_known(self._failures, now):
+            return
+        self._is_failure_told = True
+        if self._stop_at is not None and self._failures[0].time <= self._stop_at:
+            root = lp_failures.root(self._failures)
+            told = f"{root.record.type_name}: {root.record.message}"
+            logger.warning("%s failed: %s; stopping", root.member.name, told)
 
     def _end_last(self, last: Sequence[lp_member.Member], now: float) -> None:
         assert self._stop_at is not None

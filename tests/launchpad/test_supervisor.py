@@ -259,6 +259,35 @@ def test_the_root_is_named_although_its_victim_tells_first(monkeypatch):
     assert program.supervisor.failure.label == "other"
 
 
+def test_a_failure_is_named_while_the_others_are_still_ending(caplog):
+    program = _Program(notice=300)
+    program.end("user", errors.ExceptionRecord.of(ValueError("it is broken")))
+    deadline = time.monotonic() + 60
+    while "user/0 failed: ValueError: it is broken; stopping" not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
+    assert not program.supervisor.done.is_set()
+    program.end("other")
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(60)
+    assert caplog.text.count("it is broken") == 1
+
+
+def test_a_failure_after_a_signal_is_not_why_the_program_stops(caplog, monkeypatch):
+    monkeypatch.setattr(lp_failures, "_ROOT_WINDOW_SECS", 0.0)
+    program = _Program(notice=300)
+    program.supervisor.post_signal(signal.SIGTERM)
+    program.wait_for("stop user")
+    program.end("user", errors.ExceptionRecord.of(OSError("no space")))
+    program.end("other")
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(60)
+    assert program.supervisor.failure.message == "no space"
+    assert "no space" not in caplog.text
+
+
 def test_a_lost_connection_alone_is_the_root(caplog):
     program = _Program(notice=60)
     program.end("user", errors.ExceptionRecord.of(lp.CourierUnavailableError("gone")))
