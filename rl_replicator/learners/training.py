@@ -276,7 +276,7 @@ class Training:
         self._reports.add_evaluation(self.step, figures, name)
         self._evaluated = self.step
         best = self._progress["best"]
-        if best is None or score > best:
+        if best is None or score >= best:  # The newest of equal ones, which has trained longest.
             self._progress["best"] = score
             if self._replicator.is_chief:
                 self._note_progress()

@@ -256,6 +256,12 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     assert Checkpointer(tmp_path / "best").latest().step == 15
 
 
+def test_the_best_checkpoint_is_the_newest_of_equal_ones(tmp_path):
+    _, training = make(Regression, tmp_path, best="examples")
+    training.run()
+    assert Checkpointer(tmp_path / "best").latest().step == 40
+
+
 def test_unknown_best_figure(tmp_path):
     _, training = make(Regression, tmp_path, best="accuracy")
     with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
