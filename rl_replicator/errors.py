@@ -30,6 +30,18 @@ def check_option(is_good: bool, option: str, expected: str, received: object) ->
         raise ConfigError(f"--{name}: expected {expected}, got {received}")
 
 
+def created_outside(variable: str) -> ConfigError:
+    """Returns the error for a step with a variable that was not created in the replicator's scope.
+
+    Args:
+      variable: describes the variable.
+    """
+    return ConfigError(
+        "expected every variable of the step to be created in replicator.scope(), found "
+        f"{variable} from outside; create it inside `with replicator.scope():`"
+    )
+
+
 class CheckpointError(UsageError):
     """A checkpoint that cannot be written, is corrupt, or does not fit the program."""
 

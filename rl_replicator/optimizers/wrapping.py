@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sonnet as snt
@@ -309,10 +309,10 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
     watched = slots.Parameters(parameters)
     try:
         if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-            with tf.init_scope():
+            with tf.init_scope(), _owned(parameters):
                 optimizer._create_all_weights(watched)
         elif isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            with tf.init_scope():
+            with tf.init_scope(), _owned(parameters):
                 optimizer.build(watched)
         else:
             initialize = getattr(optimizer, "_initialize", None)
@@ -321,6 +321,23 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
                 initialize(watched)
     finally:
         watched.stop()
+
+
+@contextlib.contextmanager
+def _owned(parameters: Sequence[tf.Variable]) -> Iterator[None]:
+    """Explains the error of Keras for a parameter that the strategy in scope has not created.
+
+    The step would be refused for such a parameter, but only after its slots have been created.
+    """
+    try:
+        yield
+    except ValueError:
+        extended = tf.distribute.get_strategy().extended
+        for parameter in parameters:
+            if not extended.variable_created_in_scope(parameter):
+                name = f"{parameter.name!r} {parameter.shape}"
+                raise errors.created_outside(name) from None
+        raise
 
 
 def _check_same(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:

@@ -96,11 +96,7 @@ class Registry:
                 continue
             owner = self._owners.get(id(handle), lambda: None)()
             if owner is None:
-                raise errors.ConfigError(
-                    f"expected every variable of the step to be created in replicator.scope(), "
-                    f"found {_name(function, handle)} from outside; create it inside "
-                    "`with replicator.scope():`"
-                )
+                raise errors.created_outside(_name(function, handle))
             if any(_has_effect(user, outputs) for user in inside.consumers()):
                 touched.append(owner)
         return touched

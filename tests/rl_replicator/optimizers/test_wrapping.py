@@ -393,6 +393,20 @@ def test_slots_may_appear_in_the_first_step(name):
     close(train(2, OPTIMIZERS[name], built=False)[:2], reference(name))
 
 
+@pytest.mark.parametrize("name", ["sonnet adam", "keras adam", "legacy adam"])
+def test_a_parameter_from_outside_is_refused(name):
+    with replicator(2).scope():
+        optimizer = replicator(2).wrap_optimizer(OPTIMIZERS[name]())
+    outside = tf.Variable([1.0, 2.0], name="outside")
+
+    def step_fn(batch):
+        optimizer.apply([tf.ones([2])], [outside])
+
+    inputs = replicator(2).make_inputs(batches)
+    with pytest.raises(rr.ConfigError, match=r"'outside:0' \(2,\) from outside; create it inside"):
+        replicator(2).replicate(step_fn, inputs)
+
+
 # Not of Adam, which does the same with gradients of any scale.
 @pytest.mark.slow
 @pytest.mark.parametrize(
