@@ -113,7 +113,8 @@ def table_of_results(reading: Reading) -> Html:
         body.append(_pairs(family))
         first += len(family.configs)
     about = (
-        "Figures at the last step that all seeds of a config have reached. Intervals: stratified "
+        "Figures at the last step that all seeds of a config have reached; those of a pair at the "
+        "last one of both configs, which may be an earlier one. Intervals: stratified "
         "bootstrap over seeds (Agarwal et al. 2021); best: best point of the mean curve."
     )
     return section("results", "Results", body, about=about)
@@ -301,17 +302,20 @@ def _pairs(family: Family) -> Html | None:
         return None
     if not pairs:
         return None
-    head = ["pair", "tasks", "difference [95 %]", "probability of improvement [95 %]", "verdict"]
-    found = table(head, [_pair(pair) for pair in pairs], (1, 2, 3))
+    improvement = "probability of improvement [95 %]"
+    head = ["pair", "tasks", "at", "difference [95 %]", improvement, "verdict"]
+    found = table(head, [_pair(pair) for pair in pairs], (1, 2, 3, 4))
     if len(pairs) <= _MOST_PAIRS:
         return found
     return element("details", element("summary", f"{len(pairs)} pairs of configs"), found)
 
 
 def _pair(pair: Pair) -> list[Child]:
+    steps = [figures.steps(step) for step in sorted(set(pair.steps.values()))]
     return [
         f"{pair.first} − {pair.second}",
         str(len(pair.steps)),
+        " to ".join(dict.fromkeys((steps[0], steps[-1]))) if steps else "–",
         figures.interval(pair.difference) if pair.steps else "–",
         figures.interval(pair.improvement) if np.isfinite(pair.improvement.low) else "–",
         pair.verdict,

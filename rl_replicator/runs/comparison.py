@@ -168,7 +168,7 @@ def report(compared: Sequence[ComparedConfig], found: Sequence[Pair]) -> str:
             [
                 f"{pair.first} - {pair.second}",
                 _interval(pair.difference),
-                _interval(pair.improvement),
+                _interval(pair.improvement) if np.isfinite(pair.improvement.low) else "-",
                 pair.verdict,
             ]
             for pair in found

@@ -75,7 +75,7 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
     interval = statistics.bootstrap(statistics.mean, [np.array([310.0, 320.0])])
     expected = f"a:b A 200 {interval.value:.0f} [{interval.low:.0f}, {interval.high:.0f}] 2 310 to"
     assert expected in document.section("results")
-    assert "A − B 1 200 [190, 210] 1 [1, 1] A is higher" in document.section("results")
+    assert "A − B 1 200 200 [190, 210] 1 [1, 1] A is higher" in document.section("results")
     assert "environment 60% policy 20% other 20%" in document.section("time")
     assert "Bottleneck: the actors; most of their time goes to the env" in document.section("time")
     assert "agent.n_step 5 1" in document.section("settings")
@@ -182,8 +182,21 @@ def test_figures_are_compared_only_at_steps_of_both(make_run):
         make_run("other", {500: 5.0}, n_step=5),
     ]
     document = _Document(_render(runs))
-    assert "A − B 0 – – no steps in common" in document.section("results")
+    assert "A − B 0 – – – no steps in common" in document.section("results")
     assert "late: expected evaluations of seed 2 on a:b at steps of its" in document.section("runs")
+
+
+def test_a_pair_names_the_step_at_which_it_is_compared(make_run):
+    runs = [
+        make_run("long", {100: 1.0, 200: 9.0}, n_step=1),
+        make_run("short", {100: 3.0}, n_step=5),
+        make_run("long-c", {100: 1.0, 200: 9.0}, env="c:d", n_step=1),
+        make_run("short-c", {200: 3.0}, env="c:d", n_step=5),
+    ]
+    results = _Document(_render(runs[:2])).section("results")
+    assert "a:b A 200 9 1" in results and "a:b B 100 3 1" in results
+    assert "A − B 1 100 −2 – one seed: no interval" in results
+    assert "A − B 2 100 to 200 2 – one seed" in _Document(_render(runs)).section("results")
 
 
 def test_faults_survived(make_run):
