@@ -1,10 +1,13 @@
 """The task of a run: an environment, and the kind of its observations."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from acme import specs
 
 import environments
+from rl_replicator.runs.plain_data import from_plain, stored_part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,25 @@ class Task:
     pixels: environments.PixelConfig | None = None
     wrap: tuple[str, ...] = ()
     time_limit: int | None = None
+
+    @classmethod
+    def stored(cls, identity: Mapping[str, Any]) -> "Task":
+        """Returns the task of a run. It needs nothing of its agent.
+
+        Args:
+          identity: `AgentOptions.identity`, from the run's directory or from a model card.
+
+        Raises:
+          UsageError: if another version wrote it, or it is not whole.
+        """
+        is_pixels = identity.get("pixels") is not None
+        plain = stored_part(identity, "pixels", Mapping) if is_pixels else None
+        return cls(
+            stored_part(identity, "env", str),
+            None if plain is None else from_plain(environments.PixelConfig, plain),
+            tuple(identity.get("wrap", ())),
+            identity.get("time_limit"),
+        )
 
     def make(self, seed: int) -> "environments.Environment | environments.PixelEnvironment":
         """Makes the environment.

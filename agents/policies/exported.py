@@ -14,7 +14,6 @@ import numpy as np
 from acme import core
 
 from agents.task import Task
-from rl_replicator.cli import trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.standalone import Model
 from rl_replicator.runs.plain_data import stored_part
@@ -138,6 +137,4 @@ def load(folder: Path) -> ExportedPolicy:
         ) from None
     if "agent" not in model.card:
         raise UsageError(f"expected the policy of an agent in {folder}, got a learner's model")
-    trainable: Any = trainables.load(model.card["agent"])
-    task, _ = trainable.restore(stored_part(model.card, "config", Mapping))
-    return ExportedPolicy(model, task)
+    return ExportedPolicy(model, Task.stored(stored_part(model.card, "config", Mapping)))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agents.config import restored
 from agents.runs.options import AgentOptions, EvaluationOptions, PixelAgentOptions
-from environments import PixelConfig
 from environments.errors import lacks
 from rl_replicator.cli import arguments
 from rl_replicator.errors import ConfigError
@@ -146,10 +145,7 @@ class AgentCommand:
         is_pixels = identity.get("pixels") is not None
         agent = stored_part(identity, "agent", Mapping)
         config = restored(self.config_type(is_pixels), agent)
-        around = tuple(identity.get("wrap", ())), identity.get("time_limit")
-        plain = stored_part(identity, "pixels", Mapping) if is_pixels else None
-        frame = None if plain is None else from_plain(PixelConfig, plain)
-        return Task(stored_part(identity, "env", str), frame, *around), config
+        return Task.stored(identity), config
 
     def train(self, options: AgentOptions, listener: RunListener = SILENT) -> int:
         """Trains, with a live line; ends with an evaluation, a plot and a video.

@@ -218,6 +218,16 @@ def test_another_environment_is_played_with_the_actions_of_the_own_one(
     )
 
 
+def test_an_exported_policy_needs_no_code_of_its_agent(folder, capsys):
+    path, weights = folder
+    with np.load(path / exported.MODEL) as file:
+        arrays = dict(file)
+    card = json.loads(str(arrays["card"])) | {"agent": "agent_of_another_folder:command"}
+    np.savez(path / exported.MODEL, **{**arrays, "card": np.array(json.dumps(card))})
+    assert play.run([str(path), "--seed", "7"]) == 0
+    assert f"return {by_hand(weights, 1)[0]:.1f} ({ENV})" in capsys.readouterr().out
+
+
 def test_an_exported_policy_has_no_best_checkpoint(folder):
     path, _ = folder
     with pytest.raises(UsageError, match=r"--best: expected a run directory with it, got .*; leav"):
