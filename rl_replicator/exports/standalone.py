@@ -47,6 +47,16 @@ class Model:
           observation: the environment's, without a batch: an array of the shape that
             `inputs["observation"]` names. Frames are stacked here.
         """
+        if "observation" not in self.inputs or "action" not in self.outputs:
+            arguments = ", ".join(f"{name}=..." for name in self.inputs)
+            raise ValueError(
+                f"expected a policy, got a model of {list(self.inputs)}; call run({arguments})"
+            )
+        if hasattr(observation, "values"):
+            raise TypeError(
+                f"expected one array {self.inputs['observation'][0]}, got arrays by name; pass "
+                f"what the card says: {self.card.get('observation')}"
+            )
         inputs = {"observation": np.asarray(observation)[None]}
         if "stack" in self.inputs:
             if self._stack is None:

@@ -253,6 +253,9 @@ def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
     assert model.card["task"] == ENV
     with pytest.raises(ValueError, match=r"expected observation of shape \[B, \*\[24, 24, 3\]\]"):
         model.run(observation=np.zeros((1, 3)), stack=np.zeros((1, 3)))
+    model = standalone.Model(exported / "td3" / "numpy" / "model.npz")
+    with pytest.raises(TypeError, match=r"expected one array \[5\], .* vector: arm 0:4, height"):
+        model.act({"arm": np.zeros(4), "height": np.zeros(1)})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from rl_replicator import errors, learners
 from rl_replicator.cli import main
+from rl_replicator.exports import formats, standalone
 from rl_replicator.learners import command
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.rl_replicator.learners import tiny_learners
@@ -61,6 +62,15 @@ def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatc
     np.testing.assert_allclose(error, heard[-1]["error"], rtol=1e-5)
     card = (out / "README.md").read_text()
     assert f"| error | {heard[-1]['error']:.4f} |" in card and "`x`: float32 (None, 3)" in card
+
+
+def test_the_numpy_model_of_a_learner_is_no_policy(run_dir, tmp_path):
+    path, _ = run_dir
+    formats.write(command.of_module(NAME).exported(path, False, "MIT"), "numpy", tmp_path / "model")
+    model = standalone.Model(tmp_path / "model" / "model.npz")
+    assert model.run(x=X[:2])["y"].shape == (2,)
+    with pytest.raises(ValueError, match=r"expected a policy, got .*\['x'\]; call run\(x=\.\.\.\)"):
+        model.act(X[0])
 
 
 def test_settings_are_stored_for_a_run_that_goes_on(run_dir):
