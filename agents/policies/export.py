@@ -126,7 +126,7 @@ def _card(
     }
     is_from_pixels = policy.task.pixels is not None
     usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")
-    return Card(f"{name} on {task}", facts, usage, identity)
+    return Card(f"{name} on {task}", facts, usage, identity, ("dm-control", "mujoco"))
 
 
 def _return(policy: Policy, run: RunDirectory) -> str:

@@ -1,16 +1,17 @@
 """What is exported: a function, its inputs, and a card that says what it is."""
 
+import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_PACKAGES = ("rl-replicator", "tensorflow", "dm-sonnet", "numpy", "dm-control", "mujoco")
+_PACKAGES = ("rl-replicator", "tensorflow", "dm-sonnet", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +23,20 @@ class Card:
       facts: what there is to know, by name: task, steps, return, licence and so on.
       usage: how to use the model, as paragraphs.
       config: the settings that it was trained with, as plain data.
+      packages: packages whose versions matter, beside those of all models.
     """
 
     title: str
     facts: Mapping[str, str]
     usage: str
     config: Mapping[str, Any]
+    packages: Sequence[str] = ()
 
     def markdown(self) -> str:
         """Returns the card as Markdown."""
-        rows = [f"| {name} | {value} |" for name, value in {**self.facts, **versions()}.items()]
+        rows = [
+            f"| {name} | {value} |" for name, value in {**self.facts, **self._versions()}.items()
+        ]
         return "\n".join(
             [
                 f"# {self.title}",
@@ -53,8 +58,21 @@ class Card:
 
     def json(self) -> str:
         """Returns the card as JSON."""
-        plain = {"title": self.title, **self.facts, "versions": versions(), "config": self.config}
+        plain = {
+            "title": self.title,
+            **self.facts,
+            "versions": self._versions(),
+            "config": self.config,
+        }
         return json.dumps(plain, indent=1)
+
+    def _versions(self) -> dict[str, str]:
+        """Returns the versions of this project, of Python and of the packages that matter."""
+        found = {"Python": platform.python_version()}
+        for name in (*_PACKAGES, *self.packages):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(name)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +88,3 @@ class ExportedModel:
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
     card: Card
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of this project, of Python and of the packages that matter."""
-    found = {"Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -236,8 +236,7 @@ class LearnerCommand:
         figures = {name: f"{value:.4f}" for name, value in _figures_at(run, training.step).items()}
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
         facts["licence"] = license_name
-        inputs = [f"`{name}`: {s.dtype.name} {s.shape}" for name, s in served.inputs.items()]
-        usage = f"Inputs {', '.join(inputs)}."
+        usage = f"Inputs {_described(served.inputs)}. Outputs {_described(served.outputs())}."
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
         return ExportedModel(served.function, served.inputs, card)
 
@@ -343,6 +342,10 @@ def _check_fields(config_type: type) -> None:
                 f"expected a default for every field of {config_type.__name__}, got none for "
                 f"{field.name!r}; write '{field.name}: ... = VALUE'"
             )
+
+
+def _described(specs: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}`: {one.dtype.name} {one.shape}" for name, one in specs.items())
 
 
 def _make_replicator(replicas: str, deterministic: bool) -> "Replicator":

@@ -122,6 +122,14 @@ class Served:
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
 
+    def outputs(self) -> "dict[str, tf.TensorSpec]":
+        """Returns the specs of what the function returns, by name. It is traced for them."""
+        import tensorflow as tf
+
+        function = tf.function(lambda **given: dict(self.function(**given)), autograph=False)
+        found = function.get_concrete_function(**self.inputs).structured_outputs
+        return {name: tf.TensorSpec(one.shape, one.dtype) for name, one in found.items()}
+
 
 class Learner(abc.ABC):
     """Variables, and the functions that train and evaluate them. Subclass it.

@@ -230,6 +230,7 @@ def test_the_card_says_what_it_is(exported):
         "| observation | float32 vector: arm 0:4, height 4:5 |",
         "| action | float32 [1, 2], within [-3, 5] |",
         "| licence | Apache-2.0 |",
+        "| mujoco |",
         '"policy_layers"',
     ):
         assert line in card, card

@@ -61,7 +61,9 @@ def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatc
     error = np.mean((call(x=tf.constant(X[:37]))["y"].numpy() - Y[:37]) ** 2)
     np.testing.assert_allclose(error, heard[-1]["error"], rtol=1e-5)
     card = (out / "README.md").read_text()
-    assert f"| error | {heard[-1]['error']:.4f} |" in card and "`x`: float32 (None, 3)" in card
+    assert f"| error | {heard[-1]['error']:.4f} |" in card
+    assert "Inputs `x`: float32 (None, 3). Outputs `y`: float32 (None,)." in card
+    assert "| dm-sonnet |" in card and "mujoco" not in card  # It has no environment.
 
 
 def test_the_numpy_model_of_a_learner_is_no_policy(run_dir, tmp_path):
