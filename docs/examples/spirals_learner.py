@@ -75,6 +75,12 @@ class Spirals(learners.Learner):
             input_fn, sums_fn, metrics_fn, global_batch_size=128, every=500, best="accuracy"
         )
 
+    def served(self):
+        def function(x):  # [B, 2] float32
+            return {"logits": self._model(x)[:, 0]}
+
+        return learners.Served(function, {"x": tf.TensorSpec([None, 2])})
+
 
 def spirals(count, seed):
     """Points on two spirals, [count, 2], and on which of them they lie, [count]."""
