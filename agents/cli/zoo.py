@@ -49,6 +49,8 @@ def run(args: Sequence[str]) -> int:
         """Seed of their environment."""
         best: bool = False
         """Take the checkpoints with the best evaluation during training, not the newest."""
+        license: str | None = None
+        """Licence that the model cards name. Default: they name none."""
 
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
@@ -112,7 +114,7 @@ def _added(run_dir: Path, name: str, out: Path, chosen: Any) -> str:
     from rl_replicator.runs.run_directory import RunDirectory
 
     trainable: Any = trainables.of_run(run_dir)
-    model = trainable.exported(run_dir, chosen.best, "Apache-2.0")
+    model = trainable.exported(run_dir, chosen.best, chosen.license)
     facts = model.card.facts
     formats.write(model, "numpy", out / name)
     # What was written is measured, in the way of the evaluations of a run.

@@ -18,7 +18,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 
 def export_policy(
-    policy: Policy, source: AgentSource, run: RunDirectory, license_name: str
+    policy: Policy, source: AgentSource, run: RunDirectory, license_name: str | None
 ) -> ExportedModel:
     """Makes a model of a policy: from the environment's observation to an action in its own range.
 
@@ -30,7 +30,7 @@ def export_policy(
       policy: the policy.
       source: the source of its agent.
       run: the run that trained it.
-      license_name: licence that the card names.
+      license_name: licence that the card names; None for none.
 
     Raises:
       UsageError: if the agent does not say how it acts.
@@ -109,7 +109,7 @@ def _card(
     run: RunDirectory,
     fields: Mapping[str, slice],
     action_spec: Any,
-    license_name: str,
+    license_name: str | None,
 ) -> Card:
     identity = run.config()["identity"]
     name, task, wrap = identity["trainable"], policy.task.name, policy.task.wrap
@@ -122,7 +122,7 @@ def _card(
         "return": _return(policy, run),
         "observation": _observation(policy, fields),
         "action": _action(action_spec),
-        "licence": license_name,
+        **({} if license_name is None else {"licence": license_name}),
     }
     is_from_pixels = policy.task.pixels is not None
     usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")

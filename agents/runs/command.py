@@ -217,13 +217,13 @@ class AgentCommand:
         )
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str) -> "ExportedModel":
+    def exported(self, run_dir: Path, best: bool, license_name: str | None) -> "ExportedModel":
         """Returns the policy of a run as a model; see `rl_replicator.cli.export`.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
-          license_name: licence that the model card names.
+          license_name: licence that the model card names; None for none.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the agent cannot be exported.

@@ -27,8 +27,8 @@ class ExportOptions:
     """For TensorFlow, ONNX Runtime, TFLite's interpreter, or NumPy alone."""
     best: bool = False
     """Take the checkpoint with the best evaluation during training, in place of the newest."""
-    license: str = "Apache-2.0"
-    """Licence that the model card names."""
+    license: str | None = None
+    """Licence that the model card names. Default: it names none."""
 
 
 def run(args: Sequence[str]) -> int:

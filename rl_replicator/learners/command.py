@@ -206,13 +206,13 @@ class LearnerCommand:
         _print(training, figures)
         return 0
 
-    def exported(self, run_dir: Path, best: bool, license_name: str) -> "ExportedModel":
+    def exported(self, run_dir: Path, best: bool, license_name: str | None) -> "ExportedModel":
         """Returns what a run has trained as a model; see `rl_replicator.cli.export`.
 
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
-          license_name: licence that the model card names.
+          license_name: licence that the model card names; None for none.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the learner serves nothing.
@@ -235,7 +235,8 @@ class LearnerCommand:
         training = Training(replicator, learner, run, _MEASURING, best=best)
         figures = {name: f"{value:.4f}" for name, value in _figures_at(run, training.step).items()}
         facts = {"learner": self.name, "steps": f"{training.step:,}", **figures}
-        facts["licence"] = license_name
+        if license_name is not None:
+            facts["licence"] = license_name
         usage = f"Inputs {_described(served.inputs)}. Outputs {_described(served.outputs())}."
         card = Card(f"{self.name} after {training.step:,} steps", facts, usage, identity)
         return ExportedModel(served.function, served.inputs, card)

@@ -54,7 +54,8 @@ def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatc
     monkeypatch.setattr(main.stderr_filter, "silence", lambda: None)
     path, heard = run_dir
     out = tmp_path / "model"
-    words = ["export", str(path), "--out", str(out), *(["--best"] if best else [])]
+    words = ["export", str(path), "--out", str(out)]
+    words += ["--best", "--license", "MIT"] if best else []
     assert main.main(words) == 0
     assert "after 40 steps" in capsys.readouterr().out
     call = tf.saved_model.load(str(out)).signatures["serving_default"]
@@ -63,6 +64,7 @@ def test_the_exported_model_answers_as_the_learner(run_dir, tmp_path, monkeypatc
     card = (out / "README.md").read_text()
     assert f"| error | {heard[-1]['error']:.4f} |" in card
     assert "Inputs `x`: float32 (None, 3). Outputs `y`: float32 (None,)." in card
+    assert ("| licence | MIT |" in card) == best == ("licence" in card)
     assert "| dm-sonnet |" in card and "mujoco" not in card  # It has no environment.
 
 
