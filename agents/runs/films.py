@@ -81,7 +81,7 @@ class Films:
         self._command = command
         self._due: int | None = None
         self._process: subprocess.Popen | None = None
-        self._process_steps = 0  # Environment steps at which that film was started.
+        self._output = run.path / _FOLDER  # Of that process.
         # A film that waits for a full pipe to be read would never end.
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
 
@@ -98,8 +98,8 @@ class Films:
             self._due = following
         if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
             return
-        self._due, self._process_steps = following, environment_steps
-        output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
+        self._due = following
+        self._output = output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
         output.parent.mkdir(exist_ok=True)
         self._process = subprocess.Popen(
             list(self._command(self._run.path, output)),
@@ -116,10 +116,11 @@ class Films:
         """Ends a film that is being made, and says so; leaves nothing of it."""
         if self._process is not None and self._is_filming():
             self._process.terminate()
-            if self._process.wait() != 0:
+            self._process.wait()
+            if not self._output.exists():  # It takes its name once it is complete.
                 _LOG.warning(
                     "the film at %s steps was not complete at the end of the run; it is left out",
-                    f"{self._process_steps:,}",
+                    f"{int(self._output.stem):,}",
                 )
         folder = self._run.path / _FOLDER
         for partial in folder.glob(".*.partial.mp4"):

@@ -554,7 +554,8 @@ class Supervisor:
         self._is_failure_told = True
         if self._stop_at is not None and self._failures[0].time <= self._stop_at:
             root = lp_failures.root(self._failures)
-            told = f"{root.record.type_name}: {root.record.message}"
+            reason = next(iter(root.record.message.splitlines()), "")
+            told = f"{root.record.type_name}: {reason}"
             logger.warning("%s failed: %s; stopping", root.member.name, told)
 
     def _end_last(self, last: Sequence[lp_member.Member], now: float) -> None:

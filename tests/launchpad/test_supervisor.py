@@ -261,7 +261,7 @@ def test_the_root_is_named_although_its_victim_tells_first(monkeypatch):
 
 def test_a_failure_is_named_while_the_others_are_still_ending(caplog):
     program = _Program(notice=300)
-    program.end("user", errors.ExceptionRecord.of(ValueError("it is broken")))
+    program.end("user", errors.ExceptionRecord.of(ValueError("it is broken\nhere")))
     deadline = time.monotonic() + 60
     while "user/0 failed: ValueError: it is broken; stopping" not in caplog.text:
         assert time.monotonic() < deadline, caplog.text

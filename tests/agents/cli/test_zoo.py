@@ -17,7 +17,10 @@ from tests.agents.policies import test_export
 def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = test_export._make_run(tmp_path / "run", d4pg.command, None)
-    assert zoo.run([str(run), "--out", "zoo", "--episodes", "2", "--seed", "3"]) == 0
+    assert (
+        zoo.run([str(run), "--out", "zoo", "--episodes", "2", "--seed", "3", "--license", "MIT"])
+        == 0
+    )
     (line,) = _lines(capsys)
     name, measured = line.split(": return ")
     table = (tmp_path / "zoo" / "README.md").read_text()
@@ -28,9 +31,8 @@ def test_a_policy_is_exported_measured_and_played(tmp_path, monkeypatch, capsys)
     # The film shows the first of the two episodes, and nothing of the second one.
     filmed = sum(1 for _ in iio.imiter(tmp_path / "zoo" / name / "film.mp4", plugin="FFMPEG"))
     assert filmed == 2  # Every third one of the four observations of an episode.
-    assert (
-        "8.2 (min 7.0, max 9.0, 5 episodes)" in (tmp_path / "zoo" / name / "README.md").read_text()
-    )
+    card = (tmp_path / "zoo" / name / "README.md").read_text()
+    assert "8.2 (min 7.0, max 9.0, 5 episodes)" in card and "| licence | MIT |" in card
     # The run and what was exported from it play the same episodes.
     returns = []
     for path in (run, tmp_path / "zoo" / name):

@@ -262,6 +262,7 @@ except UsageError as error:
 """
 
 
+@pytest.mark.processes
 def test_a_report_that_cannot_be_written_leaves_the_one_before(run_dirs, tmp_path):
     folder = tmp_path / "reports"
     folder.mkdir()

@@ -157,6 +157,7 @@ assert list(path.parent.iterdir()) == [path]
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["video.mp4", "video.gif"])
 def test_a_video_on_a_full_disk(name, tmp_path):
     child = subprocess.run(
@@ -182,6 +183,7 @@ def test_auto_is_what_the_run_began_with():
     assert settled(D4PGConfig(), {}) == D4PGConfig()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("--help",), ("--env", "cartpole:nothing")])
 def test_neither_help_nor_an_unknown_environment_import_tensorflow(words):
     code = f"""

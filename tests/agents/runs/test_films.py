@@ -14,6 +14,7 @@ from rl_replicator.runs.run_directory import RunDirectory
 
 TOUCH = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
 WAIT = "import time; time.sleep(600)"
+LINGER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
 UNFINISHED = """
 import pathlib, sys, time
 from agents.policies import video_file
@@ -92,9 +93,9 @@ def test_the_end_of_a_run_leaves_no_unfinished_film_and_says_so(run, caplog):
 
 
 def test_the_end_of_a_run_keeps_its_films(run, caplog):
-    one = make(run, 1000)
+    one = make(run, 1000, LINGER)
     one.tick(1000)
-    one._process.wait()
+    assert films(run, ["000001000.mp4"]) == ["000001000.mp4"]
     one.close()
     assert films(run, ["000001000.mp4"]) == ["000001000.mp4"]
     assert not caplog.records

@@ -37,7 +37,8 @@ SMALL = PixelD4PGConfig(
     critic_learning_rate=2e-3,
     target_update_rate=0.05,
     exploration_sigma=0.5,
-    precision="float32",  # Without oneDNN, as in tests, bfloat16 is many times slower.
+    # TensorFlow has no oneDNN in tests, which "auto" does not see; bfloat16 is many times slower.
+    precision="float32",
     exploration_steps=2000,
     replay=FrameReplayConfig(min_size=200, samples_per_insert=16.0),
 )
