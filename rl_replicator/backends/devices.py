@@ -48,6 +48,21 @@ def split_cpu(num_devices: int) -> None:
             ) from None
 
 
+def gpus() -> tuple[str, ...]:
+    """Returns the names of the GPUs that this program may use, and of the parts of those it splits.
+
+    `tf.config.set_visible_devices` and `set_logical_device_configuration` decide; the GPUs are not
+    in use after this call.
+    """
+    count = sum(_parts(gpu) for gpu in tf.config.get_visible_devices("GPU"))
+    return tuple(f"/gpu:{i}" for i in range(count))
+
+
+def has_split_gpu() -> bool:
+    """Whether one of the GPUs is split into logical devices."""
+    return any(_parts(gpu) > 1 for gpu in tf.config.get_visible_devices("GPU"))
+
+
 def grow_gpu_memory() -> None:
     """Lets TensorFlow take GPU memory as it needs it, instead of all of it at once.
 
@@ -57,7 +72,7 @@ def grow_gpu_memory() -> None:
     """
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("0", "false"):
         return
-    for gpu in tf.config.list_physical_devices("GPU"):
+    for gpu in tf.config.get_visible_devices("GPU"):
         # ValueError: the GPU is split into logical devices with limits. RuntimeError: it is in use.
         with contextlib.suppress(ValueError, RuntimeError):
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -103,19 +118,26 @@ def choose(num_replicas: int | None, devices: Sequence[str] | None) -> tuple[str
         raise errors.ConfigError(
             f"expected at least 1 replica, got {num_replicas}; write multi_device:2, for example"
         )
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    found = gpus()
     grow_gpu_memory()
-    if gpus:
-        wanted = num_replicas or gpus
-        if wanted > gpus:
+    if found:
+        wanted = num_replicas or len(found)
+        if wanted > len(found):
             raise errors.ConfigError(
-                f"expected {wanted} GPUs, found {gpus}; ask for at most {gpus} replicas"
+                f"expected {wanted} GPUs, found {len(found)}; ask for at most {len(found)} "
+                "replicas, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) for replicas on parts of the "
+                "CPU"
             )
-        return tuple(f"/gpu:{i}" for i in range(wanted))
+        return found[:wanted]
     if num_replicas is None:
         num_replicas = len(tf.config.list_logical_devices("CPU"))
     split_cpu(num_replicas)
     return tuple(f"/cpu:{i}" for i in range(num_replicas))
+
+
+def _parts(gpu: tf.config.PhysicalDevice) -> int:
+    """Returns the number of logical devices of a GPU."""
+    return len(tf.config.get_logical_device_configuration(gpu) or [gpu])
 
 
 def _short(name: str) -> str:

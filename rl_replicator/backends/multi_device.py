@@ -30,7 +30,7 @@ class MultiDeviceReplicator(replicator.Replicator):
           num_replicas: number of replicas; None for one on each GPU, or on each logical CPU device.
           devices: names of the devices, one for each replica; None to choose them.
           cross_device_ops: implementation of sums over replicas. None for NCCL between GPUs, and
-            copies to one device between parts of the CPU. Use
+            copies to one device between parts of the CPU or of a GPU. Use
             `tf.distribute.HierarchicalCopyAllReduce` for GPUs that NCCL does not support.
 
         Raises:
@@ -63,7 +63,8 @@ class MultiDeviceReplicator(replicator.Replicator):
 def _cross_device_ops(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
     """Returns the fastest implementation of sums over these devices."""
     types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
-    if types == {"GPU"} and len(devices) > 1:
+    # NCCL refuses several replicas on one GPU.
+    if types == {"GPU"} and len(devices) > 1 and not devices_lib.has_split_gpu():
         # Sums on one device would send all gradients through the first GPU's memory.
         return tf.distribute.NcclAllReduce()
     # TensorFlow's default for CPUs, ring collectives, fails when a process has two strategies,

@@ -47,8 +47,7 @@ class SingleDeviceReplicator(replicator.Replicator):
     def strategy(self) -> tf.distribute.Strategy:
         """A `OneDeviceStrategy` on the same device; see `Replicator.strategy`."""
         # Estimators do not accept the default strategy.
-        has_gpu = tf.config.list_physical_devices("GPU")
-        return tf.distribute.OneDeviceStrategy("/gpu:0" if has_gpu else "/cpu:0")
+        return tf.distribute.OneDeviceStrategy("/gpu:0" if devices.gpus() else "/cpu:0")
 
 
 class _DeviceHost(host.LocalHost):
@@ -56,7 +55,7 @@ class _DeviceHost(host.LocalHost):
 
     @property
     def input_devices(self) -> tuple[str, ...]:
-        return ("/gpu:0",) if tf.config.list_physical_devices("GPU") else ()
+        return devices.gpus()[:1]
 
 
 class _CompilingHost(_DeviceHost):

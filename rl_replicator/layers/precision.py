@@ -75,7 +75,7 @@ def has_onednn() -> bool:
 def _has_fast_bfloat16() -> bool:
     if tf.config.list_physical_devices("TPU"):
         return True
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     if gpus:
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
         # Those of other makers have none, which is less than any.

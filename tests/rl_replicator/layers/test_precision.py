@@ -33,9 +33,8 @@ def test_names_stay_what_they_are():
 def test_accelerators(monkeypatch, devices, expected):
     """Those of this machine are exchanged: none of the others is at hand."""
     details = [{} if x is None else {"compute_capability": x} for x in devices.get("GPU", [])]
-    monkeypatch.setattr(
-        tf.config, "list_physical_devices", lambda kind: range(len(devices.get(kind, [])))
-    )
+    for name in ("list_physical_devices", "get_visible_devices"):
+        monkeypatch.setattr(tf.config, name, lambda kind: range(len(devices.get(kind, []))))
     monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
     assert precision.resolve("auto") == expected
 
@@ -55,7 +54,8 @@ def test_processors(monkeypatch, tmp_path, text, has_onednn, expected):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    for name in ("list_physical_devices", "get_visible_devices"):
+        monkeypatch.setattr(tf.config, name, lambda kind: [])
     monkeypatch.setattr(precision, "_CPU_INFO", path)
     monkeypatch.setattr(precision, "has_onednn", lambda: has_onednn)
     assert precision.resolve("auto") == expected
