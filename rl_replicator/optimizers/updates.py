@@ -34,9 +34,56 @@ def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
 
 
 def merge_rows(update: Any) -> Any:
-    """Sums the rows of a `tf.IndexedSlices` that have one index; returns other updates as is."""
+    """Sums the rows of a `tf.IndexedSlices` that have one index; returns other updates as is.
+
+    All replicas get the same bits from the same rows, also on GPUs.
+    """
     if not isinstance(update, tf.IndexedSlices):
         return update
-    indices, positions = tf.unique(update.indices)
-    rows = tf.math.unsorted_segment_sum(update.values, positions, tf.size(indices))
-    return tf.IndexedSlices(rows, indices, update.dense_shape)
+    if is_on_gpu(update):
+        values, indices = _summed_in_order(update.values, update.indices)
+    else:
+        indices, positions = tf.unique(update.indices)
+        values = tf.math.unsorted_segment_sum(update.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, update.dense_shape)
+
+
+def is_on_gpu(update: tf.IndexedSlices) -> bool:
+    """Whether the graph that is traced puts these rows on a GPU by name, as replicas' graphs do."""
+    return tf.DeviceSpec.from_string(update.values.device or "").device_type == "GPU"
+
+
+def _summed_in_order(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums rows by index, in the same order each time.
+
+    TensorFlow's sums of segments on GPUs add rows in the order in which threads come to them, and
+    copies of a variable that should be equal then differ in their last bits.
+
+    Args:
+      values: rows, [N, ...].
+      indices: [N].
+
+    Returns:
+      The sums, [M, ...], and their indices, [M], in ascending order.
+    """
+    order = tf.argsort(indices, stable=True)
+    indices, values = tf.gather(indices, order), tf.gather(values, order)
+    count = tf.size(indices)
+
+    def body(distance: Any, sums: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        # After this, a row holds the sum of those with its index among the last 2 * distance rows.
+        same = tf.equal(indices[distance:], indices[:-distance])
+        same = tf.reshape(same, tf.concat([[-1], tf.ones([tf.rank(sums) - 1], tf.int32)], 0))
+        earlier = tf.where(same, sums[:-distance], tf.zeros([], sums.dtype))
+        return 2 * distance, tf.concat([sums[:distance], sums[distance:] + earlier], 0)
+
+    _, values = tf.while_loop(
+        lambda distance, _: distance < count,
+        body,
+        [tf.constant(1), values],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, *values.shape[1:]])],
+    )
+    # The last row of each index has the whole sum.
+    end = tf.fill([tf.minimum(count, 1)], True)
+    is_last = tf.concat([tf.not_equal(indices[1:], indices[:-1]), end], 0)
+    return tf.boolean_mask(values, is_last), tf.boolean_mask(indices, is_last)

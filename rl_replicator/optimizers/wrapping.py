@@ -14,6 +14,7 @@ from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log, sums
 from rl_replicator.layers import statistics
 from rl_replicator.optimizers import gradients, slots
+from rl_replicator.optimizers import updates as updates_lib
 from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 
 # Their optimizers have no Python control flow that depends on tensors, so the step is traced faster
@@ -135,6 +136,7 @@ class Wrapped:
             updates = gradients.widen(updates)
         else:
             updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
+            updates = _alike_on_replicas(updates)
         if options.loss_scale is not None:
             if enclosing is not None and enclosing not in self._scales:
                 raise errors.ConfigError(
@@ -153,6 +155,16 @@ class Wrapped:
         tf.cond(finite, lambda: apply(updates), lambda: None)
         self.guard.update(finite)
         statistics.restore_unless(finite)
+
+
+def _alike_on_replicas(updates: Sequence[Any]) -> Sequence[Any]:
+    """Merges rows on GPUs, where optimizers would sum them in another order on each replica."""
+    return [
+        updates_lib.merge_rows(update)
+        if isinstance(update, tf.IndexedSlices) and updates_lib.is_on_gpu(update)
+        else update
+        for update in updates
+    ]
 
 
 class _Sonnet(Wrapped):
