@@ -232,6 +232,7 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
         value = initial() if callable(initial) else initial
         value = tf.convert_to_tensor(value, kwargs.get("dtype"))
         layout = layouts.choose(full_name.rstrip("/"), value.shape)
+        check_type(layout.mesh, value.dtype, (tf.int32, tf.string), f"variable {name!r}")
         trainable = kwargs.get("trainable")
         if trainable is None:
             trainable = kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ
@@ -242,6 +243,27 @@ def create(layouts: Layouts, next_creator: Any, **kwargs: Any) -> tf.Variable:
             name=name,
             trainable=trainable,
             constraint=kwargs.get("constraint"),
+        )
+
+
+def check_type(
+    mesh: dtensor.Mesh, dtype: tf.DType, host_types: Sequence[tf.DType], name: str
+) -> None:
+    """Refuses types that TensorFlow keeps in the host's memory, if the mesh consists of GPUs.
+
+    Args:
+      mesh: the mesh.
+      dtype: type of a tensor or variable.
+      host_types: types that are refused.
+      name: what the error calls the tensor.
+
+    Raises:
+      ConfigError: if `dtype` is one of `host_types`, and the devices are GPUs.
+    """
+    if mesh.device_type() == "GPU" and dtype in host_types:
+        raise errors.ConfigError(
+            f"expected types that TensorFlow keeps on GPUs, got {dtype.name} for {name}; use "
+            "another type, such as int64, or multi_device"
         )
 
 

@@ -94,7 +94,7 @@ class MeshReplicator(replicator.Replicator):
     def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
         if isinstance(inputs, inputs_lib.CallableInputs):
             inputs = mesh_step.HostCallableInputs(inputs, self._host.registry)
-        mesh_step.check_specs(inputs.specs, layouts.size_of(self.mesh, layouts.DATA))
+        mesh_step.check_specs(inputs.specs, self.mesh)
         return inputs
 
     def _make_step(self, *arguments: Any) -> mesh_step.MeshStep:

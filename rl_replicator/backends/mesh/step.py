@@ -221,17 +221,17 @@ class _Outputs:
         ]
 
 
-def check_specs(specs: Sequence[Any], data_size: int) -> None:
+def check_specs(specs: Sequence[Any], mesh: dtensor.Mesh) -> None:
     """Checks that inputs can be sharded over the mesh.
 
     Args:
       specs: flat specs of an element. Each component of a ragged or sparse tensor counts as a
-        tensor of its own, so such data passes only if `data_size` divides them all.
-      data_size: size of the mesh dimension over which batches are sharded.
+        tensor of its own, so such data passes only if the mesh divides them all.
+      mesh: the mesh.
 
     Raises:
-      ConfigError: if a spec is no tensor of known rank, or `data_size` does not divide its
-        first dimension.
+      ConfigError: if a spec is no tensor of known rank, the size of the mesh dimension "data" does
+        not divide its first dimension, or it is a string and the mesh consists of GPUs.
     """
     for spec in specs:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
@@ -239,7 +239,8 @@ def check_specs(specs: Sequence[Any], data_size: int) -> None:
                 f"expected tensors of known rank as inputs of a mesh, got {spec}; "
                 "batch() or pad the data"
             )
-    _check_batches([spec.shape for spec in specs], data_size)
+        layouts.check_type(mesh, spec.dtype, (tf.string,), f"the input {spec}")
+    _check_batches([spec.shape for spec in specs], layouts.size_of(mesh, layouts.DATA))
 
 
 def _check_batches(shapes: Sequence[tf.TensorShape], data_size: int) -> None:

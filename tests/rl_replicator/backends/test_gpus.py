@@ -3,13 +3,16 @@
 import collections
 import subprocess
 import sys
+import types
 
 import pytest
 import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
-from rl_replicator.backends import devices
+from rl_replicator.backends import devices, multi_device
+from rl_replicator.backends.mesh import layouts
+from rl_replicator.backends.mesh import step as mesh_step
 from rl_replicator.jobs import gpus, local_job
 
 GPUS = ("/gpu:0", "/gpu:1")
@@ -28,7 +31,12 @@ def trace(replicator):
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return rr.collectives.all_gather(loss)
 
-    inputs = replicator.make_inputs(lambda _: tf.data.Dataset.from_tensors(tf.ones([2, 3])))
+    return operations(replicator, step_fn, tf.ones([2, 3]))
+
+
+def operations(replicator, step_fn, batch):
+    """Returns the nodes of a step, as counts by (operation, device)."""
+    inputs = replicator.make_inputs(lambda _: tf.data.Dataset.from_tensors(batch))
     step = replicator.replicate(step_fn, inputs, steps_per_call=2)
     counts = collections.Counter()
     for function in step._compiled.graph.as_graph_def().library.function:
@@ -58,6 +66,41 @@ def test_the_reduction_can_be_chosen(monkeypatch):
     assert replicator.strategy.extended._cross_device_ops is ops
 
 
+def sparse_operations(replicator):
+    """Returns the nodes of a step with a sparse gradient; see `operations`."""
+    with replicator.scope():
+        table = tf.Variable(tf.ones([5, 2]))
+        optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1))
+
+    def step_fn(words):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words))
+        optimizer.apply(tape.gradient(loss, [table]), [table])
+
+    return operations(replicator, step_fn, tf.constant([1, 1, 3]))
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="traces absent GPUs")
+def test_gpus_sum_rows_in_one_order(monkeypatch):
+    """TensorFlow's kernels do not, and the replicas' tables would differ in their last bits."""
+    monkeypatch.setattr(devices, "_available", lambda: GPUS)
+    counts = sparse_operations(rr.MultiDeviceReplicator(devices=GPUS))
+    sorts = {device: n for (op, device), n in counts.items() if op == "TopKV2"}
+    assert sorts == {"GPU:0": 1, "GPU:1": 1}
+    assert not [op for op, _ in sparse_operations(rr.make("multi_device:2")) if op == "TopKV2"]
+
+
+def test_a_mesh_of_gpus_refuses_what_lives_on_the_host():
+    mesh = types.SimpleNamespace(device_type=lambda: "GPU")
+    with pytest.raises(rr.ConfigError, match="got int32 for variable 'count'; use"):
+        layouts.check_type(mesh, tf.int32, (tf.int32, tf.string), "variable 'count'")
+    layouts.check_type(mesh, tf.int64, (tf.int32, tf.string), "variable 'count'")
+    with pytest.raises(rr.ConfigError, match="got string for the input"):
+        mesh_step.check_specs([tf.TensorSpec([2], tf.string)], mesh)
+    mesh.device_type = lambda: "CPU"
+    layouts.check_type(mesh, tf.int32, (tf.int32, tf.string), "variable 'count'")
+
+
 def test_cpus_add_up_on_one_device():
     counts = trace(rr.make("multi_device:2"))
     assert not [op for op, _ in counts if "Nccl" in op or "Collective" in op]
@@ -65,7 +108,7 @@ def test_cpus_add_up_on_one_device():
 
 def test_gpu_memory_grows(monkeypatch):
     grown = []
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0", f"{kind}:1"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [f"{kind}:0", f"{kind}:1"])
 
     def set_memory_growth(gpu, enable):
         if gpu == "GPU:0":
@@ -78,6 +121,29 @@ def test_gpu_memory_grows(monkeypatch):
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     devices.grow_gpu_memory()
     assert len(grown) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "sums"),
+    [
+        ([], (), tf.distribute.ReductionToOneDevice),  # The program hides the machine's GPUs.
+        ([None, None], GPUS, tf.distribute.NcclAllReduce),
+        ([2], GPUS, tf.distribute.ReductionToOneDevice),  # NCCL takes each GPU once.
+        ([None, 2], (*GPUS, "/gpu:2"), tf.distribute.ReductionToOneDevice),
+    ],
+)
+def test_a_program_can_hide_and_split_gpus(monkeypatch, parts, names, sums):
+    configurations = [[None] * count if count else None for count in parts]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: range(len(parts)))
+    monkeypatch.setattr(
+        tf.config, "get_logical_device_configuration", lambda gpu: configurations[gpu]
+    )
+    monkeypatch.setattr(devices, "grow_gpu_memory", lambda: None)
+    monkeypatch.setattr(devices, "split_cpu", lambda count: None)
+    assert devices.gpus() == names
+    assert devices.choose(None, None) == (names or tuple(f"/cpu:{i}" for i in range(4)))
+    assert type(multi_device._cross_device_ops(names or ("/cpu:0", "/cpu:1"))) is sums
 
 
 @pytest.mark.parametrize(
