@@ -1,4 +1,4 @@
-# make install | run | test | quick | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
+# make install | run | test | quick | test-gpu | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
 # requirements.lock; nothing else has to be done before. Python 3.11 under another name:
 # make PYTHON=/path/to/python3.11 run
 
@@ -17,10 +17,12 @@ SUITE = timeout --foreground --kill-after=60 $$(($(DEADLINE) + 60)) \
 QUICK := $(addprefix tests/,test_setup.py test_structure.py environments/test_environments.py \
 	$(addprefix agents/,acting d4pg learning networks replay) \
 	$(addprefix rl_replicator/,collectives layers optimizers runs step))
+ON_GPU := $(addprefix tests/,conformance $(addprefix agents/,d4pg learning networks) \
+	$(addprefix rl_replicator/,backends collectives layers learners optimizers step))
 # How many times `make stress` runs TESTS.
 N ?= 10
 
-.PHONY: install run test quick stress check docs bench bench-compare mutants clean lock wheel-check
+.PHONY: install run test quick test-gpu stress check docs bench bench-compare mutants clean lock wheel-check
 .DEFAULT_GOAL := test
 
 install: $(STAMP)
@@ -35,6 +37,11 @@ test: $(STAMP)
 quick: WORKERS = 2
 quick: $(STAMP)
 	$(SUITE) -m "not processes and not learning and not slow" $(QUICK)
+
+# What computes in the tests' own process, on four parts of the first GPU.
+test-gpu: export RL_REPLICATOR_TEST_GPU = 1
+test-gpu: $(STAMP)
+	$(SUITE) -m "not processes and not learning and not slow and not cpu" $(ON_GPU)
 
 # make stress TESTS=tests/launchpad N=20: repeats tests beside two busy loops, counts failures.
 stress: $(STAMP)

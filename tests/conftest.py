@@ -1,4 +1,4 @@
-"""Splits the CPU into four logical devices, before any test starts TensorFlow."""
+"""Splits the CPU, or a GPU, into four logical devices, before any test starts TensorFlow."""
 
 import gc
 import os
@@ -9,6 +9,11 @@ import threading
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Most tests expect a machine without GPUs, or more replicas than it has GPUs. With this variable,
+# the tests that compute in their own process do so on the first GPU: `make test-gpu`.
+_ON_GPU = os.environ.get("RL_REPLICATOR_TEST_GPU") == "1"
+if not _ON_GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Programs in forks cannot start again, and many tests compare every bit of two environments.
 os.environ["RL_REPLICATOR_ALLOCATOR"] = "system"
 # TensorFlow reads this when it is imported: in this process, graphs do without oneDNN. With it,
@@ -29,11 +34,28 @@ def pytest_collection_finish(session):
         import rl_replicator as rr
 
         rr.split_cpu(4)
+        if _ON_GPU:
+            _split_gpu()
     # Traces make many objects and little garbage: a tenth of the time went into collections.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+def _split_gpu():
+    """Splits the first GPU in four, and hides it from the processes that tests start."""
+    import tensorflow as tf
+
+    gpu = tf.config.list_physical_devices("GPU")[0]
+    tf.config.set_visible_devices([gpu], "GPU")
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+    tf.config.set_logical_device_configuration(gpu, [part] * 4)
+    tf.config.list_logical_devices()  # TensorFlow opens them now.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    # The references compute in float32, and many tests compare bits.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    os.environ["TF_CUDNN_DETERMINISTIC"] = "1"
 
 
 @pytest.fixture(scope="module", autouse=True)

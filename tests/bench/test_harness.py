@@ -60,7 +60,7 @@ def test_a_result_file_has_all_that_a_reader_needs(tmp_path):
     path = write(tmp_path / "a.json", ours=[20.0, 40.0], peer=[10.0, 10.0])
     document = json.loads(path.read_text())
     assert set(document["about"]) == {
-        *("benchmark", "date", "command", "cpu", "cores", "load_at_start"),
+        *("benchmark", "date", "command", "cpu", "cores", "gpus", "load_at_start"),
         *("allocator", "python", "versions"),
     }
     row = document["rows"][0]

@@ -311,6 +311,7 @@ def test_without_a_bound_the_queue_is_full():
     assert most == 8 and max(met.values()) > 8
 
 
+@pytest.mark.cpu("the versions lie on parameter servers, which use no GPU")
 def test_the_meter_counts_each_update_once():
     version = tf.Variable(0, dtype=tf.int64)
     meter = staleness.Meter(version)

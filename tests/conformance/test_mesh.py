@@ -546,7 +546,7 @@ def test_micro_batches(replicator):
 @pytest.mark.parametrize("steps_per_call", [None, 1])
 def test_the_steps_after_a_failed_one_are_taken(replicator, steps_per_call):
     with replicator.scope():
-        count = tf.Variable(0)
+        count = tf.Variable(0, dtype=tf.int64)
 
     def step_fn(x):
         with tf.control_dependencies([tf.debugging.check_numerics(x - x, "not finite")]):

@@ -64,6 +64,7 @@ def test_devices_by_name():
         rr.MultiDeviceReplicator(3, devices)
 
 
+@pytest.mark.cpu("replicas are on GPUs if there are any")
 def test_too_late_to_split():
     with pytest.raises(rr.ConfigError, match="expected 64 logical CPU devices, found 4, and"):
         rr.make("multi_device:64")
