@@ -44,6 +44,7 @@ NOT_IN_THE_SUITE = {
     "envpool_tasks": "compares simulators, not speeds, for twenty minutes",
     "learner_profile": "explains the figures of learner",
     "pixel_learner": "takes more than four minutes",
+    "device_inputs": "needs a GPU",
     "plan": "compares predictions with fourteen training runs, which take 20 minutes",
     "kills": "kills parts of a run for minutes or hours",
     "faults": "injects faults for minutes or hours",

@@ -15,6 +15,8 @@ import json
 import math
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_replicator.processes import allocator
+from rl_replicator.processes import allocator, gpus
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -85,6 +87,17 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
     def run() -> None:
         for _ in range(times):
             call()
+
+    return run
+
+
+def synchronized(work: Callable[[], object]) -> Callable[[], None]:
+    """Returns a function that calls TensorFlow's `work` and waits until the GPUs have done it."""
+    tf = importlib.import_module("tensorflow")  # Most benchmarks of processes do without it.
+
+    def run() -> None:
+        work()
+        tf.test.experimental.sync_devices()
 
     return run
 
@@ -193,6 +206,7 @@ def about(name: str) -> dict[str, Any]:
         "command": " ".join(["python", "-m", f"bench.{name}", *_settings(sys.argv[1:])]),
         "cpu": _processor(),
         "cores": os.cpu_count(),
+        "gpus": _gpus(),
         "load_at_start": round(os.getloadavg()[0], 2),
         "allocator": Path(os.environ.get("LD_PRELOAD") or "system").stem,
         "python": platform.python_version(),
@@ -271,6 +285,14 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Returns the models of NVIDIA's GPUs that this process may use."""
+    if not gpus.visible() or shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

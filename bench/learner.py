@@ -30,7 +30,7 @@ from agents.td3.agent import TD3
 from agents.td3.config import TD3Config
 from bench import harness
 
-OBSERVATION, ACTION, BATCH, STEPS = 17, 6, 256, 32  # cheetah:run; steps of a sample.
+OBSERVATION, ACTION, BATCH = 17, 6, 256  # cheetah:run.
 VALUE, ATOMS = 150.0, 51
 TARGET_PERIOD, DELAY, TAU = 100, 2, 0.01
 SPEC = specs.EnvironmentSpec(
@@ -224,7 +224,9 @@ def plain_td3(sample: Sample) -> Callable[[], object]:
 
 def main() -> None:
     """Measures both learners."""
-    options = harness.parser("learner", __doc__).parse_args()
+    parser = harness.parser("learner", __doc__)
+    parser.add_argument("--steps", type=int, default=32, help="of a sample, a multiple of 16")
+    options = parser.parse_args()
     report = harness.Report("learner", options)
     sample = make_sample()
     for name, agent, peer, make_peer in (
@@ -239,7 +241,11 @@ def main() -> None:
             peer: (make_peer(sample), 1),
         }
         sides = {
-            side: harness.clocked(harness.repeated(call, STEPS // steps), STEPS, "learner steps")
+            side: harness.clocked(
+                harness.synchronized(harness.repeated(call, options.steps // steps)),
+                options.steps,
+                "learner steps",
+            )
             for side, (call, steps) in calls.items()
         }
         peers = {side: peer for side in sides if side != peer}

@@ -105,7 +105,7 @@ def learner_side(learner) -> harness.Side:
                 learner.step()
 
         began = time.perf_counter()
-        figures = harness.clocked(work, CALLS, "learner steps")()
+        figures = harness.clocked(harness.synchronized(work), CALLS, "learner steps")()
         return {**figures, WAITED: waited / (time.perf_counter() - began)}
 
     return sample
@@ -127,7 +127,8 @@ def encoders_side(agent) -> harness.Side:
         gradients = tape.gradient(loss, online.trainable_variables)
         return tf.linalg.global_norm(gradients), tf.reduce_mean(target(stacks))
 
-    return harness.clocked(harness.repeated(step, CALLS), CALLS, "learner steps")
+    work = harness.synchronized(harness.repeated(step, CALLS))
+    return harness.clocked(work, CALLS, "learner steps")
 
 
 @contextlib.contextmanager
@@ -221,14 +222,16 @@ def main() -> None:
     server, address = serve(agent)
     fill(agent, task, address)
     names = ("single_device", "multi_device:2")
+    if len(tf.config.list_physical_devices("GPU")) == 1:
+        names = names[:1]
     learners = {name: agent.make_learner(rr.make(name), [address], 100_000) for name in names}
     for learner in learners.values():
         learner.step()  # Traces it, and starts its input: without it there is nothing to wait for.
-    one, two = names
+    one = names[0]
     sides = {name: learner_side(learner) for name, learner in learners.items()}
     bare = "encoders alone"
     sides[bare] = encoders_side(agent)
-    report.add(harness.measure(sides, options.rounds), {one: bare, two: one})
+    report.add(harness.measure(sides, options.rounds), {one: bare, **dict.fromkeys(names[1:], one)})
     with actor_beside(agent, learners[one], task, address):
         beside = {f"{name}, beside an actor": sides[name] for name in names}
         report.add(harness.measure(beside, options.rounds))

@@ -46,7 +46,7 @@ def resnet(options) -> harness.Side:
         weight_decay=0.0,
         warm_up_epochs=0.0,
     )
-    replicator = rr.make("single_device")
+    replicator = rr.make(options.replicas)
     learner = ResNetLearner(replicator, config)
     step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
 
@@ -54,7 +54,7 @@ def resnet(options) -> harness.Side:
         for _ in range(options.steps):
             replicator.reduce("mean", step())
 
-    return harness.clocked(work, options.steps * options.batch, "images")
+    return harness.clocked(harness.synchronized(work), options.steps * options.batch, "images")
 
 
 def resnet_keras(options) -> harness.Side:
@@ -69,7 +69,8 @@ def resnet_keras(options) -> harness.Side:
     dataset = dataset.shuffle(256)
     dataset = dataset.map(lambda record: parse(record, options.size), tf.data.AUTOTUNE)
     dataset = dataset.batch(options.batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+    device = "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
+    with tf.distribute.MirroredStrategy([device]).scope():
         shape = (options.size, options.size, 3)
         model = tf.keras.applications.ResNet50(weights=None, classes=NUM_CLASSES, input_shape=shape)
         model.compile(
@@ -105,6 +106,7 @@ class Pauses(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Waits for the next sample once the steps of this one are done."""
         if (batch + 1) % self._steps == 0:
+            tf.test.experimental.sync_devices()
             self._done.release()
             self._go.acquire()
 
@@ -160,7 +162,7 @@ def small(options) -> harness.Side:
     inputs = replicator.make_inputs(learner.input_fn)
     step = replicator.replicate(learner.step_fn, inputs, STEPS_PER_CALL)
     calls = harness.repeated(step, SMALL_STEPS // STEPS_PER_CALL)
-    return harness.clocked(calls, SMALL_STEPS * SMALL_BATCH, "images")
+    return harness.clocked(harness.synchronized(calls), SMALL_STEPS * SMALL_BATCH, "images")
 
 
 def small_keras(options) -> harness.Side:
@@ -205,6 +207,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="pixels of ResNet-50's images")
     parser.add_argument("--batch", type=int, default=32, help="images of ResNet-50's steps")
     parser.add_argument("--steps", type=int, default=2, help="ResNet-50's steps of a sample")
+    parser.add_argument(
+        "--replicas", default="single_device", help="argument of rr.make, ResNet-50"
+    )
     parser.add_argument("--side", choices=list(SIDES), help="be the process of this side")
     options = parser.parse_args()
     if options.side is not None:
@@ -217,7 +222,7 @@ def main() -> None:
             command = [sys.executable, "-m", "bench.image_records", folder, "128"]
             subprocess.run(command, check=True, cwd=harness.ROOT)
         words = ["bench.supervised", "--data-dir", str(options.data_dir)]
-        for name in ("precision", "size", "batch", "steps"):
+        for name in ("precision", "size", "batch", "steps", "replicas"):
             words += [f"--{name}", str(getattr(options, name))]
         for ours, peer in ((RESNET, RESNET_KERAS), (SMALL, SMALL_KERAS)):
             commands = {side: [[*words, "--side", side]] for side in (ours, peer)}

@@ -140,7 +140,9 @@ def _caption(document: Mapping[str, Any], path: Path, link: str) -> str:
     load = about["load_at_start"]
     return (
         f"[`{about['command']}`]({link}/{path.name}): median (least to most) of {rounds} rounds, "
-        f"{about['date'][:10]}, {about['cores']} x {about['cpu']}, "
+        f"{about['date'][:10]}, "
+        + "".join(f"{gpu}, " for gpu in about.get("gpus", []))
+        + f"{about['cores']} x {about['cpu']}, "
         + ("a busy machine." if load is None else f"load at start {load}.")
     )
 
