@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from rl_replicator.processes import gpus
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Most tests expect a machine without GPUs, or more replicas than it has GPUs. With this variable,
 # the tests that compute in their own process do so on the first GPU: `make test-gpu`.
@@ -25,6 +27,11 @@ gc.disable()  # Until the tests are collected: imports make many objects and lit
 # A script's `&` has what it starts ignore Ctrl-C, and programs that tests interrupt inherited that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure():
+    if _ON_GPU and not gpus.visible():
+        raise pytest.UsageError("expected a GPU for RL_REPLICATOR_TEST_GPU=1, found none")
 
 
 def pytest_collection_finish(session):
