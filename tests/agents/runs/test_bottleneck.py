@@ -64,6 +64,19 @@ def test_only_what_the_run_has_and_the_machine_does_fast_is_advised(monkeypatch)
     )
 
 
+def test_advice_for_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
+    waits = {"actor_wait": 0.4}
+    xla = "the learner; --replicas single_device:xla"
+    assert xla in bottleneck.verdict(waits, {**WIDE, "replicas": "1"})
+    for options in (STATE, {**STATE, "replicas": "single_device:xla"}):
+        assert "the learner; --replicas N on as many GPUs" in bottleneck.verdict(waits, options)
+    # It was not measured from pixels.
+    pixels = {**PIXELS, "replicas": "1"}
+    assert "the learner; --agent.precision bfloat16" in bottleneck.verdict(waits, pixels)
+
+
 @pytest.mark.parametrize(
     ("actors", "learner", "slowest"),
     [
