@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import sonnet as snt
@@ -72,7 +73,7 @@ def by_hand(strategy, workers, count):
         return losses.stack()
 
     def take(steps):
-        under_way = collections.deque()
+        under_way: collections.deque[Any] = collections.deque()
         for _ in range(steps // (count or 1)):
             if len(under_way) == 2 * workers:
                 under_way.popleft().fetch()

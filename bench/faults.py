@@ -37,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import psutil
 from damaged_run import Run
@@ -314,7 +315,9 @@ def main() -> int:
         try:
             _damage(soak, options, schedule, draw)
             goodput = soak.goodput()
-            checks = finish(run) if soak.rows[-1].recovered_after is not None else {}
+            checks: dict[str, Any] = (
+                finish(run) if soak.rows[-1].recovered_after is not None else {}
+            )
         finally:
             for pid in run.left():
                 with contextlib.suppress(psutil.NoSuchProcess):

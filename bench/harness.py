@@ -259,9 +259,9 @@ def three_digits(number: float) -> str:
 
 
 def _spread(samples: list[float]) -> dict[str, Any]:
-    figures = {"median": np.median(samples), "least": min(samples), "most": max(samples)}
+    figures = {"median": float(np.median(samples)), "least": min(samples), "most": max(samples)}
     return {
-        **{name: _rounded(float(figure)) for name, figure in figures.items()},
+        **{name: _rounded(figure) for name, figure in figures.items()},
         "samples": [_rounded(sample) for sample in samples],
     }
 

@@ -31,6 +31,7 @@ from agents.td3.config import TD3Config
 from bench import harness
 
 OBSERVATION, ACTION, BATCH = 17, 6, 256  # cheetah:run.
+STEPS = 32  # Of a sample, unless --steps says otherwise.
 VALUE, ATOMS = 150.0, 51
 TARGET_PERIOD, DELAY, TAU = 100, 2, 0.01
 SPEC = specs.EnvironmentSpec(
@@ -225,7 +226,7 @@ def plain_td3(sample: Sample) -> Callable[[], object]:
 def main() -> None:
     """Measures both learners."""
     parser = harness.parser("learner", __doc__)
-    parser.add_argument("--steps", type=int, default=32, help="of a sample, a multiple of 16")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a sample, a multiple of 16")
     options = parser.parse_args()
     report = harness.Report("learner", options)
     sample = make_sample()

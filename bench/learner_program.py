@@ -108,7 +108,7 @@ class Bench:
             input_fn = make_input_fn([free], agent.layout, demand)
             if not sides:
                 batches = tf.data.Dataset.from_tensors(next(iter(input_fn(None)))).repeat()
-                self.learners.append(self.learner(lambda _, batches=batches: batches))
+                self.learners.append(self.learner(_always(batches)))
                 sides[BARE] = self.learners[-1]._step
             sampling = self.learner(input_fn)
             program = agent.make_learner(self.replicator, [limited], TOTAL_STEPS)
@@ -131,6 +131,11 @@ class Bench:
             learner.close()
         for thread in self.threads:
             thread.join()
+
+
+def _always(dataset: tf.data.Dataset) -> Callable[[Any], tf.data.Dataset]:
+    """Returns an `input_fn` that returns this dataset."""
+    return lambda context: dataset
 
 
 def main() -> None:

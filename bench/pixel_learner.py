@@ -221,9 +221,8 @@ def main() -> None:
     agent = D4PG(config, task.spec())
     server, address = serve(agent)
     fill(agent, task, address)
-    names = ("single_device", "multi_device:2")
-    if len(tf.config.list_physical_devices("GPU")) == 1:
-        names = names[:1]
+    one_gpu = len(tf.config.list_physical_devices("GPU")) == 1
+    names = ["single_device"] if one_gpu else ["single_device", "multi_device:2"]
     learners = {name: agent.make_learner(rr.make(name), [address], 100_000) for name in names}
     for learner in learners.values():
         learner.step()  # Traces it, and starts its input: without it there is nothing to wait for.

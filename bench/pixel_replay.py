@@ -99,6 +99,7 @@ class Acme:
 
     def __init__(self, spec):
         height, width, channels = spec.observations.shape
+        self._last = -1  # Where the newest observation of the last item is in the history.
         stacked = tf.TensorSpec([height, width, channels * STACK], tf.uint8)
         scalar = tf.TensorSpec([], tf.float32)
         self.signature = {
@@ -116,7 +117,7 @@ class Acme:
         """Stores one episode."""
         frames = collections.deque([steps[0][0].observation] * STACK, maxlen=STACK)
         self._open(frames, start=True)
-        rewards = collections.deque(maxlen=N_STEP)
+        rewards: collections.deque[float] = collections.deque(maxlen=N_STEP)
         for timestep, action in steps[1:]:
             frames.append(timestep.observation)
             rewards.append(timestep.reward)

@@ -178,7 +178,7 @@ def main() -> None:
         name: words for name, words in CASES.items() if any(part in name for part in chosen.cases)
     }
     about = harness.about("plan")
-    document = {"about": about, "rows": [], "runs": []}
+    document: dict[str, Any] = {"about": about, "rows": [], "runs": []}
     if chosen.output.is_file():
         document["runs"] = json.loads(chosen.output.read_text())["runs"]
     with tempfile.TemporaryDirectory() as folder:

@@ -80,7 +80,7 @@ class Group:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"expected an answer of {process.args}, but the process has ended")
+            raise RuntimeError(f"expected an answer of {process.args!r}, but the process has ended")
         return line
 
 

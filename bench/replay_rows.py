@@ -12,7 +12,8 @@ them, through the agents' writer and through Reverb's Python client.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import reverb
@@ -76,7 +77,7 @@ class Form:
             self.writer.configure(
                 path, num_keep_alive_refs=chunk_length, max_chunk_length=chunk_length
             )
-        self.batches = None
+        self.batches: Iterator[Any] | None = None
 
     def insert(self) -> None:
         """Inserts all rows, in the agents' manner."""
