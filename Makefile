@@ -1,6 +1,6 @@
-# make install | run | test | quick | test-gpu | stress | check | docs | bench | bench-compare | mutants | clean. The first one makes .venv from
-# requirements.lock; nothing else has to be done before. Python 3.11 under another name:
-# make PYTHON=/path/to/python3.11 run
+# make install | run | test | quick | test-gpu | stress | check | docs | bench | bench-compare | mutants
+# | clean. The first one makes .venv from requirements.lock; nothing else has to be done before.
+# Python 3.11 under another name: make PYTHON=/path/to/python3.11 run
 
 PYTHON ?= python3.11
 BIN := .venv/bin

@@ -19,7 +19,7 @@ def test_rows_with_one_index_are_summed():
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 64, 1000])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_rows_are_summed_in_one_order(monkeypatch, num_rows, shape):
-    """As on GPUs: rows of an index are added in pairs, as powers of two in their order."""
+    """The algorithm for GPUs, here on the CPU."""
     monkeypatch.setattr(updates, "is_on_gpu", lambda update: True)
     random = np.random.default_rng(num_rows)
     indices = random.integers(0, 9, num_rows)
