@@ -79,7 +79,8 @@ def train(
         os.environ[OPEN_PORTS] = "1"
     if options.deterministic:  # A local replay has single rows, which nobody waits for.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
-    root, base = _RUNS / source.name, f"{folder_name(options.env)}-seed{options.seed}"
+    root = _RUNS / folder_name(source.name)  # Of `module:command`, "module-command".
+    base = f"{folder_name(options.env)}-seed{options.seed}"
     with choose(root, base, source.name, options.identity, options.run_dir, options.resume) as run:
         return _train_in(run, source, options, environment_spec, listener)
 

@@ -235,6 +235,9 @@ def test_resume_without_a_run_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"found none; leave --resume out"):
         d4pg.command.train(options(None, resume=True))
+    own = dataclasses.replace(d4pg.command, name="my.agents:command")
+    with pytest.raises(UsageError, match="under runs/my.agents-command, found none"):
+        own.train(options(None, resume=True))  # A colon would end a path in $PATH.
     with pytest.raises(UsageError, match="expected the directory of a run"):
         d4pg.command.train(options(tmp_path / "typo", resume=True))
     assert not (tmp_path / "typo").exists()
