@@ -8,7 +8,6 @@ simulation tells how old the weights are with which actors act.
 """
 
 import dataclasses
-import itertools
 import math
 import random
 from collections import defaultdict, deque
@@ -160,7 +159,6 @@ class _Run:
         self.held_back = self._limiter.held_back
         threads = max(1, math.floor(hardware.server_cores))
         self._servers = [simpy.Resource(self.clock, threads) for _ in range(run.replay_shards)]
-        self._next_server = itertools.cycle(range(run.replay_shards))
         self._counter = simpy.Resource(self.clock, 1)
         # The learner's process that serves the weights, or the caches.
         self._serving = [simpy.Resource(self.clock, 1) for _ in range(max(1, run.caches))]
@@ -178,8 +176,8 @@ class _Run:
 
     def _processes(self) -> Iterator[_Events]:
         run = self._run
-        for machine in self._places():
-            yield self._actor(machine, next(self._next_server))
+        for index, machine in enumerate(self._places()):
+            yield self._actor(index, machine)
         for replica in range(run.replicas):
             for shard in range(run.replay_shards):
                 yield self._draws(replica, shard)
@@ -271,7 +269,7 @@ class _Run:
         square = math.log1p(variation**2 / count)
         return self._random.lognormvariate(-square / 2, math.sqrt(square))
 
-    def _actor(self, machine: _Machine, server: int) -> _Events:
+    def _actor(self, index: int, machine: _Machine) -> _Events:
         parts, run = self._parts, self._run
         # One item of each environment at a time.
         count = run.item_length * run.envs_per_actor
@@ -290,7 +288,7 @@ class _Run:
             # Before the first fetch, the steps of the long run: actors began ahead of the learner.
             before = to_fetch * run.actors * run.steps_per_action
             self._ages.append(before if version is None else self._steps - version)
-            sent.append(self.clock.process(self._delivery(machine, server)))
+            sent.append(self.clock.process(self._delivery(index, machine)))
             if len(sent) > run.max_in_flight_items // run.item_length:
                 yield sent.popleft()
             delivered = self.clock.now
@@ -302,7 +300,7 @@ class _Run:
             to_fetch += count
             if to_fetch >= STEPS_PER_UPDATE:
                 to_fetch %= STEPS_PER_UPDATE
-                version = yield from self._fetch(machine, server)
+                version = yield from self._fetch(index, machine)
                 self._fetched += 1
             seconds = self._actor_seconds
             seconds["act"] += act
@@ -310,12 +308,14 @@ class _Run:
             seconds["wait for the replay"] += delivered - acted
             seconds["ask for weights and steps"] += self.clock.now - delivered
 
-    def _delivery(self, machine: _Machine, server: int) -> _Events:
-        """Inserts an item of each environment of an actor."""
+    def _delivery(self, index: int, machine: _Machine) -> _Events:
+        """Inserts an item of each environment of an actor, each into one of the servers."""
         parts, run = self._parts, self._run
-        place = self._server_machine(server)
         others = max(0.0, parts.insert_actor - parts.insert_thread)
-        for _ in range(run.envs_per_actor):
+        first = index * run.envs_per_actor
+        for number in range(first, first + run.envs_per_actor):
+            server = number % run.replay_shards
+            place = self._server_machine(server)
             yield from self._work(machine, run.item_length * others)
             yield from self._send(machine, place, run.item_length * parts.insert_bytes)
             yield self._limiter.insert(run.item_length)
@@ -323,7 +323,7 @@ class _Run:
             inserted = run.item_length * parts.insert_server
             yield from self._work(place, inserted, self._servers[server])
 
-    def _fetch(self, machine: _Machine, index: int) -> _Events:
+    def _fetch(self, index: int, machine: _Machine) -> _Events:
         """Fetches the weights; returns the learner step that they are of."""
         if self._run.in_threads:
             return self._published

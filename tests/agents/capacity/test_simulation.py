@@ -142,6 +142,29 @@ def test_whatever_is_used_up_first_sets_the_pace(changes, parts, expected):
     assert simulated.actions == pytest.approx(expected, rel=0.03)
 
 
+def test_an_actor_writes_to_the_servers_in_turn():
+    """Each of its four environments writes to a server of its own, which inserts 250 a second."""
+    parts = dataclasses.replace(PARTS, insert_server=4e-3)
+    hardware = Hardware(cores=64.0, server_cores=1.0)
+    spread = {"envs_per_actor": 4, "replay_shards": 4}
+    # Without the servers, it would take 1,290.
+    assert run(parts, hardware, **spread).actions == pytest.approx(1000, rel=0.03)
+
+
+def test_actors_share_the_caches_whatever_the_number_of_servers():
+    """Each of 16 actors acts for 0.25 s between fetches, and a cache needs 0.1 s for one.
+
+    One cache gives out ten weights a second. Two actors of one of eight caches hardly wait.
+    """
+    parts = dataclasses.replace(PARTS, fetch_learner=0.1)
+    hardware = Hardware(cores=64.0)
+    changes = {"actors": 16, "item_length": 10, "samples_per_insert": 1.0}
+    one, eight = (run(parts, hardware, 30.0, caches=count, **changes) for count in (1, 8))
+    assert one.actions == pytest.approx(2500, rel=0.03)
+    # 250 actions in 0.35 s, or in 0.45 s if both always fetch at once.
+    assert 16 * 250 / 0.45 < eight.actions < 1.03 * 16 * 250 / 0.35
+
+
 def test_a_slow_network_sets_the_pace():
     # Out of the replay go 12,500 bytes an action, 10 MB a second.
     hardware = dataclasses.replace(CLUSTER, network_gbps=0.08)
