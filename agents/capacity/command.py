@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
 from agents.config import OffPolicyConfig, at_repeat
-from agents.plan.replicas import learner_processes
+from agents.plan.replicas import group_replicas, learner_processes
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
 
@@ -38,6 +38,8 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
     engine = options.env_engine
     check_option(engine == "dm_control", "env_engine", "dm_control for a plan", engine)
     processes = learner_processes(options.replicas, options.launch)
+    # The GPUs of this machine tell nothing about the machines to predict.
+    gpus = options.learner_gpus or 0
     in_threads = options.launch == "threads"
     if hardware.machines > 1:
         check_option(options.launch == "ray", "launch", "ray on several machines", options.launch)
@@ -45,7 +47,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
         actors=options.actors,
         envs_per_actor=options.envs_per_actor,
         in_threads=in_threads,
-        replicas=processes if processes > 1 else _devices(options.replicas),
+        replicas=group_replicas(processes, gpus) if processes > 1 else _devices(options.replicas),
         learner_processes=processes,
         replay_shards=options.replay_shards,
         caches=options.caches,

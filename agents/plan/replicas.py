@@ -48,7 +48,7 @@ class Replicas:
             return cls(name, 1, rr.make(name).num_replicas, _count_gpus() if gpus is None else gpus)
         if gpus is None:
             gpus = _count_gpus() // processes
-        return cls(_GROUP, processes, processes * max(1, gpus), gpus)
+        return cls(_GROUP, processes, group_replicas(processes, gpus), gpus)
 
     def check_gpus(self) -> None:
         """Checks that this machine has the GPUs of all learner processes.
@@ -86,6 +86,16 @@ def learner_processes(text: str, launch: str) -> int:
             "can be one worker only"
         )
     return int(number)
+
+
+def group_replicas(processes: int, gpus: int) -> int:
+    """Returns the number of replicas of several learner processes.
+
+    Args:
+      processes: number of processes.
+      gpus: number of GPUs that each sees; without any, its processors are one replica.
+    """
+    return processes * max(1, gpus)
 
 
 def _count_gpus() -> int:

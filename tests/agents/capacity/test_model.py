@@ -175,6 +175,17 @@ def test_changes_keep_what_a_run_demands():
     assert not any(option.startswith(("--replicas", "--replay-shards")) for option in options)
 
 
+def test_changes_keep_the_accelerators_of_a_process():
+    run = dataclasses.replace(RUN, actors=64, replicas=8, learner_processes=2)
+    hardware = Hardware(machines=8, cores=64.0, device_speedup=1.0, network_gbps=1000.0)
+    parts = dataclasses.replace(PARTS, step_row=1e-4)
+    found = best_changes(parts, run, hardware, lambda run: True, most=100)
+    (change,) = [change for change in found if change.option.startswith("--replicas")]
+    changed = change.prediction.deployment
+    assert change.option == "--replicas multi_worker:4"
+    assert (changed.replicas, changed.learner_processes) == (16, 4)
+
+
 @pytest.mark.parametrize(
     ("batch", "min_size", "changes"),
     [

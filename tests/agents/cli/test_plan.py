@@ -7,6 +7,7 @@ import pytest
 
 from agents.capacity.command import deploy, measured_settings
 from agents.capacity.hardware import Hardware
+from agents.plan.replicas import Replicas
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import main, options, stderr_filter, trainables
 from rl_replicator.errors import ConfigError
@@ -59,6 +60,19 @@ def test_it_names_what_saturates_and_what_helps(capsys):
     assert any(line.startswith("  actors use weights that are ") for line in lines)
     assert any("--network-gbps 10" in line for line in lines)
     assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "replicas"),
+    [(("--learner-gpus", "4"), 32), (("--learner-gpus", "0"), 8), ((), 8)],
+)
+def test_it_plans_the_replicas_of_a_run(words, replicas):
+    words = ("--replicas", "multi_worker:8", "--launch", "ray", *words)
+    run = parsed("--env", "a:b", *words)
+    deployment = deploy(run, Hardware(machines=8))
+    assert (deployment.replicas, deployment.learner_processes) == (replicas, 8)
+    in_run = Replicas.parse(run.replicas, run.launch, run.learner_gpus or 0)
+    assert in_run.num_replicas == replicas
 
 
 def test_an_agent_without_a_replay_is_refused():
