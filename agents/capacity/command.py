@@ -55,6 +55,7 @@ def deploy(options: AgentOptions, hardware: Hardware) -> Deployment:
         samples_per_insert=agent.replay.samples_per_insert,
         action_repeat=options.task.action_repeat,
         evaluation=options.evaluation.episodes / options.evaluation.every,
+        max_episode_actions=options.task.agent_steps(options.evaluation.max_episode_steps),
         item_length=agent.replay.item_length,
         max_in_flight_items=agent.replay.max_in_flight_items,
         steps_per_call=agent.steps_per_call,

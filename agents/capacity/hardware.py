@@ -53,6 +53,7 @@ class Deployment:
       samples_per_insert: transitions sampled for each one inserted.
       action_repeat: environment steps of an action.
       evaluation: episodes of evaluation for each environment step.
+      max_episode_actions: actions after which such an episode is cut off.
       item_length: transitions in an item of the replay.
       max_in_flight_items: transitions of an actor that the replay has not confirmed.
       steps_per_call: learner steps of one call, after which the weights are published.
@@ -69,6 +70,7 @@ class Deployment:
     samples_per_insert: float
     action_repeat: int
     evaluation: float = 0.0
+    max_episode_actions: float = math.inf
     item_length: int = 1
     max_in_flight_items: int = 32
     steps_per_call: int = 1

@@ -151,10 +151,15 @@ class Demands:
         return parts.environment + policy
 
     @property
+    def episode_actions(self) -> float:
+        """Actions of an episode of evaluation."""
+        return min(self._parts.episode_actions, self._run.max_episode_actions)
+
+    @property
     def _evaluate(self) -> float:
         """The evaluations' part in an action."""
         parts, run = self._parts, self._run
-        actions = run.evaluation * run.action_repeat * parts.episode_actions
+        actions = run.evaluation * run.action_repeat * self.episode_actions
         return actions * (parts.environment + parts.policy_call + parts.policy_row)
 
     @property

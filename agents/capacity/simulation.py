@@ -407,7 +407,7 @@ class _Run:
         """Plays the episodes that are due; they are due for each environment step."""
         parts, run = self._parts, self._run
         policy = parts.policy_call + parts.policy_row
-        episode = parts.episode_actions * (parts.environment + policy)
+        episode = self._demands.episode_actions * (parts.environment + policy)
         played = due = 0.0
         before = 0
         while True:

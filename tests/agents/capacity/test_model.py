@@ -81,6 +81,19 @@ def test_threads_share_one_lock():
     assert evaluated.actions == pytest.approx(1 / 1.4e-3)
 
 
+def test_evaluations_take_the_processors_for_whole_episodes_or_those_that_are_cut_off():
+    """An episode of 100 actions of 0.8 ms each for ten actions of the actors."""
+
+    def demand(**changes):
+        (resource,) = [r for r in rate(**changes).resources if r.name == "the processors"]
+        return resource.demand
+
+    without = demand()
+    assert demand(evaluation=0.1) == pytest.approx(without + 8e-3)
+    assert demand(evaluation=0.1, max_episode_actions=1000) == pytest.approx(without + 8e-3)
+    assert demand(evaluation=0.1, max_episode_actions=5) == pytest.approx(without + 0.4e-3)
+
+
 def test_replay_servers_share_the_transitions():
     # 25 samples of 40 us and an insert of 1 ms for each action; a server keeps two processors busy.
     parts = dataclasses.replace(PARTS, insert_server=1e-3, sample_server=40e-6)

@@ -64,6 +64,17 @@ def test_threads_wait_for_the_lock():
     assert simulated.actor["wait for a processor"] == pytest.approx(7 / 8, abs=0.01)
 
 
+def test_threads_share_the_lock_with_evaluations():
+    """For 200 actions of 1 ms, the evaluator takes 20 of 0.8 ms, or 100 to the end of an episode.
+
+    It is one of nine threads, and asks for less than a ninth of the time if it is cut off.
+    """
+    threads = {"actors": 8, "in_threads": True, "evaluation": 1 / 200}
+    cut_off = run(max_episode_actions=20, **threads)
+    assert cut_off.actions == pytest.approx(1000 / 1.08, rel=0.01)
+    assert run(**threads).actions == pytest.approx(1000 * 8 / 9, rel=0.01)
+
+
 def test_replicas_wait_for_the_slowest():
     """The steps of four replicas take random times, each on a processor of its own."""
     parts = dataclasses.replace(PARTS, step_variation=0.4)

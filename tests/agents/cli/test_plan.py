@@ -37,7 +37,7 @@ def installed(tmp_path, monkeypatch):
 
 def parsed(*words):
     """The options of a run of D4PG."""
-    kind = trainables.load("d4pg").options_type([])
+    kind = trainables.load("d4pg").options_type(words)
     return options.parse(kind, "rl-replicator train d4pg", words)
 
 
@@ -73,6 +73,12 @@ def test_it_plans_the_replicas_of_a_run(words, replicas):
     assert (deployment.replicas, deployment.learner_processes) == (replicas, 8)
     in_run = Replicas.parse(run.replicas, run.launch, run.learner_gpus or 0)
     assert in_run.num_replicas == replicas
+
+
+def test_it_plans_the_episodes_of_an_evaluation():
+    words = ("--env", "cartpole:balance", "--pixels", "--frame.action-repeat", "8")
+    run = parsed(*words, "--evaluation.max-episode-steps", "100")
+    assert deploy(run, Hardware()).max_episode_actions == 13
 
 
 def test_an_agent_without_a_replay_is_refused():
