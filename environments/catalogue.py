@@ -20,8 +20,6 @@ from environments.errors import (
 )
 
 if TYPE_CHECKING:
-    import dm_env
-
     from environments import flat
     from environments.flat import Environment
     from environments.pixels.config import PixelConfig
@@ -169,9 +167,15 @@ def adapt(
     if isinstance(environment, flat.Environment):
         return environment
     if isinstance(environment, dm_env.Environment):
-        return flat.Environment(
-            environment, render=_render_of(environment), name=name, drops_images=drops_images
+        own = flat.own_render(environment)
+        adapted = flat.Environment(
+            environment,
+            render=own or _physics_render(environment),
+            name=name,
+            drops_images=drops_images,
         )
+        adapted.is_redrawn = bool(own)
+        return adapted
     # Compares names of modules and not classes, so as not to import gymnasium without need.
     if any(base.__module__.split(".")[0] == "gymnasium" for base in type(environment).__mro__):
         from environments import gymnasium_adapter
@@ -183,20 +187,14 @@ def adapt(
     )
 
 
-def _render_of(environment: dm_env.Environment) -> flat.Render | str:
-    """Returns the renderer of a user's environment: of its physics, or its own method `render`.
-
-    Returns:
-      The function; "" if the environment cannot render.
-    """
-    from environments import flat
+def _physics_render(environment: Any) -> flat.Render | str:
+    """Returns the renderer of an environment's physics; "" if it has none."""
     from environments.pixels import camera, views
 
-    physics = getattr(environment, "physics", None)
-    if views.is_physics(physics):
-        # Read for each frame, because some environments make a new physics for an episode.
-        return camera.VideoCamera(lambda: environment.physics)
-    return flat.own_render(environment)
+    if not views.is_physics(getattr(environment, "physics", None)):
+        return ""
+    # Read for each frame, because some environments make a new physics for an episode.
+    return camera.VideoCamera(lambda: environment.physics)
 
 
 def _call_factory(name: str, seed: int) -> Any:

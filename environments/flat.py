@@ -99,7 +99,8 @@ class Environment(dm_env.Environment):
 
     Attributes:
       drops_images: whether images among the observations are left out; otherwise they are refused.
-      is_redrawn: whether a wrapper draws its frames, in place of its physics.
+      is_redrawn: whether a method `render`, its own or a wrapper's, draws its frames in place of
+        its physics.
     """
 
     is_redrawn = False

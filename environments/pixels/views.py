@@ -120,8 +120,8 @@ def view_of(environment: flat.Environment, config: PixelConfig) -> View:
       config: configuration of the frames.
 
     Returns:
-      A view of the environment's physics if it has one that no wrapper redraws, or if the renderer
-      is "fast"; otherwise of its own `render`.
+      A view of the environment's physics if it has one that no method `render` redraws, or if the
+      renderer is "fast"; otherwise of that method.
 
     Raises:
       EnvironmentSpecError: if the environment cannot be rendered as configured.

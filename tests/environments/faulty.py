@@ -196,6 +196,23 @@ def inverted(inner):
     return _Inverted(inner)
 
 
+class _InvertedPhysics(_Halved):
+    """An environment of dm_control's with pictures of its own."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.physics = inner.physics
+
+    def render(self, height, width, camera_id=0):
+        return 255 - self.physics.render(height, width, camera_id)
+
+
+def inverted_physics(seed):
+    from dm_control import suite
+
+    return _InvertedPhysics(suite.load("cartpole", "swingup", {"random": seed}))
+
+
 class _Drawing(_Halved):
     """A wrapper that draws what the environment within cannot."""
 

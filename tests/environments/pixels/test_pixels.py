@@ -134,6 +134,20 @@ def test_a_wrapper_may_draw_the_frames(name, around):
     np.testing.assert_array_equal(drawn, [255 - plain] * 2)
 
 
+def test_an_environment_with_a_physics_may_draw_its_frames():
+    """As a wrapper may: in observations and in films, but not if "fast" is asked for."""
+    name = f"{FAULTY}:inverted_physics"
+    physics = environments.make("cartpole:swingup", 3, EXACT(16, 16))
+    plain = physics.reset().observation
+    made = environments.make(name, 3, Pixels(16, 16))
+    assert made.render_mode == "own"
+    drawn = [made.reset().observation, made.render(16, 16)]
+    np.testing.assert_array_equal(drawn, [255 - plain] * 2)
+    fast = environments.make("cartpole:swingup", 3, FAST(16, 16))
+    made = environments.make(name, 3, FAST(16, 16))
+    np.testing.assert_array_equal(made.reset().observation, fast.reset().observation)
+
+
 def test_other_wrappers_leave_the_frames_to_the_physics():
     made = environments.make("cartpole:swingup", 3, FAST(16, 16), wrap=[f"{FAULTY}:passing_on"])
     assert made.render_mode == "fast"
