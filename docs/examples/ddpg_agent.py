@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
+from agents.learning.importance import normalized_weights
 from agents.learning.randomness import StepSeeds
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
@@ -41,9 +42,9 @@ class PixelDDPGConfig(PixelSettings, DDPGConfig):
 class DDPGLearner(tf.Module):
     """The variables of DDPG, and one step as if for one machine."""
 
-    def __init__(self, config, online, target, augment, replicator):
+    def __init__(self, config, online, target, augment, replicator, total_steps):
         super().__init__(name="ddpg")
-        self._config = config
+        self._config, self._total_steps = config, total_steps
         self._augment = augment
         self.step_seed = StepSeeds()
         self.online, self.target = online, target
@@ -71,7 +72,7 @@ class DDPGLearner(tf.Module):
 
     def step_fn(self, sample):
         """One update of the critic, the policy and the targets, from a batch of this replica."""
-        online, target = self.online, self.target
+        config, online, target = self._config, self.online, self.target
         o_tm1, a_tm1, r_t, d_t, o_t, _ = sample.transition
         o_tm1 = self._augment(o_tm1, self.step_seed(self.num_steps, 0))
         o_t = self._augment(o_t, self.step_seed(self.num_steps, 1))
@@ -81,7 +82,8 @@ class DDPGLearner(tf.Module):
         with tf.GradientTape() as tape:
             s_tm1 = online.encoder(o_tm1)  # [B, F]
             td_errors = target_t - online.critic(s_tm1, a_tm1)  # [B]
-            critic_loss = 0.5 * tf.reduce_mean(td_errors**2)
+            weights = normalized_weights(sample, config.replay, self.num_steps, self._total_steps)
+            critic_loss = 0.5 * tf.reduce_mean(weights * td_errors**2)
         critic_gradients = tape.gradient(critic_loss, online.critic_variables)
 
         s_tm1 = tf.stop_gradient(s_tm1)
@@ -94,7 +96,7 @@ class DDPGLearner(tf.Module):
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
         self._policy_optimizer.apply(policy_gradients, variables)
         self.num_steps.assign_add(1)
-        update_targets(target, online, self._config.target_update_rate)
+        update_targets(target, online, config.target_update_rate)
         metrics = {"critic_loss": critic_loss, "q_mean": q}
         return StepOutput(sample.keys, tf.abs(td_errors), metrics)
 
@@ -105,7 +107,8 @@ class DDPG(OffPolicyAgent):
     def make_module(self, replicator, total_steps):
         """The learner's variables, made inside `replicator.scope()`."""
         online, target = self.make_networks(lambda name: ScalarCritic(self.make_critic_torso, name))
-        return DDPGLearner(self.config, online, target, self.observations.augment, replicator)
+        augment = self.observations.augment
+        return DDPGLearner(self.config, online, target, augment, replicator, total_steps)
 
 
 command = AgentCommand("ddpg", DDPGConfig, PixelDDPGConfig, f"{__name__}:DDPG")

@@ -5,13 +5,17 @@ import pathlib
 
 import numpy as np
 import pytest
-import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
+import tensorflow as tf
+import tree
 
 import agents
+import rl_replicator as rr
 from agents.plan.evaluation import EvaluationSchedule
+from agents.replay.config import ReplayConfig
 from agents.task import Task
 from rl_replicator.cli import trainables
 from rl_replicator.runs.metrics import read_metrics
+from tests.agents import fixed_samples
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
 LENGTH = 20  # The best return of `environments.fakes:target`; a constant action has 15.
@@ -24,7 +28,24 @@ def command(monkeypatch):
 
 
 def test_it_is_short():
-    assert len((EXAMPLES / "ddpg_agent.py").read_text().splitlines()) < 150
+    assert len((EXAMPLES / "ddpg_agent.py").read_text().splitlines()) < 120
+
+
+def test_its_loss_corrects_for_priorities(command):
+    """Halfway through a run, beta is 0.7."""
+    replay = ReplayConfig(priority_exponent=0.6, importance_exponent_start=0.4)
+    config = dataclasses.replace(
+        command.config(), policy_layers=(4,), critic_layers=(4,), replay=replay
+    )
+    replicator = rr.make("single_device")
+    module = command.make_agent(config, fixed_samples.make_spec()).make_module(replicator, 100)
+    module.num_steps.assign(50)
+    sample = fixed_samples.make_samples(16)
+    output = module.step_fn(tree.map_structure(tf.constant, sample))
+    weights = (sample.probabilities * sample.table_size) ** -0.7
+    td_errors = output.priorities.numpy()
+    expected = np.mean(0.5 * weights / weights.max() * td_errors**2)
+    assert float(output.metrics["critic_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.timeout(300)
