@@ -40,6 +40,21 @@ class Field(NamedTuple):
         return "/".join(map(str, self.path)) or "observation"
 
 
+def reward_limits(spec: specs.Array) -> tuple[float, float]:
+    """Returns the lowest and the highest reward to accept: the bounds, and room for rounding.
+
+    Args:
+      spec: the spec of the reward, a scalar. Without bounds, every finite float32 is accepted.
+    """
+    low, high = -math.inf, math.inf
+    if isinstance(spec, specs.BoundedArray):
+        low, high = float(spec.minimum), float(spec.maximum)
+    return (
+        max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST),
+        min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST),
+    )
+
+
 class TimeStepConverter:
     """Flattens observations, casts numbers to float32, and checks all values.
 
@@ -69,12 +84,8 @@ class TimeStepConverter:
         self._is_under_way = False
         self.fields, self.size = _plan(observation_spec, drops_images)
         self.reward_spec = _float32_reward(reward_spec)
-        low, high = -math.inf, math.inf
-        if isinstance(self.reward_spec, specs.BoundedArray):
-            low, high = float(self.reward_spec.minimum), float(self.reward_spec.maximum)
         # Comparisons with these limits also fail for NaN and infinities.
-        self._lowest = max(low - _REWARD_TOLERANCE * max(1.0, abs(low)), -_LARGEST)
-        self._highest = min(high + _REWARD_TOLERANCE * max(1.0, abs(high)), _LARGEST)
+        self._lowest, self._highest = reward_limits(self.reward_spec)
 
     def begin(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         """Converts the first time step of an episode, whether or not the one before is over.

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dm_env import specs
 
 from agents.datasets import minari_library
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from agents.task import Task
+from environments.timesteps import reward_limits
 from rl_replicator.errors import UsageError
 
 _METADATA_FILE = "metadata.json"
@@ -30,7 +32,7 @@ class EpisodeDataset:
         data: Any,
         low: np.ndarray,
         high: np.ndarray,
-        rewards: tuple[float, float],
+        reward_spec: specs.Array,
     ):
         """Stores the dataset; see `open_dataset`.
 
@@ -39,9 +41,9 @@ class EpisodeDataset:
           data: the `minari.MinariDataset`.
           low: [A] lower bounds of its actions, which become -1.
           high: [A] upper bounds, which become 1.
-          rewards: the lowest and the highest reward of the environment.
+          reward_spec: the spec of the environment's reward.
         """
-        self.name, self._rewards = name, rewards
+        self.name, self._reward_spec = name, reward_spec
         self._data = data
         self._low, self._high = low, high
 
@@ -100,12 +102,12 @@ class EpisodeDataset:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise wrong(f"finite {name}", "NaN or infinity")
-        lowest, highest = self._rewards
-        beyond = _TOLERANCE * max([1.0, *(abs(x) for x in self._rewards if np.isfinite(x))])
-        rewards = arrays["rewards"]
-        if rewards.min() < lowest - beyond or rewards.max() > highest + beyond:
+        spec, rewards = self._reward_spec, arrays["rewards"]
+        lowest, highest = reward_limits(spec)
+        if rewards.min() < lowest or rewards.max() > highest:
+            low, high = getattr(spec, "minimum", lowest), getattr(spec, "maximum", highest)
             raise wrong(
-                f"rewards from {lowest:g} to {highest:g}, as the environment gives them",
+                f"rewards from {low:g} to {high:g}, as the environment gives them",
                 f"{rewards.min():g} to {rewards.max():g}",
             )
         scale, offset = (self._high - self._low) / 2, (self._high + self._low) / 2
@@ -160,7 +162,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
                 "whose rewards are others"
             )
     environment: Any = task.make(seed=0)
-    action_spec, rewards = environment.own_action_spec, environment.reward_spec()
+    action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()
     size, num_actions = environment.observation_spec().shape[0], environment.action_spec().shape[0]
     environment.close()
     for kind, expected, space in (
@@ -174,8 +176,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
                 f"{task.name} has them, got {space}; record episodes of {task.name}"
             )
     low, high = _range(name, data.action_space, action_spec)
-    bounds = getattr(rewards, "minimum", -np.inf), getattr(rewards, "maximum", np.inf)
-    return EpisodeDataset(name, data, low, high, (float(bounds[0]), float(bounds[1])))
+    return EpisodeDataset(name, data, low, high, reward_spec)
 
 
 def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,9 @@ import pytest
 from dm_env import specs
 
 import environments
-from environments import EnvironmentDataError
+from environments import EnvironmentDataError, timesteps
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Faulty(dm_env.Environment):
@@ -172,6 +174,20 @@ def test_what_is_no_fault_passes():
     np.testing.assert_array_equal(timestep.observation, np.array([1, 2, 3, 3e38, 2], np.float32))
     assert timestep.reward == np.float32(1.00001)
     assert _third_step(reward=-1e30, reward_spec=specs.Array((), float)).reward == np.float32(-1e30)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lowest", "highest"),
+    [
+        (specs.BoundedArray((), np.float32, 0.0, 0.5), -1e-4, 0.5001),
+        (specs.BoundedArray((), np.float32, -1000.0, 50.0), -1000.1, 50.005),
+        (specs.BoundedArray((), np.float32, -np.inf, 1.0), -LARGEST, 1.0001),
+        (specs.Array((), np.float32), -LARGEST, LARGEST),
+    ],
+)
+def test_the_limits_of_rewards(spec, lowest, highest):
+    """A ten-thousandth of each bound beyond it, and of 1 at least."""
+    assert timesteps.reward_limits(spec) == pytest.approx((lowest, highest), rel=1e-12)
 
 
 def test_an_image_is_not_flattened():

@@ -54,6 +54,14 @@ def test_an_episode_without_an_end_was_cut_off():
     assert episode.discounts.tolist() == [1.0, 1.0] and not episode.is_terminated
 
 
+def test_rewards_may_be_beyond_their_bounds_by_what_a_run_allows():
+    """Otherwise, `train --prefill` refuses what `record` wrote."""
+    rewards = [-0.00009, 1.00009]
+    make({"rewards": np.array(rewards)})
+    (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    np.testing.assert_allclose(episode.rewards, rewards)
+
+
 @pytest.mark.parametrize(
     ("changes", "specs", "message"),
     [
@@ -77,6 +85,7 @@ def test_an_episode_without_an_end_was_cut_off():
             "expected rewards from 0 to 1, as the environment gives them in episode 0 of the "
             "dataset a-v0, got 0.5 to 50",
         ),
+        ({"rewards": np.array([-0.0002, 0.5])}, {}, "expected rewards from 0 to 1, .* got -0.0002"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
         ({}, {"env": "walker:walk"}, "got those of walker:walk, whose rewards are others"),
     ],
@@ -98,5 +107,6 @@ def test_a_number_of_the_action_that_is_always_the_same():
     make({"actions": np.array([[[1.0, 0.25]], [[-3.0, 0.25]]])})
     data = reading.open_dataset("a-v0", Task(RANGED))._data
     low, high = np.array([-3.0, 0.25]), np.array([5.0, 0.25])
-    (episode,) = reading.EpisodeDataset("a-v0", data, low, high, (0.0, 1.0)).episodes([0])
+    rewards = Task(RANGED).spec().rewards
+    (episode,) = reading.EpisodeDataset("a-v0", data, low, high, rewards).episodes([0])
     np.testing.assert_allclose(episode.actions, [[0.0, 0.0], [-1.0, 0.0]])
