@@ -304,7 +304,8 @@ class Training:
                 next_batch += pending[-1].count
             call = pending.popleft()
             try:
-                self._absorb(call, self._wait(call))
+                if self._absorb(call, self._wait(call)) < call.count:
+                    raise errors.EndOfData("the data ended within a call")
             except errors.StepCancelled as cancelled:
                 futures.wait([call.future for call in pending])
                 if cancelled.outputs is not None:
@@ -334,7 +335,8 @@ class Training:
             ready = self._calls.inputs.num_ready()
             self._reports.tick(self._calls.batches, None if ready is None else ready == 0)
 
-    def _absorb(self, call: PhaseCall, outputs: Any) -> None:
+    def _absorb(self, call: PhaseCall, outputs: Any) -> int:
+        """Reports the metrics of a call; returns the number of batches that it used."""
         metrics = self._replicator.local_results(outputs)[0]  # The same on all replicas.
         # The call stopped early if the data ended.
         count = min(call.count, self._calls.batches - call.batch)
@@ -350,6 +352,7 @@ class Training:
         steps = [(call.batch + i) // self._calls.batches_per_step + 1 for i in range(count)]
         self._check_finite(metrics, steps)
         self._reports.add(call.batch, count, metrics)
+        return count
 
     def _check_finite(self, metrics: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
         """Raises `Diverged` if one of the metrics, [count] each, is not finite."""

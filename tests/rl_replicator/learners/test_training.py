@@ -59,11 +59,12 @@ def interrupt(training, monkeypatch, after, *numbers):
     absorb, absorbed = training._absorb, []
 
     def wrapped(call, outputs):
-        absorb(call, outputs)
+        count = absorb(call, outputs)
         absorbed.append(call)
         if len(absorbed) == after:
             for number in numbers or (signal.SIGINT,):
                 os.kill(os.getpid(), number)
+        return count
 
     monkeypatch.setattr(training, "_absorb", wrapped)
 
@@ -194,10 +195,11 @@ def test_an_evaluation_that_was_missed_by_some_steps_is_made_up_for(tmp_path, mo
     absorb = training._absorb
 
     def stop(call, outputs):
-        absorb(call, outputs)
+        count = absorb(call, outputs)
         if call.batch + call.count == 15:
             training._calls._before += 3
             raise errors.StepCancelled("Ctrl-C")
+        return count
 
     monkeypatch.setattr(training, "_absorb", stop)
     assert training.run() == signal.SIGTERM
@@ -296,10 +298,13 @@ def test_skipped_steps_are_reported(tmp_path, caplog):
     assert int(resumed.optimizer.num_skipped) == 2 and "skipped" not in caplog.text
 
 
-def test_data_that_ends(tmp_path):
-    _, training = make(Finite, tmp_path)
-    with pytest.raises(errors.ConfigError, match=r"for 40 steps, but it ended after 5; repeat"):
+@pytest.mark.parametrize("steps", [40, 10])  # In the second case, it ends in the last call.
+def test_data_that_ends(tmp_path, steps):
+    _, training = make(Finite, tmp_path, steps=steps)
+    message = rf"for {steps} steps, but it ended after 5; repeat"
+    with pytest.raises(errors.ConfigError, match=message):
         training.run()
+    assert training.step == 5 and Checkpointer(tmp_path / "checkpoints").is_empty
 
 
 def test_rows_of_training_are_those_of_an_uninterrupted_run(tmp_path, monkeypatch):
