@@ -82,7 +82,7 @@ class SNGANConfig:
     beta_2: float = 0.9
     """Adam's decay of the mean of squared gradients."""
     decay_steps: int | None = None
-    """Steps at the end in which the learning rates fall linearly to 0; 0 for none."""
+    """Steps at the end, at most all, in which the learning rates fall linearly to 0; 0 for none."""
     noise_size: int = 128
     """Size of the noise vector that the generator gets besides the class."""
     average_decay: float = 0.999

@@ -211,8 +211,10 @@ class SNGANLearner(Learner):
 
     def _set_rate(self, optimizer: Any, first: float, step: tf.Tensor) -> None:
         """Assigns the learning rate of a step: constant, then falling linearly to 0."""
-        if self._recipe.decay_steps:
-            remaining = tf.cast(self.num_steps - step, tf.float32) / self._recipe.decay_steps
+        # Of a run with fewer steps, all: it begins with the full rate, too.
+        decay_steps = min(self._recipe.decay_steps, self.num_steps)
+        if decay_steps:
+            remaining = tf.cast(self.num_steps - step, tf.float32) / decay_steps
             optimizer.learning_rate.assign(first * tf.clip_by_value(remaining, 0.0, 1.0))
         else:
             optimizer.learning_rate.assign(first)

@@ -133,6 +133,15 @@ def test_learning_rate_falls_at_the_end(folder, tmp_path):
     np.testing.assert_allclose(learner._generator_optimizer.learning_rate.numpy(), 0.2, rtol=1e-6)
 
 
+def test_learning_rate_of_a_run_shorter_than_its_fall(folder):
+    learner = make(folder, steps=10, decay_steps=100)
+    rates = []
+    for step in (0, 5, 9):
+        learner._set_rate(learner._generator_optimizer, 0.1, tf.constant(step, tf.int64))
+        rates.append(learner._generator_optimizer.learning_rate.numpy())
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.01], rtol=1e-6)
+
+
 def test_it_serves_the_averaged_generator(folder, tmp_path):
     learner = make(folder, precision="bfloat16")  # Which NumPy does not have.
     served = learner.served()
