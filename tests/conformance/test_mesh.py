@@ -478,11 +478,13 @@ def test_choices_by_a_scalar(replicator):
     np.testing.assert_array_equal(chosen, IMAGES[:BATCH])
 
 
-def test_a_skipped_step_leaves_statistics(replicator):
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_skipped_step_leaves_statistics(replicator, is_built):
     with replicator.scope():
         w = tf.Variable(tf.ones([3, 1]))
         norm = rr.CrossReplicaBatchNorm(True, True)
-        norm(tf.zeros([2, 3]), True)
+        if is_built:  # Otherwise, the step creates the statistics.
+            norm(tf.zeros([2, 3]), True)
         optimizer = replicator.wrap_optimizer(snt.optimizers.SGD(0.1), skip_nonfinite=True)
 
     def rows(context):

@@ -13,6 +13,7 @@ from tensorflow.python.ops import control_flow_util_v2
 
 from rl_replicator import errors
 from rl_replicator.backends.mesh import layouts
+from rl_replicator.layers import statistics
 from rl_replicator.step import compiled, host, output_arrays, random_ops, variable_registry
 from rl_replicator.step import inputs as inputs_lib
 
@@ -138,6 +139,14 @@ class MeshStep(compiled.ReplicatedStep):
     """
 
     _host: MeshHost
+
+    def _trace_step(self) -> Any:
+        traced = super()._trace_step()
+        # A skipped step restores statistics that were there when its trace began. On other hosts,
+        # tf.function itself traces again once variables exist; it does not see those of a mesh.
+        if len(statistics.among(self._host.registry.created())) > len(self._statistics):
+            traced = super()._trace_step()
+        return traced
 
     def _one_step(self, *row: tf.Tensor) -> list[tf.Tensor]:
         with _conditions_as_calls():
