@@ -21,7 +21,6 @@ class Registry:
     def __init__(self) -> None:
         self._owners: dict[int, weakref.ref] = {}
         self._created: list[weakref.ref] = []
-        self.num_created = 0
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -29,7 +28,6 @@ class Registry:
 
         def creator(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            self.num_created += 1
             self._created.append(weakref.ref(variable))
             for component in getattr(variable, "values", None) or (variable,):
                 self._owners[id(component.handle)] = weakref.ref(component)
