@@ -25,8 +25,8 @@ _STATE = _BeforeStep()
 def declare(variables: Iterable[tf.Variable]) -> None:
     """Marks variables as moving statistics, which a skipped step must not change.
 
-    Layers outside of this package declare theirs by `tf.VariableAggregation.MEAN`, as
-    `tf.keras.layers.BatchNormalization` does.
+    Layers outside of this package declare theirs by `trainable=False` and
+    `tf.VariableAggregation.MEAN`, as `tf.keras.layers.BatchNormalization` does; see `averaged`.
     """
     for variable in variables:
         _DECLARED[id(variable)] = variable

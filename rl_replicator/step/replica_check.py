@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log
+from rl_replicator.layers import statistics
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import tensor_groups
 
@@ -16,7 +17,6 @@ _EARLY = (1, 10, 100)
 # Smaller variables of the same kind are packed: tracing the comparison took a third of the time to
 # trace a step on two replicas.
 _MOST_PACKED = 2**16
-_DECLARED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
 
 class ReplicaCheck:
@@ -73,7 +73,7 @@ class ReplicaCheck:
                 f"{tuple(variable.shape)} differs between replica 0 and replica {replica} after "
                 f"{self._num_steps} steps; assign only what is equal on all replicas, such as "
                 "rr.collectives.all_mean(value), or create a moving statistic with "
-                "aggregation=tf.VariableAggregation.MEAN"
+                "trainable=False and aggregation=tf.VariableAggregation.MEAN"
             )
 
     def _is_due(self, before: int) -> bool:
@@ -128,8 +128,8 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def is_declared(variable: tf.Variable) -> bool:
-    """Whether its aggregation says that each replica has a value of its own."""
-    return variable.aggregation in _DECLARED
+    """Whether each replica may have a value of its own: a part of a sum, or a moving statistic."""
+    return variable.aggregation == tf.VariableAggregation.SUM or statistics.averaged(variable)
 
 
 def _is_comparable(variable: tf.Variable) -> bool:

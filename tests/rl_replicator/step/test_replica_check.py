@@ -66,6 +66,26 @@ def test_statistics_of_a_model_that_the_step_does_not_use():
     replicator.replicate(step_fn, replicator.make_inputs(rows))()
 
 
+def test_what_is_declared_as_a_mean_is_averaged_or_compared(caplog):
+    """Only a variable that is not trained is taken for a moving statistic."""
+    replicator = rr.make("multi_device:2")
+    mean = tf.VariableAggregation.MEAN
+    with replicator.scope():
+        statistic = tf.Variable(0.0, trainable=False, aggregation=mean, name="statistic")
+        trained = tf.Variable(0.0, aggregation=mean, name="trained")
+
+    def step_fn(x):
+        statistic.assign(tf.reduce_mean(x))
+        trained.assign(tf.reduce_mean(x))
+
+    step = replicator.replicate(step_fn, replicator.make_inputs(rows))
+    assert "own data to 'trained:0': their" in caplog.text
+    with pytest.raises(rr.ReplicasDiffer, match=r"'trained:0' .* with trainable=False and aggr"):
+        step()
+    for copy in statistic.values:
+        np.testing.assert_allclose(copy, X[:8].mean(), rtol=1e-5)
+
+
 def test_declared_statistics_and_random_generators_may_differ():
     replicator = rr.make("multi_device:2")
     with replicator.scope():
