@@ -22,6 +22,11 @@ from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
 # The parameters, in order, whose slots a Sonnet optimizer has.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+# By what each replica of a step multiplies the losses of an optimizer. Weak, because a scale refers
+# to its step's graph. No attribute, in which `tf.Module` would look for variables.
+_SCALES: "weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[call_log.CallLog, Any]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Wrapped:
@@ -29,8 +34,6 @@ class Wrapped:
 
     options: Options
     guard: LossScaleGuard | None
-    # By what each replica of a step multiplies. Weak, because a scale refers to its step's graph.
-    _scales: "weakref.WeakKeyDictionary[call_log.CallLog, weakref.WeakValueDictionary]"
 
     if TYPE_CHECKING:  # The rest is in the optimizer's own class.
 
@@ -79,7 +82,8 @@ class Wrapped:
         if graph is None or log is None:
             return self.loss_scale
         with graph.as_default():  # Of the step, so that no loop or function has one of its own.
-            scales = self._scales.setdefault(log, weakref.WeakValueDictionary())
+            by_log = _SCALES.setdefault(self, weakref.WeakKeyDictionary())
+            scales = by_log.setdefault(log, weakref.WeakValueDictionary())
             replica = sums.static_replica_id()
             if replica not in scales:
                 scales[replica] = self.loss_scale
@@ -138,7 +142,7 @@ class Wrapped:
             updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
             updates = _alike_on_replicas(updates)
         if options.loss_scale is not None:
-            if enclosing is not None and enclosing not in self._scales:
+            if enclosing is not None and enclosing not in _SCALES.get(self, ()):
                 raise errors.ConfigError(
                     "expected the gradient of optimizer.scale_loss(loss), found no call of it in "
                     "the step; scale the loss before its gradient is taken"
@@ -300,7 +304,6 @@ def wrap(optimizer: Any, options: Options) -> Any:
             if method := getattr(mixin, name, None):
                 body[name] = tf.autograph.experimental.do_not_convert(method)
     optimizer.__class__ = make_class(kind.__name__, (mixin, kind), body)
-    optimizer._scales = weakref.WeakKeyDictionary()
     optimizer.guard = LossScaleGuard(options.is_dynamic) if options.skips else None
     if mixin is _LegacyKeras and optimizer.guard is not None:
         optimizer._track_trackable(optimizer.guard, "guard")  # The others see it by themselves.

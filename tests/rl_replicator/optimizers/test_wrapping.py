@@ -284,6 +284,21 @@ def test_all_losses_of_a_step_have_one_scale(count, nested):
     assert float(optimizer.loss_scale) == gradients.INITIAL_SCALE / 4
 
 
+def test_an_optimizer_with_a_loss_scale_lists_its_variables():
+    class Model(snt.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.optimizer = learner(1, OPTIMIZERS["fused adam"], loss_scale=8.0)
+
+    model = Model()
+    chosen = replicator(1)
+    for _ in range(2):  # Two steps, each with a loss scale of its own.
+        step_fn = make_step(model.parts, model.optimizer)
+        chosen.replicate(step_fn, chosen.make_inputs(batches))
+    assert len(model.optimizer.variables) == 1 + 2 * 3  # The step, and moments.
+    assert len(model.variables) == 3 + 7
+
+
 @pytest.mark.parametrize("name", ["sonnet adam", "keras ema", "legacy adam"])
 def test_checkpoints_move_between_numbers_of_replicas(name, tmp_path):
     learners = [learner(count, OPTIMIZERS[name], loss_scale="dynamic") for count in (2, 1)]
