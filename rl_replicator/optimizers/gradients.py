@@ -191,7 +191,8 @@ class LossScaleGuard(tf.Module):
         self.scale: tf.Variable | None = None
         if is_dynamic:
             self.scale = tf.Variable(INITIAL_SCALE, trainable=False, name="loss_scale")
-            self.num_good = tf.Variable(0, trainable=False, name="num_good_steps")
+            # Not int32, which a mesh of GPUs does not take.
+            self.num_good = tf.Variable(0, trainable=False, dtype=tf.int64, name="num_good_steps")
 
     def update(self, finite: tf.Tensor) -> None:
         """Updates the counters after a step.
@@ -202,11 +203,12 @@ class LossScaleGuard(tf.Module):
         self.num_skipped.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
         if self.scale is None:
             return
-        num_good = tf.where(finite, self.num_good + 1, 0)
+        zero = tf.zeros([], tf.int64)
+        num_good = tf.where(finite, self.num_good + 1, zero)
         grows = tf.equal(num_good, GROWTH_INTERVAL)
         # Not beyond what float32 holds: an infinite scale could never be halved again.
         doubled = self.scale * 2.0
         can_grow = tf.logical_and(grows, tf.math.is_finite(doubled))
         grown = tf.where(can_grow, doubled, tf.identity(self.scale))
         self.scale.assign(tf.where(finite, grown, tf.maximum(self.scale / 2.0, 1.0)))
-        self.num_good.assign(tf.where(grows, 0, num_good))
+        self.num_good.assign(tf.where(grows, zero, num_good))

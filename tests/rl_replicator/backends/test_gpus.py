@@ -8,6 +8,7 @@ import types
 import pytest
 import sonnet as snt
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 import rl_replicator as rr
 from rl_replicator.backends import devices, multi_device
@@ -99,6 +100,13 @@ def test_a_mesh_of_gpus_refuses_what_lives_on_the_host():
         mesh_step.check_specs([tf.TensorSpec([2], tf.string)], mesh)
     mesh.device_type = lambda: "CPU"
     layouts.check_type(mesh, tf.int32, (tf.int32, tf.string), "variable 'count'")
+
+
+def test_a_mesh_of_gpus_takes_a_dynamic_loss_scale(monkeypatch):
+    replicator = rr.make("mesh:data=2")
+    monkeypatch.setattr(dtensor.Mesh, "device_type", lambda mesh: "GPU")
+    with replicator.scope():
+        replicator.wrap_optimizer(snt.optimizers.SGD(0.1), loss_scale="dynamic")
 
 
 def test_cpus_add_up_on_one_device():
