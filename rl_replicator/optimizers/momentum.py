@@ -14,7 +14,70 @@ from rl_replicator.optimizers.schedules import Schedule
 Decayed = Callable[[Sequence[tf.Variable]], Sequence[bool]]
 
 
-class Momentum(snt.Optimizer):
+class _Scheduled(snt.Optimizer):
+    """What the optimizers of this module have in common: all but their slots and their formula."""
+
+    def __init__(
+        self,
+        learning_rate: Schedule,
+        decayed: Decayed,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        name: str | None = None,
+    ):
+        """Creates no slots yet.
+
+        Args:
+          learning_rate: schedule, from the step to the rate.
+          decayed: tells for each parameter whether it decays.
+          momentum: share of the velocity that each step keeps.
+          weight_decay: factor of the L2 penalty.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self.learning_rate = learning_rate
+        self._decayed = decayed
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+
+    @property
+    def _slots(self) -> list[tf.Variable]:
+        """The velocities; checkpoints hold the name of the attribute in which they are."""
+        raise NotImplementedError
+
+    @snt.once
+    def _initialize(self, parameters: Sequence[tf.Variable]) -> None:
+        with tf.name_scope("velocities"):
+            self._slots.extend(
+                tf.Variable(tf.zeros(w.shape, w.dtype), trainable=False, name="velocity")
+                for w in parameters
+            )
+
+    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
+        """Updates the parameters in place; skips those whose update is None.
+
+        Raises:
+          ValueError: lengths or dtypes differ, no parameter, or no update at all.
+        """
+        updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
+        updates_lib.check(updates, parameters)
+        self._initialize(parameters)
+        rate = self.learning_rate(self.step)
+        decayed = self._decayed(parameters)
+        for g, w, v, is_decayed in zip(updates, parameters, self._slots, decayed, strict=True):
+            if g is None:
+                continue
+            self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
+        self.step.assign_add(1)
+
+    def _apply_one(
+        self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
+    ) -> None:
+        raise NotImplementedError
+
+
+class Momentum(_Scheduled):
     """Gradient descent with Nesterov's momentum and L2 weight decay.
 
     Sutskever et al. 2013, in the form of Goyal et al. 2017 (arXiv:1706.02677), equation 9: the
@@ -46,38 +109,12 @@ class Momentum(snt.Optimizer):
           weight_decay: factor of the L2 penalty.
           name: name of the module.
         """
-        super().__init__(name=name)
-        self.learning_rate = learning_rate
-        self._decayed = decayed
-        self._momentum = momentum
-        self._weight_decay = weight_decay
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        super().__init__(learning_rate, decayed, momentum, weight_decay, name)
         self.velocities: list[tf.Variable] = []
 
-    @snt.once
-    def _initialize(self, parameters: Sequence[tf.Variable]) -> None:
-        with tf.name_scope("velocities"):
-            self.velocities.extend(
-                tf.Variable(tf.zeros(w.shape, w.dtype), trainable=False, name="velocity")
-                for w in parameters
-            )
-
-    def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
-        """Updates the parameters in place; skips those whose update is None.
-
-        Raises:
-          ValueError: lengths or dtypes differ, no parameter, or no update at all.
-        """
-        updates = [None if g is None else tf.convert_to_tensor(g) for g in updates]
-        updates_lib.check(updates, parameters)
-        self._initialize(parameters)
-        rate = self.learning_rate(self.step)
-        decayed = self._decayed(parameters)
-        for g, w, v, is_decayed in zip(updates, parameters, self.velocities, decayed, strict=True):
-            if g is None:
-                continue
-            self._apply_one(g, w, v, is_decayed, tf.cast(rate, g.dtype))
-        self.step.assign_add(1)
+    @property
+    def _slots(self) -> list[tf.Variable]:
+        return self.velocities
 
     def _apply_one(
         self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor
@@ -94,7 +131,7 @@ class Momentum(snt.Optimizer):
         )
 
 
-class LARS(Momentum):
+class LARS(_Scheduled):
     """Layer-wise adaptive rates: You et al. 2017 (arXiv:1708.03888), Algorithm 1.
 
         ratio = trust |w| / (|g| + decay |w|)
@@ -102,6 +139,11 @@ class LARS(Momentum):
         w <- w - v
 
     The ratio is 1 where |w| or |g| is 0, and for variables that do not decay (norms, biases).
+
+    Attributes:
+      step: int64, steps taken.
+      scaled_velocities: one for each parameter. They contain the rate; those of `Momentum` do not,
+        so a checkpoint of one optimizer is none of the other.
     """
 
     def __init__(
@@ -125,6 +167,11 @@ class LARS(Momentum):
         """
         super().__init__(learning_rate, decayed, momentum, weight_decay, name)
         self._trust = trust
+        self.scaled_velocities: list[tf.Variable] = []
+
+    @property
+    def _slots(self) -> list[tf.Variable]:
+        return self.scaled_velocities
 
     def _apply_one(
         self, g: tf.Tensor, w: tf.Variable, v: tf.Variable, is_decayed: bool, rate: tf.Tensor

@@ -147,7 +147,8 @@ def test_every_optimizer_equals_one_device(name):
 
 def slots_of(optimizer, parameters):
     """The slots of each parameter, by their places in the optimizer's lists."""
-    names = ("m", "v", "velocities", "accumulated_momentum", "_momentums", "_velocities")
+    names = ("m", "v", "velocities", "scaled_velocities", "accumulated_momentum")
+    names += ("_momentums", "_velocities")  # Of Keras.
     lists = [getattr(optimizer, name, ()) for name in names]
     return [[slots[i] for slots in lists if slots] for i in range(len(parameters))]
 

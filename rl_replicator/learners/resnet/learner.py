@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import sonnet as snt
 import tensorflow as tf
 
 from rl_replicator.errors import check_option
@@ -155,7 +156,7 @@ def make_schedule(config: Any, steps_per_epoch: float, num_steps: int) -> schedu
     return schedules.warm_up(peak, rising, after)
 
 
-def make_optimizer(config: Any, rate: schedules.Schedule) -> momentum.Momentum:
+def make_optimizer(config: Any, rate: schedules.Schedule) -> snt.Optimizer:
     """Returns the optimizer of a resolved config, not yet wrapped."""
     kind = {"momentum": momentum.Momentum, "lars": momentum.LARS}[config.optimizer]
     return kind(rate, networks.decayed, config.momentum, config.weight_decay)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import rl_replicator as rr
 from rl_replicator.learners.resnet import networks
 from rl_replicator.optimizers import momentum
 
@@ -42,7 +43,7 @@ def test_lars_with_float16_parameters_of_a_large_norm():
     optimizer = momentum.LARS(rate, networks.decayed, weight_decay=1e-4)
     optimizer.apply([tf.fill([300, 300], tf.constant(0.01, tf.float16))], [w])  # |g| = 3
     # ratio = 0.001 * 300 / (3 + 0.03) = 0.099; v = 0.1 * 0.099 (0.01 + 0.0001).
-    np.testing.assert_allclose(optimizer.velocities[0], np.full([300, 300], 1e-4), rtol=1e-2)
+    np.testing.assert_allclose(optimizer.scaled_velocities[0], np.full([300, 300], 1e-4), rtol=1e-2)
 
 
 @pytest.mark.parametrize(("weight", "gradient"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
@@ -64,7 +65,9 @@ def test_defaults_are_a_momentum_of_nine_tenths_and_no_decay():
             optimizer.apply([tf.constant([[1.0, 0.0]])], [w])
     np.testing.assert_allclose(plain.velocities[0], [[0.9 + 1.0, 0.0]], rtol=1e-6)
     # The ratios are 0.001 * 2, for |w| is 2 in both steps.
-    np.testing.assert_allclose(lars.velocities[0], [[0.9 * 2e-4 + 0.05 * 2e-3, 0.0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        lars.scaled_velocities[0], [[0.9 * 2e-4 + 0.05 * 2e-3, 0.0]], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", [momentum.Momentum, momentum.LARS])
@@ -84,6 +87,17 @@ def test_an_optimizer_has_nothing_to_train():
     optimizer = momentum.Momentum(rate, networks.decayed)
     optimizer.apply([tf.constant([[1.0]])], [tf.Variable([[1.0]])])
     assert [variable.trainable for variable in optimizer.variables] == [False, False]
+
+
+def test_a_checkpoint_of_one_is_none_of_the_other(tmp_path):
+    """The velocities of LARS contain the rate."""
+    plain, lars = (kind(rate, networks.decayed) for kind in (momentum.Momentum, momentum.LARS))
+    for optimizer in (plain, lars):
+        optimizer.apply([tf.constant([[1.0]])], [tf.Variable([[1.0]])])
+    for saved, restored in ((plain, lars), (lars, plain)):
+        rr.parts.TrackablePart(optimizer=saved).save(tmp_path)
+        with pytest.raises(rr.CheckpointError, match="velocities/0'"):
+            rr.parts.TrackablePart(optimizer=restored).restore(tmp_path)
 
 
 def test_missing_gradients_are_skipped():
