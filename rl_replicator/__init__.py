@@ -36,6 +36,7 @@ from typing import Any
 from rl_replicator.errors import (
     CheckpointError,
     ConfigError,
+    DiskError,
     EndOfData,
     ReplicasDiffer,
     StepCancelled,
@@ -75,6 +76,7 @@ _MODULES = {
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DiskError",
     "EndOfData",
     "ReplicasDiffer",
     "StepCancelled",

@@ -1,5 +1,6 @@
 """The errors that users of this package may have to handle."""
 
+import errno
 from typing import Any
 
 
@@ -44,6 +45,41 @@ def created_outside(variable: str) -> ConfigError:
 
 class CheckpointError(UsageError):
     """A checkpoint that cannot be written, is corrupt, or does not fit the program."""
+
+
+# Exit status of a command that ends with a `DiskError`: "input/output error" in sysexits.h. Unlike
+# status 2, it does not say that the settings are wrong.
+DISK_STATUS = 74
+
+
+class DiskError(UsageError):
+    """The files of a run cannot be written, most likely because the disk is full.
+
+    The command line exits with status 74. Once there is space, the same command continues.
+    """
+
+
+class CheckpointDiskError(CheckpointError, DiskError):
+    """A checkpoint cannot be written, most likely because the disk is full."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Returns whether a write failed because there is no space: on the disk, or within a limit.
+
+    Args:
+      error: what the write raised.
+    """
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cannot_write(message: str, error: OSError) -> UsageError:
+    """Returns the error for a file that cannot be written: a `DiskError` if there is no space.
+
+    Args:
+      message: one line, which says which file and why.
+      error: what the write raised.
+    """
+    return (DiskError if is_disk_full(error) else UsageError)(message)
 
 
 class StepCancelled(Exception):  # noqa: N818 - an event, not an error

@@ -20,7 +20,7 @@ from agents.datasets.recording import RecordedEpisode
 from agents.replay import stored_tables
 from agents.replay.checkpoint import prefilled
 from agents.replay.transitions import TABLE, transitions_per_item
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 
 _SECONDS_TO_CONFIRM = 300.0
 _SCRATCH = ".prefill-"
@@ -55,7 +55,7 @@ def fill(
                 held += _fill_server(agent, make_tables, episodes, folder, Path(scratch))
             (Path(scratch) / "filled").rename(prefilled(run_dir))
     except OSError as error:
-        raise UsageError(f"--prefill: cannot write to {run_dir}: {error}") from error
+        raise cannot_write(f"--prefill: cannot write to {run_dir}: {error}", error) from error
     return held
 
 

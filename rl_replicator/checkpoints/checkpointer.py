@@ -208,7 +208,7 @@ class Checkpointer:
             shutil.rmtree(temporary, ignore_errors=True)
             if not _is_disk_error(error):
                 raise
-            raise errors.CheckpointError(
+            raise errors.CheckpointDiskError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
                 f"{manifest.first_line(error)} (at least {needed} bytes needed, "
                 f"{_free(self._directory)} free); free some space; older checkpoints are intact"

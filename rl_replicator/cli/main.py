@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the words after `rl-replicator`. Default: those of this process.
 
     Returns:
-      The exit status: 0; 2 after bad input (one line says which); 75 if another process of the job
-      was lost (a supervisor then restarts the whole job); 1 after any other failure (with its
-      traceback); 130 after an interrupt. What is printed after its reader has left is dropped, and
-      changes no status.
+      The exit status: 0; 2 after bad input (one line says which); 74 if the disk is full (one
+      line); 75 if another process of the job was lost (a supervisor then restarts the whole job);
+      1 after any other failure (with its traceback); 130 after an interrupt. What is printed after
+      its reader has left is dropped, and changes no status.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lasting_streams.open_closed()
@@ -88,17 +88,17 @@ def names() -> list[str]:
 
 def _report(error: Exception) -> int:
     """Prints why a command has failed; returns the exit status."""
-    from rl_replicator.errors import WORKER_LOST_STATUS, WorkerLost
+    from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, WorkerLost
 
     if isinstance(error, WorkerLost):
         print(f"rl-replicator: {error}", file=sys.stderr)
         return WORKER_LOST_STATUS
-    message = _usage_message(error)
-    if message is None:
+    found = _usage_error(error)
+    if found is None:
         _print_failure(error)
         return _FAILURE
-    print(f"{ERROR_PREFIX}{message}", file=sys.stderr)
-    return BAD_INPUT
+    print(f"{ERROR_PREFIX}{' '.join(str(found).split())}", file=sys.stderr)
+    return DISK_STATUS if isinstance(found, DiskError) else BAD_INPUT
 
 
 def _print_failure(error: Exception) -> None:
@@ -203,13 +203,10 @@ def _commands() -> dict[str, Callable[[Sequence[str]], int]]:
     return {name: module.run for name, module in modules.items()}
 
 
-def _usage_message(error: BaseException) -> str | None:
-    """The text, as one line, of the first error in the chain of causes that a user can act on."""
+def _usage_error(error: BaseException) -> BaseException | None:
+    """Returns the first error in the chain of causes that a user can act on."""
     kinds = _usage_errors()
-    for link in _causes(error):
-        if isinstance(link, kinds):
-            return " ".join(str(link).split())
-    return None
+    return next((link for link in _causes(error) if isinstance(link, kinds)), None)
 
 
 def _usage_errors() -> tuple[type[BaseException], ...]:

@@ -20,8 +20,8 @@ from rl_replicator.processes.restarts import Restarts
 _SETTLE_SECONDS = 0.3
 # The last lines of ended processes are awaited this long, if nobody reads our output.
 _OUTPUT_SECONDS = 20.0
-# Wrong arguments, a full disk, or weights that are NaN: a restart would end the same way.
-_USAGE = 2
+# Wrong arguments, weights that are NaN, or a full disk: a restart would end the same way.
+_FINAL = (2, errors.DISK_STATUS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,9 +93,9 @@ class LocalJob:
             return Outcome(0, "the job is complete", is_final=True)
         failed = {task: status for task, status in ended.items() if status != 0}
         for task, status in failed.items():
-            if status == _USAGE:
+            if status in _FINAL:
                 return Outcome(
-                    _USAGE, f"{task.name} ended with status 2 (see its error)", is_final=True
+                    status, f"{task.name} ended with status {status} (see its error)", is_final=True
                 )
             if task.is_replaceable:
                 outcome = self._replace(task, status)

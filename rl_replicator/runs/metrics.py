@@ -28,12 +28,12 @@ def space_needed() -> Iterator[None]:
     """Turns the error of a file of metrics that cannot be written into one line.
 
     Raises:
-      UsageError: after an OSError, most likely of a full disk.
+      DiskError: after an OSError, most likely of a full disk.
     """
     try:
         yield
     except OSError as error:
-        raise errors.UsageError(
+        raise errors.DiskError(
             f"cannot write the metrics of the run: {error}; free some space, then continue with "
             "the same --run-dir"
         ) from error
@@ -114,7 +114,7 @@ class MetricWriter:
         Raises:
           ConfigError: if `group` has other characters, its file has another x-axis, or a value has
             the name of the x-axis, of a clock, or `wall_time`.
-          UsageError: if it cannot be written, because the disk is full for example.
+          DiskError: if it cannot be written, because the disk is full for example.
         """
         clocks = clocks or {}
         self.check(group, values, clocks)
@@ -140,7 +140,7 @@ class MetricWriter:
           image: [height, width, channels] uint8, with 1 or 3 channels.
 
         Raises:
-          UsageError: see `write`.
+          DiskError: see `write`.
         """
         with self._lock, space_needed():
             board = self._board(_checked(group))
@@ -154,7 +154,7 @@ class MetricWriter:
           group: see `write`.
 
         Raises:
-          UsageError: see `write`.
+          DiskError: see `write`.
         """
         with self._lock, space_needed():
             if self._path(group).exists():
@@ -164,7 +164,7 @@ class MetricWriter:
         """Closes the files; a later `write` opens them again.
 
         Raises:
-          UsageError: see `write`.
+          DiskError: see `write`.
         """
         with self._lock, space_needed():
             for table in self._tables.values():

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_replicator.checkpoints.checkpointer import Checkpointer, check_local
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs.plain_data import from_plain, to_plain
 
 # A setting that the machine decides at the start of a run.
@@ -317,7 +317,7 @@ class RunDirectory:
         return any(path.name not in (_LOCK, _NEW_CONFIG) for path in self.path.iterdir())
 
     def _unwritable(self, error: OSError) -> UsageError:
-        return UsageError(f"cannot write to the run directory {self.path}: {error}")
+        return cannot_write(f"cannot write to the run directory {self.path}: {error}", error)
 
 
 def _take(lock: int) -> bool:

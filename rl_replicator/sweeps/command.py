@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import logging
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import cannot_write
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
 from rl_replicator.sweeps import board
@@ -91,11 +92,12 @@ def run(plan: SweepPlan) -> int:
       Exit status: 0 if all trials have ended; 128 + signal if one ended it.
 
     Raises:
+      DiskError: if the disk is full.
       UsageError: if the directory holds a sweep with other settings or other files, Optuna is not
         installed, no trial can run, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(SWEEP, plan.identity, _FREE):
+    with directory.opened(SWEEP, plan.identity, _FREE), _continuable(plan.run_dir):
         directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)
@@ -121,18 +123,23 @@ def run(plan: SweepPlan) -> int:
         )
         number = runner.run(trials, plan.trials)
         drawn.close()
-        try:
-            _write(plan.run_dir / "results.csv", trials)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
-                "again, and continues what is not done"
-            ) from error
+        _write(plan.run_dir / "results.csv", trials)
         _conclude(plan, study, trials)
         if number is not None:
             print("stopped; the same command continues the sweep", flush=True)
             return 128 + number
         return 0
+
+
+@contextlib.contextmanager
+def _continuable(run_dir: Path) -> Iterator[None]:
+    """Turns the error of a file that cannot be written, such as the journal, into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(
+            f"the sweep in {run_dir} has stopped: {error}; the same command continues it", error
+        ) from error
 
 
 def _write(path: Path, trials: Sequence[SweepTrial]) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DISK_STATUS, DiskError, UsageError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
 from rl_replicator.processes import signals
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
+
+_LOG = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 # If this many trials fail before one has been evaluated, the rest would fail as well.
 _HOPELESS = 3
 # How a run ends that was asked to.
 _INTERRUPTED = 128 + signal.SIGINT
+# How one ends that somebody has killed, or the kernel, because memory was short.
+_KILLED = -signal.SIGKILL
 # Several processes share a GPU: none may take all of its memory.
 _VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
@@ -116,7 +121,10 @@ class SweepRunner:
         self._free = slots(parallel)
         self._on_change = on_change
         self._on_look = on_look
+        self._waiting: list[SweepTrial] = []
         self._live: list[_Live] = []
+        # Number of a trial -> its evaluations when it was killed last.
+        self._killed: dict[int, int] = {}
         self._signals: list[int] = []
         self._failures_at_first = 0
 
@@ -131,14 +139,16 @@ class SweepRunner:
           The number of the signal that ended it; None if all trials have ended.
 
         Raises:
+          DiskError: if the disk is full. The trials that run are saved, if there is space for that,
+            and are continued by the next call.
           UsageError: if the first trials fail one after the other.
         """
         if any(trial.state not in (TrialState.RUNNING, TrialState.FAILED) for trial in trials):
             self._failures_at_first = -1  # An earlier process has seen that trials can run.
-        waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        self._waiting = [trial for trial in trials if trial.state is TrialState.RUNNING]
         with signals.handled(lambda number, _: signals.note(number, self._signals)):
             try:
-                self._run(trials, waiting, count)
+                self._run(trials, count)
             finally:
                 # After an error of our own, the runs save all the same.
                 end_all(
@@ -147,16 +157,16 @@ class SweepRunner:
                 )
         return self._signals[0] if self._signals else None
 
-    def _run(self, trials: list[SweepTrial], waiting: list[SweepTrial], count: int) -> None:
+    def _run(self, trials: list[SweepTrial], count: int) -> None:
         while True:
-            while self._free and not self._signals and (waiting or len(trials) < count):
-                if not waiting:
+            while self._free and not self._signals and (self._waiting or len(trials) < count):
+                if not self._waiting:
                     trials.append(self._scheduler.ask())
-                self._start(waiting.pop(0) if waiting else trials[-1])
+                self._start(self._waiting.pop(0) if self._waiting else trials[-1])
             if not self._live:
                 if not self._signals:
-                    waiting = list(self._scheduler.advance(trials))
-                if not waiting or self._signals:
+                    self._waiting = list(self._scheduler.advance(trials))
+                if not self._waiting or self._signals:
                     break
                 continue
             self._look()
@@ -190,13 +200,12 @@ class SweepRunner:
 
     def _judge(self, one: _Live) -> None:
         """Decides how a trial ends, if it is time to decide."""
-        codes = [process.poll() for process in one.processes]
-        failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
+        failed = [process for process in one.processes if process.poll() not in (None, 0)]
         if failed:
-            one.trial.reason = one.processes[failed[0]].reason()
-            one.end(TrialState.FAILED)
+            one.end(self._after_failure(one.trial, failed))
             return
-        has_ended = all(code == 0 for code in codes)  # Asked before the last rows are read.
+        # Asked before the last rows are read.
+        has_ended = all(process.poll() == 0 for process in one.processes)
         values = _values(one.trial)
         if self._scheduler.report(one.trial, values) and not has_ended:
             one.end(self._scheduler.when_cut)
@@ -216,8 +225,10 @@ class SweepRunner:
         elif one.verdict is TrialState.STOPPED and not any(p.poll() for p in one.processes):
             one.verdict = TrialState.DONE  # It was judged by its last evaluation.
         one.trial.state = one.verdict
-        if one.verdict is TrialState.RUNNING:  # The sweep stops; the trial will be continued.
-            return
+        if one.verdict is TrialState.RUNNING:
+            if not self._signals:
+                self._waiting.append(one.trial)
+            return  # If the sweep stops, the next one continues the trial.
         is_done = one.verdict is TrialState.DONE
         self._scheduler.finish(one.trial, _values(one.trial)[-1] if is_done else None)
         self._on_change(one.trial)
@@ -225,14 +236,38 @@ class SweepRunner:
 
     def _paused(self, one: _Live) -> TrialState:
         """Returns the state of a trial whose processes were to save and to end."""
-        codes = [process.poll() for process in one.processes]
-        failed = [i for i, code in enumerate(codes) if code not in (0, _INTERRUPTED)]
+        failed = [process for process in one.processes if process.poll() not in (0, _INTERRUPTED)]
         if failed and not self._signals:
-            one.trial.reason = one.processes[failed[0]].reason()
-            return TrialState.FAILED
+            return self._after_failure(one.trial, failed)
         if failed:  # Killed by a second Ctrl-C: it has not saved, and will be continued.
             return TrialState.RUNNING
-        return TrialState.PAUSED if any(codes) else TrialState.DONE
+        return TrialState.PAUSED if any(p.poll() for p in one.processes) else TrialState.DONE
+
+    def _after_failure(self, trial: SweepTrial, failed: Sequence[RunProcess]) -> TrialState:
+        """Returns the state of a trial some of whose processes have failed.
+
+        A trial that was killed continues, unless it has gained no evaluation since it was killed
+        before: then its settings need more memory than there is, for example.
+
+        Raises:
+          DiskError: if the disk is full, which says nothing about the trial.
+        """
+        # What says the most comes first.
+        first = sorted(failed, key=lambda one: (one.poll() != DISK_STATUS, one.poll() == _KILLED))[
+            0
+        ]
+        if first.poll() == DISK_STATUS:
+            raise DiskError(
+                f"expected space on the disk, but trial {trial.number} {first.reason()}; the same "
+                "command continues the sweep"
+            )
+        evaluations = trial.evaluated().count
+        if first.poll() == _KILLED and evaluations > self._killed.get(trial.number, -1):
+            self._killed[trial.number] = evaluations
+            _LOG.warning("trial %d %s; it continues", trial.number, first.reason())
+            return TrialState.RUNNING
+        trial.reason = first.reason()
+        return TrialState.FAILED
 
     def _check_hope(self, trial: SweepTrial) -> None:
         if trial.state is not TrialState.FAILED:

@@ -391,7 +391,7 @@ def test_a_really_full_disk(tmp_path):
         large = {"model": parts.TrackablePart(v=tf.Variable(tf.zeros([1_000_000])))}
         with pytest.raises(rr.CheckpointError, match="free some space"):
             checkpointer.save(2, large)
-        with pytest.raises(rr.CheckpointError, match="free some space"):
+        with pytest.raises(rr.DiskError, match="free some space"):
             checkpointer.save(3, {"blob": Blob(bytes(2_000_000))})
         assert names(tmp_path) == ["000001_step_1"]
         checkpointer.restore(small)

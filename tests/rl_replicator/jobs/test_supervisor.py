@@ -173,11 +173,13 @@ def test_restarts_are_limited(run, tmp_path):
 
 
 @pytest.mark.processes
-def test_wrong_arguments_are_not_tried_again(run, tmp_path):
-    code = "if name == 'worker 1': sys.exit(2)\nwait()"
+@pytest.mark.parametrize("expected", [2, 74])
+def test_wrong_arguments_and_a_full_disk_are_not_tried_again(run, tmp_path, expected):
+    code = f"if name == 'worker 1': sys.exit({expected})\nwait()"
     begun = time.monotonic()
     status, output = finished(run(code, "--workers", "2"))
-    assert status == 2 and "worker 1 ended with status 2 (see its error); not restarting" in output
+    assert status == expected
+    assert f"worker 1 ended with status {expected} (see its error); not restarting" in output
     assert starts(tmp_path, "worker 1") == 1 and time.monotonic() - begun < 50
 
 

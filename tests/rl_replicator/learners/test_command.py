@@ -160,7 +160,7 @@ def test_a_disk_without_space_for_metrics_ends_a_run_in_one_line(
     monkeypatch.setattr(stderr_filter, "silence", lambda: None)
     monkeypatch.setattr(owner, method, fail)
     name = f"{__name__}:make_regression"
-    assert main.main(["train", name, "--steps", "15", "--run-dir", str(tmp_path / "run")]) == 2
+    assert main.main(["train", name, "--steps", "15", "--run-dir", str(tmp_path / "run")]) == 74
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("rl-replicator: error: cannot write the metrics of the run: [Errno 28]")
     assert line.endswith("; free some space, then continue with the same --run-dir")

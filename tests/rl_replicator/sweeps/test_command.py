@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -157,7 +158,22 @@ def test_results_that_cannot_be_written_end_no_trials(
     if expected == 0:
         assert {row["state"] for row in results(tmp_path / "s")} <= {"done", "stopped"}
     else:
-        assert "cannot write the results in s: No space left" in capsys.readouterr().err
+        assert "the sweep in s has stopped: No space left" in capsys.readouterr().err
+
+
+def test_a_disk_without_space_for_the_journal_ends_a_sweep_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(sweep.command.Study, "ask", fail)
+    words = ["sweep", HILL, "--search", "place=uniform(0,1)", "--trials", "2", "--run-dir", "s"]
+    assert main.main([*words, "--parallel", "1"]) == 74
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("rl-replicator: error: the sweep in s has stopped: [Errno 28]")
 
 
 @pytest.mark.processes

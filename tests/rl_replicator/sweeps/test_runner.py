@@ -1,4 +1,4 @@
-"""What becomes of a trial that is to end and has taken all of its steps before it hears of it."""
+"""What becomes of a trial that ends otherwise than by itself."""
 
 import os
 import sys
@@ -6,7 +6,10 @@ import time
 
 import pytest
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
+from rl_replicator.runs.metrics import MetricWriter
+from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import Score
 from rl_replicator.sweeps.runner import SweepRunner
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 from tests.rl_replicator.jobs.endless_run import endless_run
@@ -127,3 +130,55 @@ def test_a_continued_sweep_gives_up_only_if_no_trial_has_run(tmp_path, state):
             runner.run(trials, count=5)
         assert len(trials) == 4
     assert all(trial.state is TrialState.FAILED for trial in trials[1:])
+
+
+@pytest.mark.processes
+def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path):
+    first, second = [
+        SweepTrial(index, {}, tmp_path / f"trial-{index:03d}", seeds=(1,)) for index in range(2)
+    ]
+    words, _, has_saved = endless_run(tmp_path)
+    wait = f"until [ -e {tmp_path / 'is_ready'} ]; do sleep 0.05; done"
+    commands = {0: words, 1: ["sh", "-c", f"{wait}; echo no space left; exit 74"]}
+    scheduler, coming = CutsAfterTheFirstEvaluation(first), iter([first, second])
+    scheduler.ask = lambda: next(coming)
+    runner = SweepRunner(
+        scheduler,
+        lambda trial, _: commands[trial.number],
+        tmp_path,
+        2,
+        lambda _: None,
+        lambda: None,
+    )
+    trials = []
+    told = r"trial 1 ended with status 74: no space left .*the same command continues the sweep"
+    with pytest.raises(DiskError, match=told):
+        runner.run(trials, count=9)
+    assert [trial.state for trial in trials] == [TrialState.RUNNING] * 2
+    assert scheduler.scores == [] and has_saved()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("progress", [0, 2])
+def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, progress):
+    """It is killed each time, and evaluated before that `progress` times."""
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
+    path = trial.run_dir(1)
+    writer, starts = MetricWriter(path, "steps"), []
+
+    def command(trial, seed):
+        starts.append(trial.state)
+        if len(starts) <= progress:
+            score = Score("evaluation", "figure", True).plain()
+            path.mkdir(parents=True, exist_ok=True)
+            RunDirectory(path).describe("x", {}, {}, score)
+            writer.write("evaluation", 100 * len(starts), {"figure": 1.0})
+        return ["sh", "-c", "kill -9 $$"]
+
+    scheduler = CutsAfterTheFirstEvaluation(trial)
+    scheduler.report = lambda trial, values: False
+    runner = SweepRunner(scheduler, command, tmp_path, 1, lambda _: None, lambda: None)
+    assert runner.run([], count=1) is None
+    assert len(starts) == max(progress, 1) + 1
+    assert trial.state is TrialState.FAILED and "was killed by SIGKILL" in trial.reason
+    assert caplog.text.count("trial 0 was killed by SIGKILL: no output") == len(starts) - 1
