@@ -1,9 +1,10 @@
 """Writes recorded episodes as a Minari dataset."""
 
+import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,47 +62,58 @@ def write(
     Raises:
       UsageError: see `check_new`; also if the folder cannot be written.
     """
-    check_new(dataset_id)  # What is there must not be deleted below.
+    check_new(dataset_id)  # Before the first episode is played.
     from minari.storage.datasets_root_dir import get_dataset_path
 
     path = get_dataset_path(dataset_id)
+    # Under its name when all is there: of a part of it, nobody could tell that more was asked for.
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # Of a process that was killed.
     try:
-        return DatasetSummary.of(_written(dataset_id, episodes, about))
-    except BaseException as error:
-        shutil.rmtree(path, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"cannot write the dataset to {path}: {error}") from error
-        raise
+        summary = DatasetSummary.of(_written(partial / "data", dataset_id, episodes, about))
+        os.replace(partial, path)
+    except OSError as error:
+        raise UsageError(f"cannot write the dataset to {path}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return summary
 
 
 def _written(
-    dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
+    folder: Path, dataset_id: str, episodes: Iterable[RecordedEpisode], about: Mapping[str, Any]
 ) -> Iterator[RecordedEpisode]:
     """Yields each episode once it is written."""
-    dataset: Any = None
+    storage: Any = None
     for index, episode in enumerate(episodes):
-        if dataset is None:
-            dataset = _created(dataset_id, episode)
-            dataset.storage.update_metadata(dict(about))
-        dataset.update_dataset_from_buffer([_buffer(episode)])
-        metadata = {"return": episode.episode_return}
-        dataset.storage.update_episode_metadata([metadata], [index])
+        if storage is None:
+            storage = _created(folder, dataset_id, episode)
+            storage.update_metadata(dict(about))
+        storage.update_episodes([_buffer(episode)])
+        storage.update_episode_metadata([{"return": episode.episode_return}], [index])
         yield episode
 
 
-def _created(dataset_id: str, episode: RecordedEpisode) -> Any:
-    """Creates a dataset without episodes that has the specs of one."""
+def _created(folder: Path, dataset_id: str, episode: RecordedEpisode) -> Any:
+    """Creates the storage of a dataset without episodes that has the specs of one."""
     from gymnasium import spaces
+    from minari import namespace
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.dataset.minari_storage import MinariStorage
 
+    group = parse_dataset_id(dataset_id)[0]
+    if group is not None and group not in namespace.list_local_namespaces():
+        namespace.create_namespace(group)
+    folder.mkdir(parents=True)
     observation, action = episode.observations[0].shape, episode.actions[0].shape
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It asks for an author and a link.
-        return minari_library.imported().create_dataset_from_buffers(
-            dataset_id,
-            [],
-            observation_space=spaces.Box(-np.inf, np.inf, observation, np.float32),
-            action_space=spaces.Box(-1.0, 1.0, action, np.float32),
-        )
+    storage = MinariStorage.new(
+        folder,
+        observation_space=spaces.Box(-np.inf, np.inf, observation, np.float32),
+        action_space=spaces.Box(-1.0, 1.0, action, np.float32),
+    )
+    storage.update_metadata(
+        {"dataset_id": dataset_id, "minari_version": minari_library.imported().__version__}
+    )
+    return storage
 
 
 def _buffer(episode: RecordedEpisode) -> Any:

@@ -1,6 +1,9 @@
 """`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
 
 import dataclasses
+import signal
+import subprocess
+import sys
 import types
 
 import minari
@@ -168,14 +171,41 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
 
     def breaks(self, seed):
         if seed == 1001:
-            assert (tmp_path / "minari" / "a-v0").exists()
+            (partial,) = (tmp_path / "minari").iterdir()
+            assert (partial / "data" / "metadata.json").exists()
             raise BreaksError
         return make(self, seed)
 
     monkeypatch.setattr(agents.policies.policy.Policy, "make_environment", breaks)
     with pytest.raises(BreaksError):
         record.run([str(run_dir), "--dataset", "a-v0"])
-    assert not (tmp_path / "minari" / "a-v0").exists()
+    assert list((tmp_path / "minari").iterdir()) == []
+
+
+KILLED = """
+import os, signal
+import numpy as np
+from agents.datasets import recording, writing
+
+def episodes():
+    ones = np.ones(3, np.float32)
+    yield recording.RecordedEpisode(np.ones((4, 2), np.float32), ones[:, None], ones, ones, 7)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+writing.write("fakes/b-v0", episodes(), {})
+"""
+
+
+@pytest.mark.processes
+def test_a_process_that_is_killed_leaves_no_dataset(run_dir, tmp_path):
+    child = subprocess.run([sys.executable, "-c", KILLED], timeout=100, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "minari" / "fakes").glob("*b-v0*"))) == 1
+    assert not minari.list_local_datasets()
+    assert record.run([str(run_dir), "--episodes", "1", "--dataset", "fakes/b-v0"]) == 0
+    assert list(minari.list_local_datasets()) == ["fakes/b-v0"]
+    assert minari.load_dataset("fakes/b-v0").total_steps == 20
+    assert [path.name for path in (tmp_path / "minari" / "fakes").glob("*b-v0*")] == ["b-v0"]
 
 
 def test_what_is_there_stays(run_dir, tmp_path):
