@@ -263,13 +263,20 @@ class Supervisor:
             self._added -= {(member.label, member.index)}
 
     def _start(self, member: lp_member.Member) -> None:
+        if self._stop_at is not None:  # A node before it could not be started.
+            member.state = lp_runtime.ENDED
+            return
         member.state = lp_runtime.STARTING
         member.restart_at = None
         member.is_replaced = False
         member.started_at = time.monotonic()
         member.named_slow_after = _SLOW_START_SECS / 2
-        member.worker = self._make_worker(member, self)
-        member.worker.start()
+        try:
+            member.worker = self._make_worker(member, self)
+            member.worker.start()
+        except Exception as error:  # Such as too many open files, or threads.
+            self._end(member, errors.ExceptionRecord.of(error))
+            return
         if self.ready.is_set():
             member.worker.notify_ready()
 
@@ -353,7 +360,11 @@ class Supervisor:
 
     def _on_failure(self, worker: lp_member.Worker, record: errors.ExceptionRecord) -> None:
         member = self._member_of(worker)
-        if member is None or any(failure.member is member for failure in self._failures):
+        if member is not None:
+            self._fail(member, record)
+
+    def _fail(self, member: lp_member.Member, record: errors.ExceptionRecord) -> None:
+        if any(failure.member is member for failure in self._failures):
             return  # What a node told first is why it failed.
         # Calls of others fail as a matter of course once servers are closed, and in constructors
         # that a stop has found at work.
@@ -370,14 +381,16 @@ class Supervisor:
 
     def _on_ended(self, worker: lp_member.Worker, record: errors.ExceptionRecord | None) -> None:
         member = self._member_of(worker)
-        if member is None or member.is_gone:
-            return
+        if member is not None and not member.is_gone:
+            self._end(member, record)
+
+    def _end(self, member: lp_member.Member, record: errors.ExceptionRecord | None) -> None:
         if self._may_restart(member, record):
             return
         # The deaths of processes that were killed are no news, but what they have told before is.
         was_killed = self._kill_at is not None or member.is_replaced
         if record is not None and not (was_killed and record.type_name == errors.PROCESS_DIED):
-            self._on_failure(worker, record)
+            self._fail(member, record)
         member.state = lp_runtime.ENDED
         if self._stop_at is None:
             self._tell_ready()  # A node without a run() may have told no state.
@@ -435,6 +448,8 @@ class Supervisor:
                     self._book.forget(address.key)
             for partner in team:
                 self._start(partner)
+                if partner.restart_at is not None:
+                    break  # It could not be started. The others wait until all can be.
 
     def _end_frozen(self, now: float) -> None:
         # A launcher that was stopped itself (Ctrl-Z, a suspended machine) has heard of nobody: the

@@ -323,6 +323,81 @@ def test_an_error_at_the_end_is_a_failure_but_a_lost_connection_is_none(phase, m
     )
 
 
+def test_a_node_that_cannot_be_started_stops_the_program_in_order(monkeypatch):
+    program = _Program(notice=300)
+
+    def fail(member, supervisor):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(program.supervisor, "_make_worker", fail)
+    program.supervisor.post_add("user", 1, lp.PyNode(print))
+    program.wait_for("stop store")
+    program.state("other", lp_runtime.SERVING)
+    program.end("user")
+    program.end("other")
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(60)
+    assert program.supervisor.failure is not None
+    assert (program.supervisor.failure.label, program.supervisor.failure.message) == (
+        "user",
+        "too many open files",
+    )
+    assert program.supervisor.failure.index == 1
+    assert not any(entry.startswith("kill") for entry in program.log)
+
+
+def test_nothing_is_started_after_a_node_that_cannot_be():
+    log: list[str] = []
+    members = [lp_member.Member(name, 0, lp.PyNode(print)) for name in ("a", "b", "c")]
+
+    def make(member, supervisor):
+        if member.label == "b":
+            raise OSError("too many open files")
+        return _Worker(member.label, log)
+
+    supervisor = lp_supervisor.Supervisor(members, make, lp_address_book.AddressBook(), 300)
+    supervisor.start()
+    _wait_for(log, "stop a")
+    supervisor.post_ended(members[0].worker, None)
+    assert supervisor.done.wait(60)
+    assert supervisor.failure is not None and supervisor.failure.label == "b"
+    assert log == ["start a", "stop a"]
+
+
+def test_a_team_that_cannot_be_started_whole_is_started_later(monkeypatch):
+    log: list[str] = []
+    policy = lp.RestartPolicy(together=True, on_exception=True)
+    members = [
+        lp_member.Member("team", index, lp.PyNode(print), restart_policy=policy)
+        for index in range(3)
+    ]
+    failures = [OSError("too many open files")]
+
+    def make(member, supervisor):
+        if member.index == 1 and "start 0" in log[3:] and failures:
+            raise failures.pop()
+        return _Worker(str(member.index), log)
+
+    supervisor = lp_supervisor.Supervisor(members, make, lp_address_book.AddressBook(), 300)
+    supervisor.start()
+    _wait_for(log, "start 2")
+    supervisor.post_ended(members[0].worker, _died())
+    for index in (1, 2):
+        _wait_for(log, f"kill {index}")
+        supervisor.post_ended(members[index].worker, _died())
+    _wait_for(log, "kill 0")  # Member 1 could not be started after it.
+    supervisor.post_ended(members[0].worker, _died())
+    for index in range(3):
+        _wait_for(log, f"start {index}", count=3 if index == 0 else 2)
+    supervisor.post_stop()
+    for member in members:
+        _wait_for(log, f"stop {member.index}")
+        supervisor.post_ended(member.worker, None)
+    assert supervisor.done.wait(60)
+    assert supervisor.failure is None
+
+
 def test_users_of_a_store_that_moved_start_again():
     program = _Program(notice=5)
     key = program.store.reverb_address.key

@@ -85,6 +85,18 @@ def test_groups_whose_files_would_have_one_name_have_files_of_their_own(tmp_path
     assert sorted(texts) == sorted(f"{node}\n" for node in nodes)
 
 
+def test_a_file_that_cannot_be_opened_is_replaced_by_this_terminal(
+    tmp_path, monkeypatch, caplog, capsys
+):
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path))
+    files = terminals.Files()
+    shutil.rmtree(files.directory)
+    files.writer("node/0")("stdout", "a line\n")
+    files.close()
+    assert capsys.readouterr().out == "[node/0] a line\n"
+    assert "the output of node/0 goes to this terminal: [Errno 2]" in caplog.text
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_tmux_session_has_a_window_for_each_node(tmp_path, monkeypatch):

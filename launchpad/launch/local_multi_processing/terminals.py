@@ -61,20 +61,26 @@ class Files:
 
     def writer(self, node: str) -> output.Writer:
         """See `Terminal`. A node that is started again goes on with its file."""
-        file = self._files.get(node)
-        if file is None:
-            name = node.replace("/", "_").encode()[:_NAME_BYTES].decode(errors="ignore")
-            # Nodes of "a/b" and "a_b", or with a long name that was cut.
-            while (path := self.directory / f"{name}.log").exists():
-                name += "_"
-            file = self._files[node] = path.open("a", encoding="utf-8", errors="replace")
-            self._show(node, path)
+        try:
+            file = self._files.get(node) or self._opened(node)
+        except OSError as error:  # Someone has deleted the directory, for example.
+            logger.warning("the output of %s goes to this terminal: %s", node, error)
+            return CurrentTerminal().writer(node)
 
         def write(target: str, text: str) -> None:
             file.write(text)
             file.flush()
 
         return write
+
+    def _opened(self, node: str) -> IO[str]:
+        name = node.replace("/", "_").encode()[:_NAME_BYTES].decode(errors="ignore")
+        # Nodes of "a/b" and "a_b", or with a long name that was cut.
+        while (path := self.directory / f"{name}.log").exists():
+            name += "_"
+        file = self._files[node] = path.open("a", encoding="utf-8", errors="replace")
+        self._show(node, path)
+        return file
 
     def close(self) -> None:
         """Closes the files, which stay."""
