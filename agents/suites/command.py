@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import selection
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
+from rl_replicator.runs.selection import LeftOut
 
 _LOG = logging.getLogger("agents")
 _FAILURE = 1
@@ -108,26 +111,30 @@ def run(plan: SuitePlan) -> int:
         number = scheduler.run(statuses)
         board.close()
         try:
-            rows = _write_results(plan)
+            rows, left_out = _write_results(plan)
             plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
         except OSError as error:
             raise UsageError(
                 f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
                 "again, and continues what is not done"
             ) from error
+        for one in left_out:
+            print(f"left out {one}", file=sys.stderr)
         return _conclude(plan, statuses, rows, number)
 
 
-def _write_results(plan: SuitePlan) -> list[ResultRow]:
-    """Writes `results.csv` and `summary.csv` from every run in the directory; returns the rows."""
-    rows = [
-        row
-        for found in sorted(runs(plan.run_dir), key=lambda one: one.path.name)
-        for row in results.read_run(found.path)
-    ]
+def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], list[LeftOut]]:
+    """Writes `results.csv` and `summary.csv` from every run in the directory.
+
+    Returns:
+      The rows, and what cannot be read, such as a copy of a run that is not complete.
+    """
+    paths = [found.path for found in runs(plan.run_dir) if not found.collection]
+    found, left_out = selection.readable(sorted(paths), results.read_run)
+    rows = list(itertools.chain.from_iterable(found))
     results.write(plan.run_dir / "results.csv", rows)
     results.write_summary(plan.run_dir / "summary.csv", rows, plan.steps)
-    return rows
+    return rows, left_out
 
 
 def _conclude(

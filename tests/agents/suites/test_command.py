@@ -174,6 +174,29 @@ write_run(pathlib.Path({str(status.path)!r}), {status.run.task!r}, {status.run.s
     assert caplog.text.count("before the next run ends: No space left") == min(failures, 2)
 
 
+def test_a_neighbour_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, capsys):
+    """In this process, with a run that is done."""
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    monkeypatch.chdir(ROOT)
+    plan = command.SuitePlan(
+        Suite("s", ("a:b",), ()), 100, 1, tmp_path / "suite", "fake", 1, (), {}, Anchors({})
+    )
+    with RunDirectory(plan.run_dir).opened("suite", plan.identity):
+        RunDirectory(plan.run_dir).describe("suite", plan.identity, {})
+    write_run(plan.run_dir / SuiteRun("a:b", 1).name, "a:b", 1, [(100, 7)])
+    (plan.run_dir / "copy").mkdir()
+    (plan.run_dir / "copy" / "config.json").write_text("{")
+    assert command.run(plan) == 0
+    assert [row["return_mean"] for row in results(tmp_path)] == ["7"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"left out {plan.run_dir / 'copy'}: expected a run's settings in")
+
+
 def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
     from agents.suites import command
     from agents.suites.anchors import Anchors
