@@ -1,7 +1,6 @@
 """What lies in the replay of a checkpoint."""
 
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +42,30 @@ class StoredReplay:
     priority_exponent: float
 
 
-def read(agent: Any, folder: Path) -> StoredReplay:
+def read(agent: Any, folder: Path, scratch: Path) -> StoredReplay:
     """Reads the replay of one server from a checkpoint. Changes nothing there.
 
     Args:
       agent: `agents.off_policy_agent.OffPolicyAgent` of the run.
       folder: the part of the checkpoint.
+      scratch: folder to make, which the caller deletes.
 
     Raises:
       UsageError: if it is not the replay of such an agent.
     """
     if (folder / "rows.npy").exists():
         raise UsageError(
-            f"expected the replay of a run without --deterministic, got {folder}, which Reverb "
-            "did not write"
+            "expected the replay of a run without --deterministic, got one that Reverb did not "
+            "write; start a run without it"
         )
     (table,) = stored_tables.read(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "copy"
-        stored_tables.link(folder, copy)
-        stored_tables.change(copy, _read_once)
-        # Reverb removes an item at its n-th sample, and never if it had more before.
-        priorities, times_sampled = stored_tables.reset_times_sampled(copy)
-        with stored_tables.served(agent.make_tables(1), Path(scratch) / "served", copy) as client:
-            rewards, discounts = _rewards(client, agent.layout, len(priorities))
+    copy = scratch / "copy"
+    stored_tables.link(folder, copy)
+    stored_tables.change(copy, _read_once)
+    # Reverb removes an item at its n-th sample, and never if it had more before.
+    priorities, times_sampled = stored_tables.reset_times_sampled(copy)
+    with stored_tables.served(agent.make_tables(1), scratch / "served", copy) as client:
+        rewards, discounts = _rewards(client, agent.layout, len(priorities))
     limiter, length = table.rate_limiter, agent.layout.transitions_per_item
     return StoredReplay(
         np.repeat(priorities, length),

@@ -106,6 +106,27 @@ def link(source: Path, folder: Path) -> None:
             shutil.copy(path, folder / path.name)
 
 
+class LinkedPart:
+    """Links the replay in a checkpoint, so that it stays when the run removes that checkpoint."""
+
+    def __init__(self, copy: Path):
+        """Stores the path.
+
+        Args:
+          copy: folder to make, in place of an earlier one.
+        """
+        self._copy = copy
+
+    def save(self, folder: Path) -> None:
+        """Raises: there is nothing to save."""
+        raise NotImplementedError
+
+    def restore(self, folder: Path) -> None:
+        """Links the files of a checkpoint."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        link(folder, self._copy)
+
+
 @contextlib.contextmanager
 def served(
     tables: Sequence[reverb.Table], scratch: Path, stored: Path | None = None

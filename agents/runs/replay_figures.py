@@ -1,6 +1,8 @@
 """Figures of the replay of a run, for people and for programs."""
 
+import contextlib
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from agents.policies.policy import load_policy
-from agents.replay import inspection
+from agents.replay import inspection, stored_tables
 from agents.replay.checkpoint import part_name
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -39,21 +42,31 @@ def read(run_dir: Path) -> dict[str, Any]:
             f"expected an agent whose replay has a layout, as OffPolicyAgent, got {run_dir} of "
             f"{identity['trainable']}"
         )
-    checkpoint = run.checkpointer().latest()
-    assert checkpoint is not None
     shards = int(identity.get("replay_shards", 1))
-    stored = [
-        inspection.read(policy.agent, checkpoint.path / part_name(shard)) for shard in range(shards)
-    ]
+    with _scratch(run_dir) as scratch:
+        # At once: a run that trains removes its checkpoints while they are read.
+        folders = {part_name(shard): scratch / part_name(shard) for shard in range(shards)}
+        progress: dict[str, Any] = {}
+        checkpoint = run.checkpointer().restore(
+            {
+                "progress": JsonPart(dict, progress.update),
+                **{part: stored_tables.LinkedPart(folder) for part, folder in folders.items()},
+            }
+        )
+        stored = [
+            inspection.read(policy.agent, folder, scratch / f"{part}-read")
+            for part, folder in folders.items()
+        ]
+    environment_steps = int(progress["environment_steps"])
     steps_per_item = shards * policy.task.action_repeat
     ages = np.concatenate([np.arange(len(s.rewards))[::-1] * steps_per_item for s in stored])
     is_recorded = np.zeros(len(ages), bool)
     if "prefill" in identity:
-        is_recorded = ages >= policy.environment_steps
+        is_recorded = ages >= environment_steps
     return {
         "run": str(run_dir),
         "checkpoint": checkpoint.path.name,
-        "environment_steps": policy.environment_steps,
+        "environment_steps": environment_steps,
         "transitions": len(ages),
         "transitions_per_item": policy.agent.layout.transitions_per_item,
         "capacity": sum(s.max_size for s in stored),
@@ -68,6 +81,17 @@ def read(run_dir: Path) -> dict[str, Any]:
         "reward": _reward(np.concatenate([s.rewards for s in stored])),
         "terminal_share": _share(np.concatenate([s.discounts for s in stored]) == 0),
     }
+
+
+@contextlib.contextmanager
+def _scratch(run_dir: Path) -> Iterator[Path]:
+    """Makes a folder for a while, if possible where files of the run can be linked."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=".replay-", dir=run_dir)
+    except OSError:
+        folder = tempfile.TemporaryDirectory()
+    with folder as path:
+        yield Path(path)
 
 
 def _spread(values: np.ndarray) -> dict[str, float | None]:

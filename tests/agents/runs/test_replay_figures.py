@@ -11,7 +11,7 @@ import environments
 from agents import td3
 from agents.cli import replay
 from agents.replay import inspection
-from agents.replay.checkpoint import ReplayPart
+from agents.replay.checkpoint import ReplayPart, part_name
 from agents.replay.config import ReplayConfig
 from agents.replay.transitions import TABLE
 from agents.runs import replay_figures
@@ -116,10 +116,10 @@ def test_figures(run_dir, capsys):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_every_sample_is_counted(run_dir):
+def test_every_sample_is_counted(run_dir, tmp_path):
     folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
     # Reverb's client asks for more samples than it returns.
-    assert inspection.read(make_agent(1)[1], folder).times_sampled.sum() >= 40
+    assert inspection.read(make_agent(1)[1], folder, tmp_path / "scratch").times_sampled.sum() >= 40
 
 
 def test_transitions_of_an_item_count_alone(tmp_path):
@@ -135,8 +135,29 @@ def test_transitions_of_an_item_count_alone(tmp_path):
     assert found["priority"]["histogram"]["counts"][0] == 96
     assert found["age"]["max"] == 99
     folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
-    times = inspection.read(make_agent(4)[1], folder).times_sampled.reshape(-1, 4)
+    stored = inspection.read(make_agent(4)[1], folder, tmp_path / "scratch")
+    times = stored.times_sampled.reshape(-1, 4)
     assert times.sum() >= 4 * 40 and (times == times[:, :1]).all()
+
+
+def test_a_checkpoint_that_the_run_removes_is_read_to_its_end(run_dir, monkeypatch):
+    config = json.loads((run_dir / "config.json").read_text())
+    config["identity"]["replay_shards"] = 2
+    (run_dir / "config.json").write_text(json.dumps(config))
+    checkpointer = Checkpointer(run_dir / "checkpoints", keep=1)
+    before = checkpointer.latest().path
+    parts = {name: Files(before / name) for name in ("weights", "progress", "replay")}
+    checkpointer.save(402, parts | {part_name(1): Files(before / "replay")})
+    newest, read = checkpointer.latest().path, inspection.read
+
+    def read_and_remove(*args):
+        shutil.rmtree(newest, ignore_errors=True)
+        return read(*args)
+
+    monkeypatch.setattr(inspection, "read", read_and_remove)
+    found = replay_figures.read(run_dir)
+    assert (found["checkpoint"], found["transitions"]) == (newest.name, 200)
+    assert not list(run_dir.glob(".replay-*"))
 
 
 def test_the_table_for_people(run_dir, capsys):
@@ -152,6 +173,6 @@ def test_bad_input(run_dir, tmp_path):
     folder.mkdir()
     (folder / "rows.npy").touch()
     with pytest.raises(UsageError, match="expected the replay of a run without --deterministic"):
-        inspection.read(None, folder)
+        inspection.read(None, folder, tmp_path / "scratch")
     with pytest.raises(UsageError, match="expected the directory of a run"):
         replay.run([str(tmp_path)])
