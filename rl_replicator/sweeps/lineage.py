@@ -77,26 +77,32 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
       source: directory of the run to copy.
       target: directory of the run to replace.
       stages: lineage of `target` from now on; the values of the last one become its settings.
+
+    Raises:
+      UsageError: if another process trains in `target`.
     """
-    for name in _COPIED:
-        shutil.rmtree(target / name, ignore_errors=True)
-        if (source / name).is_dir():
-            # Files of checkpoints are never changed in place, so links save space and time.
-            make = _link if name in ("checkpoints", "best") else shutil.copy2
-            shutil.copytree(
-                source / name,
-                target / name,
-                copy_function=make,
-                ignore=shutil.ignore_patterns(".*"),
-            )
-    config = RunDirectory(target).config()
-    for option, value in stages[-1].values.items():
-        _set(config, option.replace("-", "_").split("."), float(value))
-    identity = {name: value for name, value in config["identity"].items() if name != "trainable"}
-    RunDirectory(target).describe(
-        config["trainable"], identity, config["options"], config.get("score")
-    )
-    write(target, stages)
+    with RunDirectory(target).locked():
+        for name in _COPIED:
+            shutil.rmtree(target / name, ignore_errors=True)
+            if (source / name).is_dir():
+                # Files of checkpoints are never changed in place, so links save space and time.
+                make = _link if name in ("checkpoints", "best") else shutil.copy2
+                shutil.copytree(
+                    source / name,
+                    target / name,
+                    copy_function=make,
+                    ignore=shutil.ignore_patterns(".*"),
+                )
+        config = RunDirectory(target).config()
+        for option, value in stages[-1].values.items():
+            _set(config, option.replace("-", "_").split("."), float(value))
+        identity = {
+            name: value for name, value in config["identity"].items() if name != "trainable"
+        }
+        RunDirectory(target).describe(
+            config["trainable"], identity, config["options"], config.get("score")
+        )
+        write(target, stages)
 
 
 def _plain(stages: Sequence[Stage]) -> list[dict[str, Any]]:

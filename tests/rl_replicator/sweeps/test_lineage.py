@@ -14,6 +14,7 @@ from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.errors import UsageError
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps import lineage
@@ -48,6 +49,18 @@ def newest(run_dir):
     reader = tf.train.load_checkpoint(str(info.path / "learner" / "variables"))
     names = reader.get_variable_to_shape_map()
     return info, progress, {name: reader.get_tensor(name) for name in names}
+
+
+def test_a_run_that_another_process_trains_is_not_replaced(tmp_path):
+    target = tmp_path / "target"
+    (target / "checkpoints" / "000001_step_1").mkdir(parents=True)
+    (tmp_path / "source" / "checkpoints").mkdir(parents=True)
+    with (
+        RunDirectory(target).locked(),
+        pytest.raises(UsageError, match="another process trains in"),
+    ):
+        lineage.copy_run(tmp_path / "source", target, [Stage(0, 0, None, {})])
+    assert (target / "checkpoints" / "000001_step_1").exists() and not (target / "lineage.json").exists()
 
 
 @pytest.mark.timeout(600)
