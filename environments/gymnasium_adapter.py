@@ -95,6 +95,11 @@ class GymnasiumEnvironment(dm_env.Environment):
         self._observation_spec = _spec(environment.observation_space, "observation")
         self._action_spec = _spec(environment.action_space, "action")
 
+    @property
+    def unwrapped(self) -> gymnasium.Env:
+        """The Gymnasium environment without its wrappers."""
+        return self._environment.unwrapped
+
     def reset(self) -> dm_env.TimeStep:
         start, self._start = self._start, None
         seed = None if start is None else start.get("seed", self._seed)

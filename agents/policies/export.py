@@ -11,6 +11,7 @@ from agents.learning.variables import check_arrays, named_variables
 from agents.nodes.evaluation_figures import counted
 from agents.policies.exported import WRAPPERS, action_range
 from agents.policies.policy import AgentSource, Policy
+from environments import Environment
 from rl_replicator.errors import UsageError
 from rl_replicator.exports.model import Card, ExportedModel
 from rl_replicator.runs.metrics import read_metrics
@@ -60,7 +61,7 @@ def export_policy(
             "observation": tf.TensorSpec([None, *frame.shape], tf.uint8),
             "stack": tf.TensorSpec([None, *spec.shape], tf.uint8),
         }
-    card = _card(policy, run, flat.observation_fields, action_spec, license_name)
+    card = _card(policy, run, flat, action_spec, license_name)
     environment.close()
     return ExportedModel(act, inputs, card)
 
@@ -107,7 +108,7 @@ def _stacked(act: Any, to_range: Callable[[tf.Tensor], tf.Tensor]) -> Any:
 def _card(
     policy: Policy,
     run: RunDirectory,
-    fields: Mapping[str, slice],
+    environment: Environment,
     action_spec: Any,
     license_name: str | None,
 ) -> Card:
@@ -120,13 +121,37 @@ def _card(
         "environment steps": f"{policy.environment_steps:,}",
         "learner steps": f"{policy.learner_steps:,}",
         "return": _return(policy, run),
-        "observation": _observation(policy, fields),
+        "observation": _observation(policy, environment.observation_fields),
         "action": _action(action_spec),
         **({} if license_name is None else {"licence": license_name}),
     }
     is_from_pixels = policy.task.pixels is not None
     usage = _USAGE[is_from_pixels] + (_WRAPPED[is_from_pixels] if wrap else "")
-    return Card(f"{name} on {task}", facts, usage, identity, ("dm-control", "mujoco"))
+    return Card(f"{name} on {task}", facts, usage, identity, packages_of(environment))
+
+
+# The interface of environments and ours, which simulate nothing.
+_NO_SIMULATORS = {"dm_env", "environments"}
+# Modules that simulate with MuJoCo.
+_MUJOCO = ("dm_control.", "gymnasium.envs.mujoco.")
+
+
+def packages_of(environment: Environment) -> list[str]:
+    """Returns the packages that an environment is made of, as its classes tell.
+
+    Args:
+      environment: the environment.
+
+    Returns:
+      Names as their modules suggest; there need not be such packages.
+    """
+    made: Any = environment.wrapped
+    parts = [made, getattr(made, "unwrapped", None), getattr(made, "physics", None)]
+    modules = {base.__module__ for part in parts for base in type(part).__mro__}
+    names = {module.partition(".")[0] for module in modules} - _NO_SIMULATORS
+    if any(module.startswith(_MUJOCO) for module in modules):
+        names.add("mujoco")
+    return sorted(name.replace("_", "-") for name in names)
 
 
 def _return(policy: Policy, run: RunDirectory) -> str:

@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 from dm_env.specs import BoundedArray
 
+import environments
 from agents import d4pg, load_policy, sac, td3
 from agents.learning.variables import copy_variables
 from agents.learning.weights import WeightsPart
 from agents.policies import exported as exported_policies
+from agents.policies.export import packages_of
 from agents.policies.policy import restore
 from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.td3.agent import TD3
@@ -25,6 +27,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import main
 from rl_replicator.exports import program
+from rl_replicator.exports.model import Card
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -229,13 +232,31 @@ def test_the_card_says_what_it_is(exported):
         "| return | 8.2 (min 7.0, max 9.0, 5 episodes) |",
         "| observation | float32 vector: arm 0:4, height 4:5 |",
         "| action | float32 [1, 2], within [-3, 5] |",
-        "| mujoco |",
         '"policy_layers"',
     ):
         assert line in card, card
+    assert "mujoco" not in card  # The task has no part of it.
     assert "licence" not in card  # It is for the owner to say.
     pixels = (exported / "pixels" / "onnx" / "README.md").read_text()
     assert "uint8 [24, 24, 3]" in pixels and "float32, whatever they did in training" in pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cartpole:swingup", ["dm-control", "mujoco"]),
+        ("dm:manipulation/reach_site_features", ["dm-control", "mujoco"]),
+        ("gym:Pendulum-v1", ["gymnasium"]),
+        ("gym:HalfCheetah-v5", ["gymnasium", "mujoco"]),
+        ("tests.environments.faulty:inverted_physics", ["dm-control", "mujoco"]),
+        ("environments.fakes:target", []),
+    ],
+)
+def test_a_card_names_the_packages_of_its_task(name, expected):
+    with environments.make(name, seed=1) as environment:
+        packages = packages_of(environment)
+    card = json.loads(Card("A policy", {}, "", {}, packages).json())
+    assert [name for name in card["versions"] if name in packages] == expected
 
 
 def test_the_numpy_model_keeps_the_frames_of_an_episode(exported):
