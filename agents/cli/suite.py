@@ -29,7 +29,7 @@ def run(args: Sequence[str]) -> int:
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from agents.suites import command
-    from rl_replicator.cli import options
+    from rl_replicator.cli import lasting_streams, options
     from rl_replicator.errors import UsageError
 
     kind = _options_type()
@@ -38,7 +38,9 @@ def run(args: Sequence[str]) -> int:
     for word in theirs:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
-    return command.run(_plan(chosen, theirs))
+    plan = _plan(chosen, theirs)
+    lasting_streams.outlive_full_disk()
+    return command.run(plan)
 
 
 def _options_type() -> Any:

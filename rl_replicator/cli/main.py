@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rl_replicator.cli import lasting_streams, stderr_filter
+from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, UsageError, WorkerLost
 from rl_replicator.processes import allocator
 
 # Command -> (module with `run(args) -> exit status`, its line in the help).
@@ -64,21 +65,25 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status: 0; 2 after bad input (one line says which); 74 if the disk is full (one
       line); 75 if another process of the job was lost (a supervisor then restarts the whole job);
       1 after any other failure (with its traceback); 130 after an interrupt. What is printed after
-      its reader has left is dropped, and changes no status.
+      its reader has left is dropped, and changes no status. So is what a command that trains prints
+      on a full disk.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lasting_streams.open_closed()
     configure_libraries()
-    with lasting_streams.installed():
-        try:
-            search_working_directory_last()
-            if argv is None and args[:1] == ["train"]:
-                _choose_allocator()
-            return _run(args)
-        except KeyboardInterrupt:
-            return _INTERRUPTED
-        except Exception as error:
-            return _report(error)
+    try:
+        with lasting_streams.installed():
+            try:
+                search_working_directory_last()
+                if argv is None and args[:1] == ["train"]:
+                    _choose_allocator()
+                return _run(args)
+            except KeyboardInterrupt:
+                return _INTERRUPTED
+            except Exception as error:
+                return _report(error)
+    except DiskError as error:  # Of what was printed last.
+        return _report(error)
 
 
 def names() -> list[str]:
@@ -88,8 +93,6 @@ def names() -> list[str]:
 
 def _report(error: Exception) -> int:
     """Prints why a command has failed; returns the exit status."""
-    from rl_replicator.errors import DISK_STATUS, WORKER_LOST_STATUS, DiskError, WorkerLost
-
     if isinstance(error, WorkerLost):
         print(f"rl-replicator: {error}", file=sys.stderr)
         return WORKER_LOST_STATUS
@@ -111,8 +114,6 @@ def _print_failure(error: Exception) -> None:
 
 
 def _choose_allocator() -> None:
-    from rl_replicator.errors import UsageError
-
     try:
         allocator.restart()
     except ValueError as error:
@@ -131,8 +132,6 @@ def search_working_directory_last() -> None:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        from rl_replicator.errors import UsageError
-
         raise UsageError(
             "expected a working directory, but it was deleted; change to another one"
         ) from None
@@ -158,8 +157,6 @@ def configure_libraries() -> None:
 
 
 def _run(args: list[str]) -> int:
-    from rl_replicator.errors import UsageError
-
     args = [_with_home(word) for word in args]
     name = args[0] if args else "--help"
     if name in ("-h", "--help", "help"):
@@ -210,7 +207,6 @@ def _usage_error(error: BaseException) -> BaseException | None:
 
 
 def _usage_errors() -> tuple[type[BaseException], ...]:
-    from rl_replicator.errors import UsageError
     from rl_replicator.processes.ports import OpenPortError
 
     kinds: list[type[BaseException]] = [UsageError, OpenPortError]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_replicator.cli import options, trainables
+from rl_replicator.cli import lasting_streams, options, trainables
 from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import folder_name
@@ -101,7 +101,9 @@ def run(args: Sequence[str]) -> int:
     for word in theirs:
         if word.partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"expected no {word} after '{_COMMAND}', which sets it for each run")
-    return command.run(_plan(chosen, theirs))
+    plan = _plan(chosen, theirs)
+    lasting_streams.outlive_full_disk()
+    return command.run(plan)
 
 
 def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:

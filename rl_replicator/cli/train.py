@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.cli import arguments, options, trainables
+from rl_replicator.cli import arguments, lasting_streams, options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
@@ -66,6 +66,7 @@ def run(args: Sequence[str]) -> int:
         _check_kind(words, default)
     kind = trainable.options_type(words) if default is None else type(default)
     chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
+    lasting_streams.outlive_full_disk()
     return trainable.train(chosen) or 0
 
 

@@ -209,10 +209,34 @@ def test_names_that_the_output_cannot_encode_are_printed_with_replacements(encod
     assert raw.getvalue() == b"caf ?\n"
 
 
-def test_a_full_disk_of_the_output_is_a_failure():
-    line = f"{sys.executable} -m rl_replicator.cli.main --help > /dev/full"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
-    assert done.returncode != 0 and "No space left on device" in done.stderr
+@pytest.mark.parametrize("words", ["--version", "--help", "train --help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_of_the_output_is_an_error_of_one_line(words, unbuffered):
+    line = f"{sys.executable} -m rl_replicator.cli.main {words} > /dev/full"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+    (told,) = done.stderr.splitlines()
+    reason = "[Errno 28] No space left on device"
+    assert told == f"rl-replicator: error: cannot write to standard output: {reason}"
+    assert done.returncode == 74
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("full", [">", "2>", "&>"])
+@pytest.mark.parametrize(("env", "status"), [("cartpole:swingup", 0), ("status", 3)])
+def test_a_full_disk_of_the_output_changes_no_status_of_a_training(
+    tmp_path, site, env, status, unbuffered, full
+):
+    line = f"{sys.executable} -m rl_replicator.cli.main train fake --env {env} {full} /dev/full"
+    path = os.pathsep.join([str(site), str(ROOT)])
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": unbuffered},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status and "Error" not in done.stderr
 
 
 def test_another_pipe_that_breaks_is_a_failure(command):

@@ -60,7 +60,9 @@ def test_a_run_that_another_process_trains_is_not_replaced(tmp_path):
         pytest.raises(UsageError, match="another process trains in"),
     ):
         lineage.copy_run(tmp_path / "source", target, [Stage(0, 0, None, {})])
-    assert (target / "checkpoints" / "000001_step_1").exists() and not (target / "lineage.json").exists()
+    assert (target / "checkpoints" / "000001_step_1").exists() and not (
+        target / "lineage.json"
+    ).exists()
 
 
 @pytest.mark.timeout(600)
