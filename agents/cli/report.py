@@ -1,8 +1,6 @@
 """`rl-replicator report RUN_DIR... --out FILE`."""
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -60,21 +58,16 @@ def run(args: Sequence[str]) -> int:
     chosen = options.parse(ReportOptions, "rl-replicator report", args)
     # Imported after the options have been read, so that mistakes are reported at once.
     from agents.reports import page, reading
-    from rl_replicator.runs import selection
+    from rl_replicator.runs import selection, whole_file
 
     found = reading.read(chosen.run_dirs, chosen.figure)
     if not found.runs:
         raise selection.none_left(found.left_out)
     text = page.render(found, 1e6 * chosen.film_megabytes)
-    out = Path(os.path.realpath(chosen.out))  # The file that a link leads to.
-    new = out.with_name(f".{out.name}.new")  # An earlier report stays until this one is whole.
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, "utf-8")
-        os.replace(new, out)
+        with whole_file.replacing(chosen.out) as new:
+            new.write_text(text, "utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         raise UsageError(f"cannot write the report to {chosen.out}: {error}") from error
     for one in found.left_out:
         print(f"left out {one}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import plots, statistics
+from rl_replicator.runs import plots, statistics, whole_file
 from rl_replicator.runs.plots import Curve, EvaluatedRun
 
 # Settings that distinguish the tasks of one config.
@@ -204,8 +204,8 @@ def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
         )
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(output, format="png")
+    with whole_file.replacing(output) as new:
+        canvas.savefig(new, format="png")
 
 
 def _letter(index: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import whole_file
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
 from rl_replicator.runs.score import Score
@@ -228,8 +229,8 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
     FigureCanvasAgg(canvas)
     settings = [curve.settings for curve in drawn]
     draw_curves(canvas.add_subplot(), drawn, short_labels(settings), _title(settings))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(output, format="png")
+    with whole_file.replacing(output) as new:
+        canvas.savefig(new, format="png")
     return output
 
 

@@ -1,12 +1,16 @@
 """Curves and the figure."""
 
 import csv
+import errno
 import json
+import os
+from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+from rl_replicator.cli import compare, plot
 from rl_replicator.errors import UsageError
 from rl_replicator.runs import plots
 from rl_replicator.runs.run_directory import RunDirectory
@@ -162,6 +166,23 @@ def test_command_draws(command, make_run, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "deep/both.png\n", "")
     band, _ = _colours(tmp_path / "deep" / "both.png")
     assert band > 300
+
+
+def test_a_full_disk_leaves_the_image_of_before(make_run, tmp_path, monkeypatch):
+    def fail(self, path, **_):
+        Path(path).write_bytes(b"part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for n_step in (1, 3):
+        make_run(f"runs/{n_step}", [(0, 1), (100, 7)], agent={"n_step": n_step})
+    before, words = tmp_path / "before.png", [str(tmp_path / "runs"), "--output"]
+    before.write_text("before")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    for command in (plot, compare):
+        with pytest.raises(UsageError, match=r"cannot write the plot to .*No space left"):
+            command.run([*words, str(before)])
+    assert before.read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"before.png", "runs"}
 
 
 def test_folders_are_entered_and_unusable_runs_left_out(command, make_run, tmp_path):
