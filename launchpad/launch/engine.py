@@ -11,6 +11,7 @@ from typing import Protocol
 from launchpad import address_book as lp_address_book
 from launchpad import runtime as lp_runtime
 from launchpad.launch import child, serialization
+from launchpad.launch import inherited as lp_inherited
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
 from launchpad.nodes.python import local_multi_processing
@@ -55,6 +56,7 @@ class Launch:
       directory: Working directory of the launcher; empty if it was removed.
       search_path: Where the launcher imports from.
       environment: Its environment variables.
+      inherited: What its processes inherit besides.
       argv: Its command line.
       flags: Its absl flags; see `serialization.dump_flags`.
     """
@@ -67,6 +69,9 @@ class Launch:
     directory: str = dataclasses.field(default_factory=working_directory)
     search_path: Sequence[str] = dataclasses.field(default_factory=search_path)
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(os.environ))
+    inherited: lp_inherited.Inherited = dataclasses.field(
+        default_factory=lp_inherited.Inherited.of_this_process
+    )
     argv: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.argv))
     flags: bytes = dataclasses.field(default_factory=serialization.dump_flags)
 

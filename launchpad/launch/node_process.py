@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
+from launchpad.launch import inherited as lp_inherited
 from rl_replicator.processes import signals
 
 
@@ -23,6 +24,7 @@ class Start:
       environment: Environment variables of the node.
       directory: Working directory; empty if the launcher's own was removed.
       search_path: Where Python imports from first.
+      inherited: What it would have inherited when the program was launched.
       spec: The node.
     """
 
@@ -30,6 +32,7 @@ class Start:
     environment: Mapping[str, str]
     directory: str
     search_path: Sequence[str]
+    inherited: lp_inherited.Inherited
     spec: lp_child.NodeSpec
 
     def write(self) -> int:
@@ -56,6 +59,7 @@ def run(connection: int, memory: int) -> int:
         start: Start = pickle.loads(file.read())
     if os.getppid() != start.launcher:
         return 1  # The launcher died before the kernel was told to watch it.
+    start.inherited.apply()
     _set_environment(start.environment)
     if start.directory:
         os.chdir(start.directory)

@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +52,12 @@ def _death_signal() -> int:
     return number.value
 
 
+def _inherited() -> tuple[int, int, set[int]]:
+    """Returns the umask, the soft limit of open files, and the processors."""
+    os.umask(umask := os.umask(0))
+    return umask, resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.sched_getaffinity(0)
+
+
 def _describe(path: str) -> None:
     """Writes what this process is, then waits for the stop: two of them live at once."""
     about = {
@@ -67,6 +74,7 @@ def _describe(path: str) -> None:
         "directory": os.getcwd(),
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "demo": os.environ.get("DEMO"),
+        "inherited": _inherited(),
         "argv": sys.argv[1:],
         "flag": flags.FLAGS[_FLAG].value if _FLAG in flags.FLAGS else None,
     }
@@ -173,6 +181,30 @@ def test_a_node_that_starts_again_finds_the_surroundings_of_the_launch(tmp_path,
             flags.FLAGS.unparse_flags()
     assert (second["directory"], second["demo"]) == (directory, None)
     assert (first["argv"], first["flag"]) == (second["argv"], second["flag"]) == (["before"], 5)
+
+
+def test_nodes_inherit_from_the_launcher_of_the_program(tmp_path):
+    fork_client.current()  # It is older than the changes.
+    policy = lp.RestartPolicy(initial_backoff_secs=0.1)
+    before, limits = _inherited(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    changed = (before[0] ^ 0o070, before[1] - 1, {min(before[2])})
+    try:
+        os.umask(changed[0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (changed[1], limits[1]))
+        os.sched_setaffinity(0, changed[2])
+        manager = lp.launch(
+            _program(tmp_path / "rows", "node"), "test_mp", restart_policies={"node": policy}
+        )
+    finally:
+        os.umask(before[0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.sched_setaffinity(0, before[2])
+    _described(tmp_path / "rows", 1)
+    os.kill(manager.processes()["node/0"], signal.SIGKILL)
+    rows = _described(tmp_path / "rows", 2)
+    manager.stop_and_wait()
+    assert [row["inherited"] for row in rows] == [changed, changed]
+    assert all(row["is_forked"] for row in rows)
 
 
 def test_nodes_import_from_where_the_launcher_does(tmp_path, monkeypatch):

@@ -81,7 +81,12 @@ class ProcessStart:
         """Calls `begin` with the descriptors of channel, memory file, stdout and stderr."""
         channel, theirs = socket.socketpair()
         memory = node_process.Start(
-            os.getpid(), environment, self.launch.directory, self._search_path, self.spec
+            os.getpid(),
+            environment,
+            self.launch.directory,
+            self._search_path,
+            self.launch.inherited,
+            self.spec,
         ).write()
         stdout, its_stdout = os.pipe()
         stderr, its_stderr = os.pipe()

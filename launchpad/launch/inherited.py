@@ -1,0 +1,55 @@
+"""What the kernel hands on from a process to those that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import resource
+from collections.abc import Mapping
+
+_RESOURCES = sorted(
+    {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inherited:
+    """What a process inherits, beside its environment and its directory.
+
+    A fork has that of the fork server, which is older than what the launcher has changed since.
+
+    Attributes:
+      umask: Permissions that new files lack.
+      processors: Those that the process may use.
+      limits: Soft and hard limit of each resource, by its number.
+    """
+
+    umask: int
+    processors: frozenset[int]
+    limits: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of_this_process(cls) -> Inherited:
+        """Returns what a process would inherit that this thread starts now."""
+        # `os.umask` changes it, for all threads.
+        status = pathlib.Path("/proc/self/status").read_text()
+        found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+        assert found is not None
+        return cls(
+            int(found[1], 8),
+            frozenset(os.sched_getaffinity(0)),
+            {number: resource.getrlimit(number) for number in _RESOURCES},
+        )
+
+    def apply(self) -> None:
+        """Gives this process all of it, as far as it may; for a process without other threads."""
+        os.umask(self.umask)
+        with contextlib.suppress(OSError):  # They are not there any more.
+            os.sched_setaffinity(0, self.processors)
+        for number, limits in self.limits.items():
+            if resource.getrlimit(number) != limits:
+                with contextlib.suppress(OSError, ValueError):
+                    resource.setrlimit(number, limits)
