@@ -69,7 +69,8 @@ class Training:
         Raises:
           CheckpointError: if the checkpoint is damaged, or has other variables than the learner.
           ConfigError: if the learner cannot be replicated, if a step assigns a variable that is not
-            in `trackables()`, or if the processes of a job do not see the same checkpoint.
+            in `trackables()`, if its steps take another number of batches than those of the
+            checkpoint, or if the processes of a job do not see the same checkpoint.
         """
         self._replicator = replicator
         self._learner = learner
@@ -86,6 +87,7 @@ class Training:
             self._checkpointer.restore({"progress": progress})
         _check_same_start(replicator, self._progress["batches"], run)
         self._calls = Calls(replicator, learner, self._progress["batches"], options.steps_per_call)
+        _check_same_phases(self._progress, self._calls.batches_per_step, run)
         self._evaluation = evaluation = learner.evaluation()
         reference = None if evaluation is None else evaluation.reference
         self._compute_sums = _compile(replicator, evaluation, evaluation, _DATA)
@@ -402,6 +404,7 @@ class Training:
         # Otherwise the variables would contain asynchronous steps that are not counted yet.
         self._replicator.synchronize()
         self._progress["batches"] = self._calls.batches
+        self._progress["batches_per_step"] = self._calls.batches_per_step
         self._progress["seconds"] = self.seconds
         self._progress["evaluated"] = self._evaluated
         self._progress["row"] = self._reports.state()
@@ -495,6 +498,18 @@ def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -
         raise errors.ConfigError(
             f"expected all processes to find the same checkpoint in {run.path}, got one after "
             f"{least} batches and one after {most}; use a directory that all processes share"
+        )
+
+
+def _check_same_phases(
+    progress: Mapping[str, Any], batches_per_step: int, run: RunDirectory
+) -> None:
+    before = progress.get("batches_per_step", batches_per_step)  # Earlier versions did not save it.
+    if before != batches_per_step:
+        raise errors.ConfigError(
+            f"expected phases() that take {before} batches a step, as those of the run in "
+            f"{run.path}, got {batches_per_step}; give the phases their former times, or choose "
+            "another --run-dir"
         )
 
 

@@ -251,6 +251,17 @@ def test_interrupted_between_phases(tmp_path, monkeypatch, after):
     assert f"{learner.log.numpy():032b}" == "0001" * 8
 
 
+def test_phases_of_a_run_that_is_continued_take_as_many_batches(tmp_path):
+    class Changed(Alternating):
+        def phases(self):
+            return super().phases()[1:]
+
+    make(Alternating, tmp_path, steps=5)[1].run()
+    with pytest.raises(errors.ConfigError, match=r"phases\(\) that take 4 batches .*, got 1; give"):
+        make(Changed, tmp_path, steps=30)
+    assert make(Alternating, tmp_path, steps=6)[1].step == 5
+
+
 def test_the_best_checkpoint_is_kept(tmp_path):
     """With the highest error; test_a_whole_run has the lowest."""
     _, training = make(Regression, tmp_path, best="error")
