@@ -9,10 +9,6 @@ from rl_replicator import errors
 from rl_replicator.step.inputs import contract, datasets, device_rows
 from rl_replicator.step.inputs import pump as pump_lib
 
-# Start of the error message about a batch that is too large. TensorFlow puts text of its own around
-# the message, so it is raised again.
-_TOO_LARGE = "expected batches of at most"
-
 
 class PaddedInputs(datasets.DatasetInputs):
     """Finite data to its last example, for evaluation.
@@ -78,9 +74,11 @@ class _PaddingMover(pump_lib.Mover):
         try:
             super().move(queue, stop, position)
         except tf.errors.InvalidArgumentError as error:
-            if _TOO_LARGE not in str(error):
-                raise
-            raise _too_large("more", self._batch_size) from None
+            # TensorFlow puts text of its own around the message.
+            for known in (_too_large("more", self._batch_size), _unequal()):
+                if str(known) in str(error):
+                    raise known from None
+            raise
 
     def _row(self, iterators: Sequence[Any]) -> tuple[tf.Tensor, list[Any]]:
         # Other processes may still have data when this one's has ended: then it takes steps on
@@ -112,15 +110,16 @@ def pad(element: Any, batch_size: int) -> list[tf.Tensor]:
       for padding.
 
     Raises:
-      InvalidArgumentError: when the graph runs, if the batch is larger than `batch_size`.
+      InvalidArgumentError: when the graph runs, if the batch is larger than `batch_size`, or its
+        tensors have different lengths.
     """
     flat = tf.nest.flatten(element)
     size = tf.shape(flat[0])[0]
     missing = batch_size - size
-    message = str(_too_large("more", batch_size))
-    check = tf.debugging.assert_non_negative(missing, message)
+    checks = [tf.debugging.assert_equal(tf.shape(x)[0], size, str(_unequal())) for x in flat[1:]]
+    checks.append(tf.debugging.assert_non_negative(missing, str(_too_large("more", batch_size))))
     # Without the dependency the two ops race, and the pad op fails first with an error of its own.
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check for check in checks if check is not None]):
         missing = tf.identity(missing)
     flat.append(tf.ones([size]))
     return [tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1)) for x in flat]
@@ -148,6 +147,13 @@ def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
 
 def _too_large(found: Any, batch_size: int) -> errors.ConfigError:
     return errors.ConfigError(
-        f"{_TOO_LARGE} {batch_size} examples to pad, got {found}; batch the data with "
-        "context.per_replica_batch_size(global_batch_size)"
+        f"expected batches of at most {batch_size} examples to pad, got {found}; batch the data "
+        "with context.per_replica_batch_size(global_batch_size)"
+    )
+
+
+def _unequal() -> errors.ConfigError:
+    return errors.ConfigError(
+        "expected tensors of one length in a batch to pad, got different ones; give each tensor an "
+        "entry for each example"
     )

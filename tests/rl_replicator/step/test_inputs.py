@@ -130,6 +130,20 @@ def test_what_cannot_be_filled_up_is_refused():
         step()
 
 
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+@pytest.mark.parametrize("sizes", [(None, None), (3, 2)])
+def test_tensors_of_different_lengths_cannot_be_filled_up(name, sizes):
+    replicator = rr.make(name)
+    batch = (tf.ones([3]), tf.ones([2]))
+
+    def input_fn(context):
+        signature = tuple(tf.TensorSpec([size]) for size in sizes)
+        return tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=signature)
+
+    with pytest.raises(rr.ConfigError, match="^expected tensors of one length in a batch to pad,"):
+        replicator.replicate(lambda x: x, replicator.make_inputs(input_fn, pad_to=4))()
+
+
 def test_padding_waits_for_its_check():
     """Ops of one graph race, so the check must be an ancestor of every op that it guards."""
     graph = tf.Graph()
