@@ -479,6 +479,37 @@ def test_choices_by_a_scalar(replicator):
     np.testing.assert_array_equal(chosen, IMAGES[:BATCH])
 
 
+def test_sparse_gradients_have_to_be_made_dense(replicator):
+    """The user has written none of the operations that DTensor cannot run here."""
+    ids = tf.constant([0, 1, 1, 5], tf.int32)
+
+    def make(num_parts, as_gradient, **options):
+        with replicator.scope():
+            table = tf.Variable(np.arange(12.0).reshape(6, 2), dtype=tf.float32)
+            sgd = snt.optimizers.SGD(0.1)
+            optimizer = replicator.wrap_optimizer(sgd, **options)
+
+        def gradients(rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.gather(table, rows) ** 2)
+            return [as_gradient(tape.gradient(loss, table))]
+
+        def step_fn(x):
+            merged = num_parts and rr.micro_batches.accumulate(gradients, ids, num_parts)
+            optimizer.apply(merged or gradients(ids), [table])
+            return tf.reduce_sum(table)
+
+        return step_fn
+
+    for match, num_parts, options in (
+        ("found Size .* make these dense with tf.convert_to_tensor", 0, {"max_global_norm": 1.0}),
+        ("found TensorListConcatV2 .*, make them dense with tf.convert_to_tensor", 2, {}),
+    ):
+        refuses(replicator, match, make(num_parts, lambda gradient: gradient, **options))
+        step_fn = make(num_parts, tf.convert_to_tensor, **options)
+        assert replicator.replicate(step_fn, replicator.make_inputs(images))() < 66
+
+
 @pytest.mark.parametrize("is_built", [True, False])
 def test_a_skipped_step_leaves_statistics(replicator, is_built):
     with replicator.scope():

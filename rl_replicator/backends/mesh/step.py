@@ -36,10 +36,16 @@ _REFUSED = {
         ("ResourceScatterAdd", "ResourceScatterUpdate", "ResourceSparseApplyAdam"),
         "make sparse gradients dense with tf.convert_to_tensor before optimizer.apply",
     ),
+    "TensorListConcatV2": "for sparse gradients, make them dense with tf.convert_to_tensor in the "
+    "function of micro_batches.accumulate; for a tf.TensorArray, use tf.concat of a list",
 }
 
 _WHERE = (
     "use tf.where(tf.fill(tf.shape(x), condition), x, y), or tf.cond, if the condition is a scalar"
+)
+_UNIQUE = (
+    "max_global_norm merges the rows of sparse gradients: make these dense with "
+    "tf.convert_to_tensor before optimizer.apply"
 )
 _LOCK = threading.RLock()
 _RANDOM = (
@@ -278,6 +284,8 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
             if node.op in ("Select", "SelectV2") and _rank(node.input[0], by_name) == 0:
                 # DTensor crashes, unless all is scalar.
                 advice = _WHERE if _rank(node.name, by_name) else None
+            if node.op == "Size" and _source(node.input[0], by_name) == "Unique":
+                advice = _UNIQUE
             if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
                 # DTensor rounds the mean of each device, and then the mean of these.
                 advice = "use tf.cast to a float before tf.reduce_mean"
@@ -301,6 +309,11 @@ def _may_be_lost(node: Any) -> bool:
     num_resources = list(node.attr["Tin"].list.type).count(tf.resource.as_datatype_enum)
     num_read_only = len(node.attr["_read_only_resource_inputs"].list.i)
     return bool(node.attr["Tout"].list.type) and num_read_only < num_resources
+
+
+def _source(name: str, by_name: Mapping[str, Any]) -> str | None:
+    """Returns the operation whose output a node takes; None for an argument of a function."""
+    return getattr(by_name[name.partition(":")[0]], "op", None)
 
 
 def _rank(name: str, by_name: Mapping[str, Any]) -> int | None:
