@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import logging
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
+from rl_replicator.checkpoints.manifest import DamageError
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart, VariableValues
 from rl_replicator.learners.calls import Calls, PhaseCall, check_repeatable
 from rl_replicator.learners.checkpoint_clock import CheckpointClock
@@ -23,10 +25,13 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.processes import signals
 from rl_replicator.replicator import Replicator
 from rl_replicator.runs.listener import SILENT, RunListener
+from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
 from rl_replicator.step.inputs import InputContext, InputFn
+
+_LOG = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2
 _SECONDS_BETWEEN_TICKS = 0.2
@@ -148,7 +153,7 @@ class Training:
           The signal's number; None if the run is complete.
 
         Raises:
-          CheckpointError: if a checkpoint cannot be written.
+          CheckpointError: if a checkpoint cannot be written, or the best one cannot be read.
           Diverged: if a metric or a variable is not finite. Nothing is saved then.
           ConfigError: if the training data ends, or an evaluation takes too long.
           WorkerLost: if another process of the job died.
@@ -160,6 +165,10 @@ class Training:
             self._checkpointer,
             _signals(self._cancel) as received,
         ):
+            if self._replicator.is_chief and self._evaluation is not None:
+                self._progress["best"] = _score_to_reach(
+                    self._run, self._best, self._evaluation, self.step
+                )
             try:
                 if self._is_evaluation_due():  # The run was stopped during this evaluation.
                     self._evaluate_and_save()
@@ -277,10 +286,11 @@ class Training:
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
         self._reports.add_evaluation(self.step, figures, name)
         self._evaluated = self.step
-        best = self._progress["best"]
-        if best is None or score >= best:  # The newest of equal ones, which has trained longest.
-            self._progress["best"] = score
-            if self._replicator.is_chief:
+        if self._replicator.is_chief:
+            best = self._progress["best"]
+            # Of equal ones the newest, which has trained longest.
+            if best is None or score >= best:
+                self._progress["best"] = score
                 self._note_progress()
                 self._best.begin_save(self.step, self._parts(self._capture()))
         return figures
@@ -377,6 +387,8 @@ class Training:
 
     def _save(self) -> None:
         """Begins to save a checkpoint, which is written while training continues."""
+        # An evaluation that a checkpoint knows is not repeated: its weights must be in `best/`.
+        self._best.wait()
         for optimizer in self._optimizers:
             optimizer.report_skipped()
         start = time.monotonic()
@@ -490,6 +502,35 @@ def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, f
             f"{evaluation.best!r}; name a figure, with '-' before it if the lowest is best"
         )
     return name, -figures[name] if evaluation.best.startswith("-") else figures[name]
+
+
+def _score_to_reach(
+    run: RunDirectory, best: Checkpointer, evaluation: Evaluation, step: int
+) -> float | None:
+    """Returns the score that a checkpoint must reach to be the best one; None if any is.
+
+    Args:
+      run: directory of the run, whose evaluations are those of its past.
+      best: where the run keeps its best checkpoint.
+      evaluation: the learner's evaluation.
+      step: where the run goes on. What was evaluated later is of another future: a killed run may
+        have saved it in place of the best checkpoint of its past.
+    """
+    progress: dict[str, Any] = {}
+    try:
+        if best.latest() is None:
+            return None
+        saved = best.restore({"progress": JsonPart(dict, progress.update)})
+    except DamageError as error:
+        _LOG.warning("the next evaluation counts as the best one so far: %s", error)
+        return None
+    if saved.step <= step:
+        return progress["best"]
+    table = read_metrics(run.path, "evaluation")
+    name = evaluation.best.removeprefix("-")
+    rows = zip(table.get("steps", ()), table.get(name, ()), strict=True)
+    past = [_score(evaluation, {name: float(x)})[1] for at, x in rows if at <= step]
+    return max((score for score in past if not np.isnan(score)), default=None)
 
 
 def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -> None:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import shutil
 import signal
+import time
 from concurrent import futures
 
 import numpy as np
@@ -273,6 +275,71 @@ def test_the_best_checkpoint_is_the_newest_of_equal_ones(tmp_path):
     _, training = make(Regression, tmp_path, best="examples")
     training.run()
     assert Checkpointer(tmp_path / "best").latest().step == 40
+
+
+def test_a_kill_between_two_checkpoints_does_not_lose_the_best_one(tmp_path, monkeypatch):
+    """A run that is killed then goes on after that evaluation: its weights have to be there."""
+    write, found = Checkpointer._write, {}
+
+    def slow(self, step, parts):
+        if self._directory.name == "best":
+            time.sleep(0.3)
+        info = write(self, step, parts)
+        if self._directory.name == "checkpoints":
+            found[step] = Checkpointer(tmp_path / "best").latest()
+        return info
+
+    monkeypatch.setattr(Checkpointer, "_write", slow)
+    make(Regression, tmp_path)[1].run()
+    assert {step: best and best.step for step, best in found.items()} == {15: 15, 30: 30, 40: 40}
+
+
+class Judged(Regression):
+    """The scores of its evaluations are given."""
+
+    scores = {5: 0.5, 10: 0.9, 15: 0.3, 20: 0.2}
+
+    def evaluation(self):
+        def metrics_fn(sums):
+            return {"score": self.scores[int(self.optimizer.step)]}
+
+        return dataclasses.replace(super().evaluation(), metrics_fn=metrics_fn)
+
+
+def remove_after(path, step):
+    """Leaves of the checkpoints those up to a step."""
+    for folder in path.iterdir():
+        if int(folder.name.rpartition("_")[2]) > step:
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("scores", "best"), [((0.4, 0.5, 0.2), 15), ((0.4, 0.45, 0.2), 10)])
+def test_a_best_checkpoint_of_another_future(tmp_path, monkeypatch, scores, best):
+    """The run was killed after the best checkpoint was saved, and before the next one was."""
+    make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
+    remove_after(tmp_path / "checkpoints", 5)
+    monkeypatch.setattr(Judged, "scores", dict(zip((10, 15, 20), scores, strict=True)))
+    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
+    assert Checkpointer(tmp_path / "best").latest().step == best
+    assert read_metrics(tmp_path, "evaluation")["score"].tolist() == [0.5, *scores]
+
+
+def test_the_best_checkpoint_of_the_past_is_kept(tmp_path):
+    make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
+    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
+    assert Checkpointer(tmp_path / "best").latest().step == 10
+
+
+@pytest.mark.parametrize("harm", ["remove", "damage"])
+def test_without_a_best_checkpoint_the_next_evaluation_is_the_best(tmp_path, caplog, harm):
+    make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
+    if harm == "remove":
+        shutil.rmtree(tmp_path / "best")
+    else:
+        (Checkpointer(tmp_path / "best").latest().path / "manifest.json").write_text("?")
+    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
+    assert Checkpointer(tmp_path / "best").latest().step == 15
+    assert ("counts as the best one so far" in caplog.text) is (harm == "damage")
 
 
 def test_unknown_best_figure(tmp_path):
