@@ -227,7 +227,7 @@ class Checkpointer:
         """Returns the description of the newest checkpoint; None if there is none.
 
         Raises:
-          CheckpointError: if its manifest is corrupt.
+          CheckpointError: if its manifest is damaged or cannot be read.
         """
         return self._of_newest(lambda folder: manifest.read(folder)[0])
 
@@ -242,8 +242,9 @@ class Checkpointer:
           The newest intact checkpoint; None if there is no checkpoint at all.
 
         Raises:
-          CheckpointError: if no checkpoint is intact (none is renamed then), if one was written in
-            a newer format, or if one cannot be renamed.
+          CheckpointError: if no checkpoint is intact, if one was written in a newer format, or if
+            the file system does not let one be read (none is renamed then); or if one cannot be
+            renamed.
         """
         damaged: list[tuple[pathlib.Path, manifest.DamageError]] = []
         for folder in reversed(self._folders()):
@@ -296,10 +297,10 @@ class Checkpointer:
           The description of the checkpoint.
 
         Raises:
-          CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed; if
-            the format is newer than this program; or if a part is missing or does not fit. Nothing
-            is restored then, unless a part's `restore` raised the error. Also if the save that was
-            waited for failed.
+          CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed, or
+            cannot be read; if the format is newer than this program; or if a part is missing or
+            does not fit. Nothing is restored then, unless a part's `restore` raised the error. Also
+            if the save that was waited for failed.
         """
         self.wait()
         info = self._of_newest(functools.partial(_restore, parts))

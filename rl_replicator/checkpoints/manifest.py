@@ -1,12 +1,13 @@
 """The manifest of a checkpoint: its files, with sizes and checksums."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl_replicator import errors
@@ -64,12 +65,15 @@ def read(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str
       The description of the checkpoint, and size and checksum of its files, by relative path.
 
     Raises:
-      CheckpointError: if its format is newer than this program's.
-      DamageError: if the manifest cannot be read.
+      CheckpointError: if its format is newer than this program's, or the file system does not let
+        it be read.
+      DamageError: if the manifest is missing or damaged.
     """
     path = folder / NAME
+    with _reading(path, "a readable manifest"):
+        text = path.read_bytes()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text.decode())
         version = content["format"]
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise errors.CheckpointError(
@@ -85,7 +89,7 @@ def read(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str
         )
     except errors.CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamageError(path, "a readable manifest", first_line(error)) from error
     return info, files
 
@@ -100,16 +104,32 @@ def verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
       checksum: its checksum.
 
     Raises:
+      CheckpointError: if the file system does not let it be read.
       DamageError: if the file is missing or differs.
     """
     path = folder / file
-    if not path.is_file():
-        raise DamageError(path, "a file", "none")
-    found = path.stat().st_size
-    if found != size:
-        raise DamageError(path, f"{size} bytes", f"{found}")
-    if _checksum(path) != checksum:
-        raise DamageError(path, f"checksum {checksum}", "a different one")
+    with _reading(path, "a file"):
+        if not path.is_file():
+            raise DamageError(path, "a file", "none")
+        found = path.stat().st_size
+        if found != size:
+            raise DamageError(path, f"{size} bytes", f"{found}")
+        if _checksum(path) != checksum:
+            raise DamageError(path, f"checksum {checksum}", "a different one")
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path, expected: str) -> Iterator[None]:
+    """Tells a file that is missing, which is damage, from one that may be intact."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamageError(path, expected, first_line(error)) from error
+    except OSError as error:
+        raise errors.CheckpointError(
+            f"cannot read {path}: {error.strerror or first_line(error)}; correct its permissions, "
+            "or try again, or remove the checkpoint's folder to use the previous checkpoint"
+        ) from error
 
 
 class DamageError(errors.CheckpointError):

@@ -237,6 +237,30 @@ def test_a_damaged_newest_checkpoint_is_set_aside(saved, tmp_path, caplog, damag
     assert names(tmp_path) == ["000001_step_10", "000002_step_30", "damaged-000002_step_20"]
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("file", ["blob/blob", "manifest.json"])
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(
+    saved, tmp_path, monkeypatch, number, file
+):
+    """It may be intact: nothing is set aside, and the run does not go back to an older one."""
+    path, before = tmp_path / "000002_step_20" / file, names(tmp_path)
+    open_file = pathlib.Path.open
+
+    def refuse(self, *args, **settings):
+        if self == path:
+            raise OSError(number, os.strerror(number), str(self))
+        return open_file(self, *args, **settings)
+
+    monkeypatch.setattr(pathlib.Path, "open", refuse)
+    for read in (saved.set_aside_damaged, lambda: saved.restore({"blob": Blob()})):
+        with pytest.raises(rr.CheckpointError) as error:
+            read()
+        assert f"cannot read {path}: {os.strerror(number)}; correct" in one_line(error)
+    monkeypatch.undo()
+    assert names(tmp_path) == before
+    assert saved.set_aside_damaged().step == 20
+
+
 def test_intact_checkpoints_are_left_alone(saved, tmp_path):
     before = names(tmp_path)
     assert saved.set_aside_damaged() == saved.latest()
