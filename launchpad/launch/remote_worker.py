@@ -102,7 +102,10 @@ class RemoteWorker(abc.ABC):
         # Without waiting for its end: that of a process of a lost machine is never told.
         self.report_end(
             errors.ExceptionRecord(
-                errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", ""
+                errors.PROCESS_DIED,
+                f"no sign of life for {secs:.0f} s; killed",
+                "",
+                stuck_secs=secs,
             )
         )
 

@@ -90,8 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-restarts",
         type=_natural,
         default=5,
-        help="restarts in a row before the job fails; five minutes without a failure reset the "
-        "count",
+        help="restarts in a row before the job fails; 15 minutes without a failure reset the count",
     )
     parser.add_argument("command", nargs="+", help="the program, after --")
     return parser

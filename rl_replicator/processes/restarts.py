@@ -13,7 +13,7 @@ class Restarts:
         limit: int,
         first_pause: float = 1.0,
         longest_pause: float = 30.0,
-        reset_after: float = 300.0,
+        reset_after: float = 900.0,
     ):
         """Counts none yet.
 
@@ -22,7 +22,8 @@ class Restarts:
           first_pause: seconds before the first restart.
           longest_pause: greatest number of seconds before a restart.
           reset_after: what ran for longer than this before it failed, in seconds, has recovered:
-            its restarts are counted anew.
+            its restarts are counted anew. It must be well above the time in which a failure is
+            noticed, such as the `call_timeout` of a `MultiWorkerReplicator`.
         """
         self.count = 0
         self._limit = limit

@@ -15,7 +15,7 @@ from launchpad import errors
 from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
 from launchpad.launch import member as lp_member
-from launchpad.launch import remote_worker
+from launchpad.launch import remote_worker, restarts
 
 _DEATH = errors.ExceptionRecord(errors.PROCESS_DIED, "ended with status 1", "")
 
@@ -93,6 +93,22 @@ def test_what_a_node_told_counts_although_it_ends_while_it_is_attached():
     assert ended == [raised]
     attaching.join()
     worker.close()
+
+
+def test_the_time_in_which_a_node_was_frozen_is_no_life():
+    """Or one that freezes after each start would be started again for ever."""
+    member = lp_member.Member("node", 0, lp.PyNode(print))
+    member.restart_policy = lp.RestartPolicy(max_restarts=2, frozen_after_secs=400.0)
+    pauses = []
+    for now in (405.0, 810.0, 1215.0):
+        ended = []
+        worker = _Worker(member, _supervisor(ended))
+        worker.end_frozen(401.0)
+        (record,) = ended
+        assert record.message == "no sign of life for 401 s; killed"
+        pauses.append(restarts.count_restart(member, record, now))
+        member.started_at = now
+    assert pauses == [0.5, 1.0, None]
 
 
 def test_a_node_asks_whether_its_launcher_runs():

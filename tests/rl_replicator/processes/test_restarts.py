@@ -1,5 +1,8 @@
 """Restarts are limited, and come after longer and longer pauses."""
 
+import inspect
+
+from rl_replicator import MultiWorkerReplicator
 from rl_replicator.processes.restarts import Restarts
 
 
@@ -13,6 +16,14 @@ def test_what_has_recovered_is_counted_anew():
     restarts = Restarts(2, first_pause=1.0, reset_after=60.0)
     pauses = [restarts.next_pause(lived) for lived in (0, 60, 60, 61, 0, 0)]
     assert pauses == [1, 2, None, 1, 2, None]
+
+
+def test_a_job_that_waits_for_one_of_its_processes_does_not_recover():
+    """Its life is the start and a call that is given up."""
+    default = inspect.signature(MultiWorkerReplicator).parameters
+    lived = default["start_timeout"].default + default["call_timeout"].default + 60
+    restarts = Restarts(2)
+    assert [restarts.next_pause(lived) for _ in range(3)] == [1, 2, None]
 
 
 def test_many_restarts_do_not_overflow():
