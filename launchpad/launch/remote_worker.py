@@ -98,16 +98,18 @@ class RemoteWorker(abc.ABC):
 
     def end_frozen(self, secs: float) -> None:
         """Kills a process that has shown no sign of life for `secs` seconds."""
-        self.kill()
-        # Without waiting for its end: that of a process of a lost machine is never told.
-        self.report_end(
-            errors.ExceptionRecord(
-                errors.PROCESS_DIED,
-                f"no sign of life for {secs:.0f} s; killed",
-                "",
-                stuck_secs=secs,
-            )
+        if not self._is_first_end():  # Also later calls, until the supervisor knows of it.
+            return
+        self._kill_frozen()
+        death = errors.ExceptionRecord(
+            errors.PROCESS_DIED, f"no sign of life for {secs:.0f} s; killed", "", stuck_secs=secs
         )
+        # Without waiting for its end: that of a process of a lost machine is never told. In a
+        # thread: it waits for what the process has sent, and the supervisor calls.
+        self._thread(self._tell_end, "end", death)
+
+    def _kill_frozen(self) -> None:
+        self.kill()
 
     def close(self) -> None:
         """Closes the control channel."""
@@ -120,10 +122,15 @@ class RemoteWorker(abc.ABC):
         Args:
           death: Why, as seen from outside; None for a normal end. What the node itself told wins.
         """
+        if self._is_first_end():
+            self._tell_end(death)
+
+    def _is_first_end(self) -> bool:
         with self._lock:
-            if self._has_ended:
-                return
-            self._has_ended = True
+            is_first, self._has_ended = not self._has_ended, True
+            return is_first
+
+    def _tell_end(self, death: errors.ExceptionRecord | None) -> None:
         if self._reader is not None:
             self._reader.join(_ARRIVAL_SECS)
             if self._reader.is_alive() and self._channel is not None:

@@ -40,6 +40,13 @@ class _LateChannel(lp_channel.Channel):
         return super().receive()
 
 
+def _wait_until(condition, secs=60.0):
+    deadline = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
 def _supervisor(ended):
     """A supervisor that keeps how workers ended in the list `ended`."""
     return types.SimpleNamespace(
@@ -99,16 +106,50 @@ def test_the_time_in_which_a_node_was_frozen_is_no_life():
     """Or one that freezes after each start would be started again for ever."""
     member = lp_member.Member("node", 0, lp.PyNode(print))
     member.restart_policy = lp.RestartPolicy(max_restarts=2, frozen_after_secs=400.0)
-    pauses = []
+    pauses, ended = [], []
     for now in (405.0, 810.0, 1215.0):
-        ended = []
+        ended.clear()
         worker = _Worker(member, _supervisor(ended))
         worker.end_frozen(401.0)
+        _wait_until(lambda: ended)
         (record,) = ended
         assert record.message == "no sign of life for 401 s; killed"
         pauses.append(restarts.count_restart(member, record, now))
         member.started_at = now
     assert pauses == [0.5, 1.0, None]
+
+
+def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor():
+    """The links of a lost machine stay open and silent."""
+    ended, kills, workers = [], [], []
+    pairs = [socket.socketpair() for _ in range(4)]
+    for ours, _ in pairs:
+        workers.append(_Worker(lp_member.Member("node", 0, lp.PyNode(print)), _supervisor(ended)))
+        workers[-1].kill = lambda: kills.append(1)
+        workers[-1].attach(lp_channel.Channel(ours))
+    begun = time.monotonic()
+    for _ in range(3):  # As long as it does not know of their end.
+        for worker in workers:
+            worker.end_frozen(61.0)
+    assert time.monotonic() - begun < 0.9 * remote_worker._ARRIVAL_SECS
+    _wait_until(lambda: len(ended) == 4)
+    assert [record.stuck_secs for record in ended] == [61.0] * 4 and len(kills) == 4
+    for worker, (_, nodes) in zip(workers, pairs, strict=True):
+        nodes.close()
+        worker.close()
+
+
+def test_what_is_told_of_a_frozen_process_is_not_how_it_was_killed():
+    """The thread that waits for the process finds its end at once."""
+
+    class Watched(_Worker):
+        def kill(self) -> None:
+            self.report_end(_DEATH)
+
+    ended = []
+    Watched(lp_member.Member("node", 0, lp.PyNode(print)), _supervisor(ended)).end_frozen(61.0)
+    _wait_until(lambda: ended)
+    assert [record.message for record in ended] == ["no sign of life for 61 s; killed"]
 
 
 def test_a_node_asks_whether_its_launcher_runs():

@@ -106,12 +106,11 @@ class RayWorker(remote_worker.RemoteWorker):
         with contextlib.suppress(Exception):  # Gone already, or Ray is.
             ray.kill(self._actor, no_restart=True)
 
-    def end_frozen(self, secs: float) -> None:
-        """Kills the process, which is too frozen to end when Ray asks it to."""
+    def _kill_frozen(self) -> None:
         if self._surroundings.is_local and self.pid is not None:
             with contextlib.suppress(OSError):  # Ray asks the process itself, which is frozen.
                 os.kill(self.pid, signal.SIGKILL)
-        super().end_frozen(secs)
+        super()._kill_frozen()
 
     def _on_call(self, channel: lp_channel.Channel, pid: int) -> None:
         self.pid = pid
