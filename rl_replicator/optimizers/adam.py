@@ -19,6 +19,8 @@ class Adam(snt.optimizers.Adam):
 
     The kernel computes `lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps')`. This is the
     paper's `lr * m_hat / (sqrt(v_hat) + eps)` if `eps' = eps sqrt(1 - b2^t)`.
+
+    There is no such kernel for `tf.IndexedSlices`: their rows take several operations.
     """
 
     def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
@@ -35,9 +37,6 @@ class Adam(snt.optimizers.Adam):
                     f"expected parameters of Adam in float32 or float64, got {parameter.name!r} in "
                     f"{parameter.dtype.name}; keep it in float32, and cast it where it is used"
                 )
-        if any(isinstance(update, tf.IndexedSlices) for update in updates):
-            super().apply(updates, parameters)  # No fused kernel for sparse rows.
-            return
         updates_lib.check(updates, parameters)
         self._initialize(parameters)
         self.step.assign_add(1)
@@ -48,6 +47,9 @@ class Adam(snt.optimizers.Adam):
             dtype = update.dtype
             if dtype not in by_dtype:
                 by_dtype[dtype] = self._coefficients(dtype)
+            if isinstance(update, tf.IndexedSlices):
+                _apply_rows(update, parameter, m, v, **by_dtype[dtype])
+                continue
             tf.raw_ops.ResourceApplyAdam(
                 var=parameter.handle,
                 m=m.handle,
@@ -68,3 +70,27 @@ class Adam(snt.optimizers.Adam):
             "beta2": beta2,
             "epsilon": tf.cast(self.epsilon, dtype) * tf.sqrt(1 - beta2_power),
         }
+
+
+def _apply_rows(
+    update: tf.IndexedSlices,
+    parameter: tf.Variable,
+    m: tf.Variable,
+    v: tf.Variable,
+    *,
+    beta1_power: tf.Tensor,
+    beta2_power: tf.Tensor,
+    lr: tf.Tensor,
+    beta1: tf.Tensor,
+    beta2: tf.Tensor,
+    epsilon: tf.Tensor,
+) -> None:
+    """Does what the kernel does, to the rows of a sparse update alone."""
+    update = updates_lib.merge_rows(update)
+    g, rows = update.values, update.indices  # [R, ...], [R]
+    new_m = beta1 * m.sparse_read(rows) + (1 - beta1) * g
+    new_v = beta2 * v.sparse_read(rows) + (1 - beta2) * tf.square(g)
+    rate = lr * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+    parameter.scatter_sub(tf.IndexedSlices(rate * new_m / (tf.sqrt(new_v) + epsilon), rows))
+    m.scatter_update(tf.IndexedSlices(new_m, rows))
+    v.scatter_update(tf.IndexedSlices(new_v, rows))

@@ -35,7 +35,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     Use optimizers that update a variable in a single operation, such as `rr.optimizers.Adam` and
     `snt.optimizers.SGD`. Others read, compute and assign, and if two workers do so at the same
-    time, one update is lost.
+    time, one update is lost. So may be those of one row of a sparse gradient with Adam.
     """
 
     def __init__(
