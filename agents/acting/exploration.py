@@ -49,7 +49,7 @@ class RandomActions:
 
         Args:
           random: generator of the actions.
-          memory: keeps the last action: "random_action" -> [A] float32.
+          memory: keeps the last action, until `stop`: "random_action" -> [A] float32.
         """
         self._random = random
         self._memory = memory
@@ -61,6 +61,10 @@ class RandomActions:
         changes = self._random.uniform(size=action.shape) < self._CHANGE
         self._memory["random_action"] = held = np.where(changes, drawn, last)
         return held
+
+    def stop(self) -> None:
+        """Leaves the memory to the exploration that follows, which starts with an empty one."""
+        self._memory.pop("random_action", None)
 
 
 class GaussianNoise:
@@ -194,6 +198,7 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
     def clipped(action: np.ndarray) -> np.ndarray:
         if context.environment_steps() < config.exploration_random_steps:
             return draw(action)
+        draw.stop()
         return np.minimum(np.maximum(explore(action), low), high, dtype=np.float32)
 
     return clipped

@@ -61,6 +61,29 @@ def test_the_first_actions_are_random_and_held_for_a_while():
     np.testing.assert_array_equal(explore(action), action)
 
 
+def remembering(config, context):
+    """An exploration of a user's, which sums up the arrays that it finds in its memory."""
+
+    def explore(action):
+        total = sum(context.memory.values(), np.zeros_like(action))
+        context.memory["last"] = action
+        return total
+
+    return explore
+
+
+def test_the_memory_is_empty_when_the_random_actions_are_over():
+    config = NoiseSettings(exploration=f"{__name__}:remembering", exploration_random_steps=3)
+    steps = 0
+    one = context(environment_steps=lambda: steps)
+    explore, action = make_exploration(config, one), np.full(2, 0.25, np.float32)
+    explore(action)
+    assert one.memory  # Checkpoints hold the random action.
+    steps = 3
+    np.testing.assert_array_equal(explore(action), [0, 0])
+    np.testing.assert_array_equal(explore(action), action)
+
+
 def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_like_1_over_f():
     def draw(name):
         config = NoiseSettings(exploration=name, exploration_sigma=0.1)
