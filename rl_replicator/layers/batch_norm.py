@@ -30,8 +30,7 @@ class MovingAverage(snt.Metric):
     @snt.once
     def initialize(self, value: tf.Tensor) -> None:
         """Creates the variable, in the shape and dtype of `value`."""
-        start = tf.fill(value.shape, tf.constant(self._start, value.dtype))
-        self.average = tf.Variable(start, trainable=False, name="average")
+        self.average = tf.Variable(self._initial(value), trainable=False, name="average")
 
     def update(self, value: tf.Tensor) -> None:
         """Moves the average towards `value`, of the shape that `initialize` was given."""
@@ -45,7 +44,10 @@ class MovingAverage(snt.Metric):
 
     def reset(self) -> None:
         """Sets the average to its initial value."""
-        self.average.assign(tf.fill(self.average.shape, self._start))
+        self.average.assign(self._initial(self.average))
+
+    def _initial(self, like: tf.Tensor | tf.Variable) -> tf.Tensor:
+        return tf.fill(like.shape, tf.constant(self._start, like.dtype))
 
 
 class CrossReplicaBatchNorm(snt.Module):

@@ -127,9 +127,10 @@ def test_every_channel_has_a_scale_and_an_offset(data_format, shape):
     np.testing.assert_allclose(tf.math.reduce_std(y, others), np.full(max(shape), 2.0), 1e-4)
 
 
-def test_a_moving_average_goes_back_to_its_start():
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_moving_average_goes_back_to_its_start(dtype):
     average = batch_norm.MovingAverage(0.75, 2.0)
-    average(tf.constant([4.0, 8.0]))
+    average(tf.constant([4.0, 8.0], dtype))
     np.testing.assert_allclose(average.value, [2.5, 3.5])
     average.reset()
     np.testing.assert_allclose(average.value, [2.0, 2.0])
