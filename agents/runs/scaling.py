@@ -65,6 +65,7 @@ class Scaler:
 
         Raises:
           CourierError: if the counter does not answer; the next call tries again.
+          ProgramStoppedError: if an actor is to be added and the program is stopping.
         """
         wanted = read(self._run_dir)
         if wanted is not None and self._make_actor is not None and wanted != self._wanted:

@@ -109,7 +109,8 @@ class CourierClient:
 
         Raises:
           CourierDeadlineError: the deadline has passed.
-          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`.
+          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`, or was
+            never there and the program is stopping.
           CourierAuthenticationError: the server belongs to another program.
           Exception: whatever the method raised.
         """

@@ -107,7 +107,8 @@ class Connection:
 
         Raises:
           CourierDeadlineError: the deadline has passed.
-          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`.
+          CourierUnavailableError: the server is gone, and stayed away for `retry_secs`, or was
+            never there and the program is stopping.
           CourierAuthenticationError: the server belongs to another program.
         """
         call = Call(self, request)
@@ -145,7 +146,7 @@ class Connection:
           The link, connected or not; None if the address is not known yet.
 
         Raises:
-          ProgramStoppedError: the program is stopping and the address is not known.
+          CourierUnavailableError: the program is stopping and the address is not known.
         """
         address = self._known_address(timeout)
         if address is None:
@@ -200,6 +201,8 @@ class Connection:
             return self._target.resolve(wait if timeout is None else min(wait, timeout))
         except TimeoutError:
             return None
+        except errors.ProgramStoppedError as error:
+            raise errors.CourierUnavailableError(str(error)) from error
 
     def _join_program(self) -> None:
         """Takes part in the program of the target, which may be launched after this was made."""

@@ -715,6 +715,16 @@ def test_deadlines_hold_before_the_address_is_known(runtime):
             assert time.monotonic() - started < 60
 
 
+def test_calls_end_when_the_program_stops_before_the_address_is_known(runtime):
+    """With the error of calls whose server went away."""
+    client = lp.CourierClient(lp.Address("late"))
+    runtime.stop_event.set()
+    for call in (client.same, lambda value: client.futures.same(value).result(50)):
+        with pytest.raises(lp.CourierUnavailableError, match="the program is stopping") as caught:
+            call(1)
+        assert isinstance(caught.value.__cause__, lp.ProgramStoppedError)
+
+
 def test_futures_need_no_threads(runtime):
     release = threading.Event()
     runs = []
