@@ -13,6 +13,7 @@ import numpy as np
 from agents.agent import ExplorationContext
 from agents.config import NoiseSettings
 from agents.registry import find_part
+from rl_replicator.errors import ConfigError
 
 Exploration = Callable[[np.ndarray], np.ndarray]
 
@@ -189,7 +190,8 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
       A function from the policy's action to the action to take, both [A] float32.
 
     Raises:
-      ConfigError: if there is no such exploration.
+      ConfigError: if there is no such exploration. The function raises one if the exploration
+        returns anything but an array of the action's shape.
     """
     explore = find_exploration(config)(config, context)
     draw = RandomActions(context.random, context.memory)
@@ -199,7 +201,14 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
         if context.environment_steps() < config.exploration_random_steps:
             return draw(action)
         draw.stop()
-        return np.minimum(np.maximum(explore(action), low), high, dtype=np.float32)
+        explored = explore(action)
+        if getattr(explored, "shape", None) != action.shape:  # NumPy would stack a tuple.
+            received = getattr(explored, "shape", f"a {type(explored).__name__}")
+            raise ConfigError(
+                f"--agent.exploration: expected an array of shape {action.shape}, got {received}; "
+                "return the action alone"
+            )
+        return np.minimum(np.maximum(explored, low), high, dtype=np.float32)
 
     return clipped
 

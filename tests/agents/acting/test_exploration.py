@@ -41,6 +41,26 @@ def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
     assert explore(action).dtype == np.float32
 
 
+def with_extras(config, context):
+    """Returns what `make_exploration` of an agent returns."""
+    return lambda action: (action, action)
+
+
+def of_one_dimension(config, context):
+    return lambda action: action[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "received"), [("with_extras", "a tuple"), ("of_one_dimension", r"\(1,\)")]
+)
+def test_an_exploration_that_returns_something_else_is_refused(name, received):
+    """NumPy made two rows of the former; both went on to the environment."""
+    explore = make_exploration(NoiseSettings(exploration=f"{__name__}:{name}"), context())
+    message = rf"--agent.exploration: expected an array of shape \(2,\), got {received}; return"
+    with pytest.raises(ConfigError, match=message):
+        explore(np.zeros(2, np.float32))
+
+
 def test_the_first_actions_are_random_and_held_for_a_while():
     config = NoiseSettings(exploration="none", exploration_random_steps=5000)
     steps = 0
