@@ -18,8 +18,9 @@ from agents.nodes.learner import LearnerNode
 from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import make_server_checkpointer
 
-# Weights from a cache are at most this much older than the learner's, in milliseconds. Actors ask
-# for new ones every 250 steps.
+# A cache asks the learner for new weights this often, in milliseconds; actors ask it every 250
+# steps. It gives weights that are at most twice as old, because those that are no older than this
+# go stale while the next ones are on their way, and an actor would ask the learner once more.
 CACHE_MS = 200
 
 
@@ -72,7 +73,7 @@ def make_program(agent: Agent, plan: RunPlan) -> RunProgram:
     if plan.num_caches:
         with program.group("cache"):
             sources = [
-                program.add_node(lp.CacherNode(learner, CACHE_MS, CACHE_MS))
+                program.add_node(lp.CacherNode(learner, CACHE_MS, 2 * CACHE_MS))
                 for _ in range(plan.num_caches)
             ]
 

@@ -106,8 +106,9 @@ class Cacher:
 class CacherNode(python.PyNode[courier.CourierHandle, None]):
     """Serves the methods of another CourierNode from memory.
 
-    Calls with equal arguments are answered by one call of the server each
-    `refresh_interval_ms`, however many clients there are: for weights that many actors fetch.
+    Calls with equal arguments are answered by about one call of the server each
+    `refresh_interval_ms`, or `stale_after_ms` if that is shorter, however many clients there are:
+    for weights that many actors fetch.
     """
 
     def __init__(self, handle: base.Handle[Any], refresh_interval_ms: int, stale_after_ms: int):
@@ -115,7 +116,7 @@ class CacherNode(python.PyNode[courier.CourierHandle, None]):
 
         Args:
           handle: The server whose answers are remembered.
-          refresh_interval_ms: Milliseconds between two calls of the server.
+          refresh_interval_ms: Milliseconds between two refreshes.
           stale_after_ms: An older answer is not given: the caller waits for a new one.
 
         Raises:
