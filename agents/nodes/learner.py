@@ -170,14 +170,14 @@ class LearnerNode:
         waiting = WaitLog("the learner", self._missing_rows)
         while not self._no_more_rows.is_set():
             tables = self._table_infos()
-            if tables and not any(_lacks_rows(table) for table in tables):
+            if tables and not any(map(_lacks_rows, tables)):
                 return
             if (found := sum(table.current_size for table in tables)) != num_items:
                 grown_at, num_items = time.monotonic(), found
             waited = time.monotonic() - grown_at
             waiting.tick(waited)
             if tables and waited > _SECONDS_TO_STARVE:
-                self._counter.learner_starves()
+                self._counter.learner_starves(any(map(_lacks_rows, tables)))
             if self._is_chief and num_items > 0:
                 self._saver.tick()
             time.sleep(0.05)
@@ -245,7 +245,9 @@ class LearnerNode:
                 with contextlib.suppress(StoppedError):  # A stop a moment ago.
                     waiting.tick(now - last_change)
                 if now - last_change > _SECONDS_TO_STARVE:
-                    self._counter.learner_starves()
+                    # A server that was killed before a checkpoint lacks its first rows again.
+                    tables = self._table_infos()
+                    self._counter.learner_starves(any(map(_lacks_rows, tables)))
 
     def _report_time(self, starved: float) -> None:
         """Tells the counter how the learner has spent its time since the last report, if it trains.

@@ -247,7 +247,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     assert actor.is_alive() and counter.progress().environment_steps == 0
     deadline = time.monotonic() + 60
     while actor.is_alive() and time.monotonic() < deadline:
-        counter.learner_starves()
+        counter.learner_starves(lacks_first_rows=False)
         actor.join(0.2)
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
@@ -255,15 +255,15 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     server.stop()
 
 
-def test_actors_run_ahead_only_of_a_learner_that_starves_at_first_or_in_the_last_leases(
+def test_actors_run_ahead_only_of_a_learner_that_lacks_first_rows_or_in_the_last_leases(
     tmp_path, monkeypatch
 ):
-    counter = Counter(tmp_path, total_steps=150, restored=None)
+    counter = Counter(tmp_path, total_steps=150, restored={"learner_steps": 7})
     counter.lease(0, 0, 0.0, [])
-    counter.learner_starves()
-    # It waits for its first rows, of which another server has enough.
+    # Another server has enough. So it is at the start of a run, and after a restart of this one.
+    counter.learner_starves(lacks_first_rows=True)
     assert counter.may_run_ahead()
-    counter.report_learner(1, 0.0, {})
+    counter.learner_starves(lacks_first_rows=False)
     assert not counter.may_run_ahead()  # 50 steps may be granted to an actor that feeds it.
     counter.lease(1, 0, 0.0, [])
     assert counter.may_run_ahead()

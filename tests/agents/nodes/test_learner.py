@@ -18,6 +18,7 @@ from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.nodes.saver import holds_last_step
 from agents.replay.config import ReplayConfig
+from agents.replay.table import TABLE
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import WORKER_LOST_STATUS
@@ -67,13 +68,13 @@ def test_a_worker_lost_before_the_first_step_restarts_the_group(tmp_path, monkey
 
 
 class Replay:
-    """A replay server with the rows of some steps."""
+    """A replay server, one of some, with the rows of some steps."""
 
-    def __init__(self, agent, folder, num_rows):
+    def __init__(self, agent, folder, num_rows, num_shards=1):
         folder.mkdir()
         self._agent = agent
         self._server = reverb.Server(
-            agent.make_tables(1), checkpointer=DefaultCheckpointer(str(folder))
+            agent.make_tables(1, num_shards), checkpointer=DefaultCheckpointer(str(folder))
         )
         self.client = reverb.Client(f"localhost:{self._server.port}")
         self._adder = agent.make_adder(self.client, lambda seconds: None)
@@ -224,6 +225,33 @@ def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, mon
     replay.close()
     assert not resets and holds_last_step(run_dir)
     assert Checkpointer(RunDirectory(run_dir).checkpoints).latest() is not None
+
+
+@pytest.mark.timeout(180)
+def test_actors_fill_a_replay_server_that_came_back_empty(stop, tmp_path, run_dir):
+    """It was killed before a checkpoint. The other one, which is full, would hold them back."""
+    agent = D4PG(CONFIG, TARGET.spec())
+    half = MIN_SIZE // 2
+    replays = [Replay(agent, tmp_path / f"replay{i}", half, num_shards=2) for i in range(2)]
+    counter = Counter(run_dir, TOTAL, restored=None)
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0, num_replay_shards=2)
+    clients = [replay.client for replay in replays]
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, clients, counter)
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        assert wait_for(lambda: counter.progress().learner_steps > 0)
+        replays[1].client.reset(TABLE)
+        assert wait_for(counter.may_run_ahead)
+        replays[1].insert(half)
+        replays[0].insert(2)
+        trained = node._learner.num_steps
+        assert wait_for(lambda: node._learner.num_steps > trained)
+    finally:
+        stop.set()
+        learner.join()
+        for replay in replays:
+            replay.close()
 
 
 @pytest.mark.timeout(180)
