@@ -219,7 +219,9 @@ class Counter:
             return self._lease_starts.get(actor, self._environment_steps)
 
     def learner_starves(self, lacks_first_rows: bool) -> None:
-        """Notes that the learner has been getting no rows; called every second while it is so.
+        """Notes that the learner has been getting no rows of one of several replay servers.
+
+        It is called every second while it is so, and all servers answer.
 
         Args:
           lacks_first_rows: whether a replay server has too few rows to be sampled.

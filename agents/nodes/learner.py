@@ -176,8 +176,8 @@ class LearnerNode:
                 grown_at, num_items = time.monotonic(), found
             waited = time.monotonic() - grown_at
             waiting.tick(waited)
-            if tables and waited > _SECONDS_TO_STARVE:
-                self._counter.learner_starves(any(map(_lacks_rows, tables)))
+            if waited > _SECONDS_TO_STARVE:
+                self._tell_starvation(tables)
             if self._is_chief and num_items > 0:
                 self._saver.tick()
             time.sleep(0.05)
@@ -191,6 +191,17 @@ class LearnerNode:
         except (reverb.errors.ReverbError, RuntimeError):
             # Only a deadline has a class of its own. A server that is killed resets the connection.
             return []
+
+    def _tell_starvation(self, tables: Sequence[Any]) -> None:
+        """Tells the counter of a wait in which actors of one server may wait for the learner, too.
+
+        Args:
+          tables: the result of `_table_infos`. A server that does not answer is starting; actors
+            wait for it, and so they do if it is the only one, which never holds them back in vain.
+        """
+        if len(tables) > 1:
+            # A server that was killed before a checkpoint lacks its first rows again.
+            self._counter.learner_starves(any(map(_lacks_rows, tables)))
 
     def _missing_rows(self) -> str:
         tables = self._table_infos()
@@ -245,9 +256,7 @@ class LearnerNode:
                 with contextlib.suppress(StoppedError):  # A stop a moment ago.
                     waiting.tick(now - last_change)
                 if now - last_change > _SECONDS_TO_STARVE:
-                    # A server that was killed before a checkpoint lacks its first rows again.
-                    tables = self._table_infos()
-                    self._counter.learner_starves(any(map(_lacks_rows, tables)))
+                    self._tell_starvation(self._table_infos())
 
     def _report_time(self, starved: float) -> None:
         """Tells the counter how the learner has spent its time since the last report, if it trains.
