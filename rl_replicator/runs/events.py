@@ -53,10 +53,13 @@ def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     with contextlib.suppress(OSError):
-        file = os.open(run_dir / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(run_dir / _FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            if os.fstat(file).st_size == 0:
+            size = os.fstat(file).st_size
+            if size == 0:
                 writer.writerow(_COLUMNS)
+            elif os.pread(file, 1, size - 1) != b"\n":  # A full disk has cut the last row off.
+                text.write("\n")
             writer.writerow([time, node, event, " ".join(detail.split())])
             # One write: processes that write at the same time do not mix their rows.
             os.write(file, text.getvalue().encode())
@@ -71,7 +74,8 @@ def read(run_dir: Path) -> list[Event]:
     except OSError:
         return []
     complete = text[: text.rfind("\n") + 1].replace("\0", "")
-    rows = list(csv.reader(io.StringIO(complete, newline="")))
+    # Line by line: a row that was cut off may have a quotation mark without its other one.
+    rows = [row for line in complete.split("\n") for row in csv.reader([line])]
     return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
 
 

@@ -1,5 +1,9 @@
 """Events of a run, written by several processes and read while they write."""
 
+import os
+
+import pytest
+
 from rl_replicator.runs import events
 
 
@@ -14,6 +18,20 @@ def test_events_are_read_as_they_were_recorded(tmp_path):
     with (tmp_path / "events.csv").open("a") as file:
         file.write("2025-01-01T00:00:00Z,run,fin")  # Cut off.
     assert events.read(tmp_path) == [first, second]
+
+
+@pytest.mark.parametrize("cut", range(1, 50, 3))
+def test_an_event_that_was_cut_off_does_not_harm_the_next_ones(tmp_path, cut):
+    """A full disk takes the first bytes of one, and there is space again afterwards."""
+    events.record(tmp_path, events.RUN, events.STARTED)
+    path = tmp_path / "events.csv"
+    size = path.stat().st_size
+    events.record(tmp_path, events.RUN, events.FAILED, 'no space, "left"')
+    os.truncate(path, size + cut)
+    events.record(tmp_path, events.RUN, events.CONTINUED)
+    events.record(tmp_path, events.RUN, events.FINISHED)
+    found = [event.event for event in events.read(tmp_path) if event.event != events.FAILED]
+    assert found == [events.STARTED, events.CONTINUED, events.FINISHED]
 
 
 def test_a_disk_that_is_gone_is_no_error(tmp_path):
