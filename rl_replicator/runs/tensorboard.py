@@ -1,11 +1,14 @@
 """Event files of TensorBoard, written by the caller."""
 
 import pathlib
+import re
 import socket
 import struct
 import time
 
 import numpy as np
+
+_PREFIX = "events.out.tfevents."
 
 
 class EventFile:
@@ -34,10 +37,8 @@ class EventFile:
         self._summary, self._events = summary, event_pb2
         self._checksum = record_writer.masked_crc32c
         folder.mkdir(parents=True, exist_ok=True)
-        # Without the last part, a run that goes on within a second would overwrite the file.
-        # TensorBoard reads the files in the order of their names.
-        name = f"{int(time.time()):010d}.{socket.gethostname()}.{time.time_ns()}"
-        self._file = (folder / f"events.out.tfevents.{name}").open("wb")
+        name = f"{_PREFIX}{_next_second(folder):010d}.{socket.gethostname()}"
+        self._file = (folder / name).open("wb")
         self._write(file_version="brain.Event:2")
         if purge_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -90,3 +91,12 @@ class EventFile:
         size = struct.pack("<Q", len(data))
         for part in (size, data):
             self._file.write(part + struct.pack("<I", self._checksum(part)))
+
+
+def _next_second(folder: pathlib.Path) -> int:
+    """Returns the time of a new file, in seconds, which is later than that of all others.
+
+    TensorBoard reads the files in the order of their names, and the clock may have been set back.
+    """
+    found = (re.match(rf"{re.escape(_PREFIX)}(\d+)\.", path.name) for path in folder.iterdir())
+    return max(int(time.time()), *(int(name[1]) + 1 for name in found if name), 0)

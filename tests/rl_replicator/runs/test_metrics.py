@@ -138,6 +138,24 @@ def test_tensorboard_reads_points_and_hides_what_a_resume_makes_again(tmp_path):
     assert (pixels == 7).all() and pixels.shape == (4, 5, 3)
 
 
+@pytest.mark.parametrize("change", [0, -3600, 3600])
+def test_tensorboard_hides_what_a_resume_makes_again_whatever_the_clock(
+    tmp_path, monkeypatch, change
+):
+    now = time.time()
+    for value, resume, steps in ((1.0, None, (10, 20, 30)), (2.0, 20, (25, 35)), (3.0, 25, (30,))):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        monkeypatch.setattr(time, "time_ns", lambda now=now: int(now * 1e9))
+        with contextlib.closing(metrics.MetricWriter(tmp_path, "steps", resume)) as writer:
+            for step in steps:
+                writer.write("eval", step, {"return": value})
+        now += change
+    board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "eval"))
+    board.Reload()
+    points = [(event.step, event.value) for event in board.Scalars("return")]
+    assert points == [(10, 1.0), (20, 1.0), (25, 2.0), (30, 3.0)]
+
+
 FULL = """
 import errno, os, resource, sys
 import numpy as np
