@@ -122,9 +122,7 @@ class MetricWriter:
         with self._lock, space_needed():
             numbers = {name: float(value) for name, value in values.items()}
             self._table(group).write(int(step), self.seconds, numbers)
-            if self._trackers is None:
-                self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
-            self._trackers.write(group, int(step), self.seconds, numbers)
+            self._all_trackers().write(group, int(step), self.seconds, numbers)
             board = self._board(group)
             for name, value in numbers.items():
                 board.add_scalar(name, value, step)
@@ -150,6 +148,9 @@ class MetricWriter:
     def discard_beyond_resume(self, group: str) -> None:
         """Removes the rows of a group beyond `resume_step` now, if it has any rows.
 
+        TensorBoard hides them from now on, and trackers that can do so remove them, too. Otherwise
+        a run that is continued again before the group's next row would leave them there.
+
         Args:
           group: see `write`.
 
@@ -159,6 +160,8 @@ class MetricWriter:
         with self._lock, space_needed():
             if self._path(group).exists():
                 self._table(group)
+                self._all_trackers().discard(group)
+                self._board(group).flush()
 
     def close(self) -> None:
         """Closes the files; a later `write` opens them again.
@@ -185,6 +188,11 @@ class MetricWriter:
         if group not in self._tables:
             self._tables[group] = _Table(self._path(group), self._x_axis, self._resume_step)
         return self._tables[group]
+
+    def _all_trackers(self) -> Trackers:
+        if self._trackers is None:
+            self._trackers = Trackers(self._run_dir, self._x_axis, self._resume_step)
+        return self._trackers
 
     def _board(self, group: str) -> EventFile:
         if group not in self._boards:

@@ -31,6 +31,10 @@ class JsonLines:
         self._file(group).write(json.dumps(row | numbers) + "\n")
         self._file(group).flush()
 
+    def discard(self, group: str) -> None:
+        """Removes the rows beyond the resume step."""
+        self._file(group)
+
     def close(self) -> None:
         """Closes the files."""
         for file in self._files.values():

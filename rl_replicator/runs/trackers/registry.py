@@ -26,7 +26,7 @@ _OURS = {
 }
 
 # Methods of `Tracker` that one may lack.
-_OPTIONAL = ("add_files", "fail")
+_OPTIONAL = ("discard", "add_files", "fail")
 
 
 class Tracker(Protocol):
@@ -40,6 +40,15 @@ class Tracker(Protocol):
           step: position on the x-axis.
           seconds: duration of the run so far.
           values: the values by name.
+        """
+
+    def discard(self, group: str) -> None:
+        """Removes the rows of a table beyond the resume step now, not when the next row comes.
+
+        A tracker may do without this method.
+
+        Args:
+          group: name of the table.
         """
 
     def add_files(self, files: Mapping[str, Path]) -> None:
@@ -77,6 +86,10 @@ class Trackers:
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
         self._for_each("write", group, step, seconds, values)
+
+    def discard(self, group: str) -> None:
+        """See `Tracker`."""
+        self._for_each("discard", group)
 
     def add_files(self, files: Mapping[str, Path]) -> None:
         """See `Tracker`."""

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -48,6 +49,27 @@ def test_json_lines_and_a_run_that_goes_on_behind_its_checkpoint(tmp_path):
     assert all(row["wall_time"] >= 0 for row in rows)
     assert lines(run_dir / "metrics/evaluator.jsonl")[-1]["return"] is None
     assert read_metrics(run_dir, "actor")["environment_steps"].tolist() == [10, 15]
+
+
+def test_rows_that_were_discarded_stay_so_in_all_places(tmp_path):
+    """The run is continued twice without a row of this group, each time after a checkpoint."""
+    run_dir = make_run(tmp_path / "run", "jsonl")
+    write(run_dir, steps=(10, 20))
+    for resume_step in (15, 25):
+        writer = MetricWriter(run_dir, "environment_steps", resume_step)
+        writer.discard_beyond_resume("evaluator")
+        writer.write("actor", resume_step + 1, {"return": 1.0})
+        writer.close()
+    assert read_metrics(run_dir, "evaluator")["environment_steps"].tolist() == []
+    assert lines(run_dir / "metrics/evaluator.jsonl") == []
+    board = event_accumulator.EventAccumulator(str(run_dir / "tensorboard" / "evaluator"))
+    board.Reload()
+    assert board.Scalars("return") == []
+    assert [row["environment_steps"] for row in lines(run_dir / "metrics/actor.jsonl")] == [
+        10,
+        16,
+        26,
+    ]
 
 
 def test_without_trackers_there_are_csv_files_only(tmp_path):
