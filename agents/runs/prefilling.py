@@ -28,29 +28,25 @@ class Prefilling:
         self._run = run
         self._dataset: EpisodeDataset | None = None
         # The newest one may be damaged, which is looked after later, under the run's lock.
-        if Checkpointer(run.checkpoints).is_empty:
-            self._read()
-
-    def _read(self) -> None:
-        if self._options.prefill is not None:
-            self._dataset = open_dataset(self._options.prefill, self._options.task)
+        if options.prefill is not None and Checkpointer(run.checkpoints).is_empty:
+            self._dataset = open_dataset(options.prefill, options.task)
             self._summary = self._dataset.check()
 
     def fill(self, agent: Agent, num_replicas: int) -> None:
         """Writes the tables with which the replay servers start, and prints a line.
+
+        For a run without a checkpoint.
 
         Args:
           agent: the agent.
           num_replicas: the number of the learner's replicas.
 
         Raises:
-          UsageError: see `__init__` and `agents.datasets.prefill.fill`.
+          UsageError: see `agents.datasets.prefill.fill`.
         """
         if self._options.prefill is None:
             return
-        if self._dataset is None:  # All checkpoints were damaged.
-            self._read()
-        assert self._dataset is not None
+        assert self._dataset is not None, "the checkpoints were deleted while the run started"
         shards = self._options.replay_shards
         held = prefill.fill(agent, self._dataset, num_replicas, shards, self._run.path)
         print(f"prefill {self._dataset.name}: {self._summary}; {held:,} transitions", flush=True)
