@@ -133,10 +133,10 @@ class NodeWorkerManager:
 
 
 def get_worker_manager() -> NodeWorkerManager:
-    """Returns the program that the calling node belongs to.
+    """Returns the program of the calling node, or the one that the launching process runs.
 
     Raises:
-      RuntimeError: outside a running program.
+      RuntimeError: outside a running program, or in a thread that may belong to several.
     """
     lp_runtime.require_current()
     return NodeWorkerManager()

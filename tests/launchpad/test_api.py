@@ -285,6 +285,13 @@ def test_there_is_no_worker_manager_outside_of_a_program():
         worker_manager.get_worker_manager()
 
 
+def test_the_launching_process_has_the_worker_manager_of_its_program():
+    program, _ = programs.recorder_program()
+    manager = lp.launch(program, "test_mt")
+    worker_manager.get_worker_manager().stop_and_wait()
+    manager.wait()
+
+
 def test_stop_handlers_outside_of_a_program_do_nothing():
     lp.register_stop_handler(print)
     lp.unregister_stop_handler(print)
