@@ -63,7 +63,8 @@ def parse(
             return tyro.cli(kind, prog=command, args=args, **start)
         except SystemExit:
             pass
-    declared = declared_options(kind, command)
+    words = [arg for arg in args if ":" in arg and not arg.startswith("-")]
+    declared = declared_options(kind, command) | declared_options(kind, command, words)
     for flag, other in (alternatives or {}).items():
         unknown = [name for name in _names(args) if name not in declared]
         if unknown and unknown[0] in declared_options(other, command):
@@ -157,15 +158,17 @@ def _names(args: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith("--")]
 
 
-def declared_options(kind: type, command: str) -> dict[str, str]:
+def declared_options(kind: type, command: str, words: Sequence[str] = ()) -> dict[str, str]:
     """Returns the options of a dataclass and the type of each, read from its help.
 
     Args:
       kind: the dataclass.
       command: the command as the user typed it.
+      words: those that choose among the dataclasses of a union, such as 'field:inner'; others are
+        ignored. The options are those that may follow.
     """
     with one_column(), printed.by_this_thread("stdout") as text, contextlib.suppress(SystemExit):
-        tyro.cli(kind, prog=command, args=["--help"])
+        tyro.cli(kind, prog=command, args=[*words, "--help"])
     return read_help(text.getvalue())
 
 
@@ -190,13 +193,17 @@ def read_help(text: str) -> dict[str, str]:
 def _message(box: str, declared: dict[str, str], command: str, args: Sequence[str]) -> str:
     """Makes one line of the several in tyro's box."""
     see = f"'{command} --help' lists the options"
+    lines = _text_lines(box)
+    for line in lines:
+        place = re.fullmatch(rf"(--\S+) \(applied to {re.escape(command)} (\S+).*\)", line)
+        if place and place[1] in declared:
+            return f"expected {place[1]} before {place[2]!r}, got it after; put it there"
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
         if arg.startswith("--") and name not in declared:
             near = _close_matches(name, declared) or _same_ending(name, declared)
             hint = f"did you mean {near[0]}?" if near else see
             return f"expected an option of '{command}', got {arg.partition('=')[0]!r}; {hint}"
-    lines = _text_lines(box)
     text = " ".join(lines[1:2])
     if unknown := re.match(r"Unrecognized options: (\S+)", text):
         return f"expected only options after '{command}', got {unknown[1].rstrip(',')!r}; {see}"

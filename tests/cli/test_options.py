@@ -72,3 +72,41 @@ def test_a_default_that_the_text_tells_is_not_repeated(capsys, monkeypatch):
 def test_only_a_near_name_is_suggested(word, hint):
     with pytest.raises(UsageError, match=f"got '{word}'; {re.escape(hint)}$"):
         options.parse(Outer, "act", ["--name", "a", word, "3"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    name: str = "x"
+    size: int = 1
+    inner: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inner:inner", "--size", "3"], "expected --size before 'inner:inner', got it after; put"),
+        (["inner:none", "--size", "3"], "expected --size before 'inner:none', got it after; put"),
+        (
+            ["inner:inner", "--inner.size", "4", "--size", "3"],
+            "expected --size before 'inner:inner', got it after; put it there",
+        ),
+        (
+            ["inner:inner", "--inner.size", "x"],
+            "expected a whole number for --inner.size, got 'x'",
+        ),
+        (
+            ["--size", "x", "--name", "a.b:c", "inner:inner", "--inner.size", "4"],
+            "expected a whole number for --size, got 'x'",
+        ),
+        (["--inner.size", "4"], "expected an option of 'act', got '--inner.size'"),
+        (["inner:inner", "--inner.sise", "4"], "'--inner.sise'; did you mean --inner.size"),
+    ],
+)
+def test_options_beside_a_word_that_chooses_a_dataclass(words, message):
+    with pytest.raises(UsageError, match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
+        options.parse(Choice, "act", words)
+
+
+def test_a_word_chooses_a_dataclass():
+    chosen = options.parse(Choice, "act", ["--size", "2", "inner:inner", "--inner.size", "4"])
+    assert chosen == Choice(size=2, inner=Inner(4))
