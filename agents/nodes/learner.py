@@ -105,6 +105,7 @@ class LearnerNode:
         self._stopwatch.attach(self._learner, {"step": "step"})
         self._stopwatch.attach(self._saver, {"begin": "save", "begin_learner": "save"})
         self._stopwatch.start(**self._learner.seconds)
+        self._has_first_rows = threading.Event()
         self._trained = threading.Event()
         self._no_more_rows = threading.Event()
         self._run_over = threading.Event()
@@ -126,6 +127,7 @@ class LearnerNode:
                             # A counter that was restarted knows the steps of the newest checkpoint
                             # only, and lets the actors take the others again.
                             self._no_more_rows.clear()
+                            self._has_first_rows.clear()
                             self._trained.clear()
                             self._train(report)
                     while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
@@ -142,6 +144,7 @@ class LearnerNode:
             if self._counter.progress().steps_done:  # Of a run that was stopped after its last one.
                 self._no_more_rows.set()
             self._wait_for_first_rows()
+            self._has_first_rows.set()
             while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
                 self._profiler.reach(self._learner.num_steps)
                 self._learner.step()
@@ -235,7 +238,7 @@ class LearnerNode:
                 starved += self._learner.starved()
             steps, now = self._learner.num_steps, time.monotonic()
             moved = steps != last_steps
-            if moved:
+            if moved or not self._has_first_rows.is_set():  # The wait for those has its own lines.
                 last_steps, last_change = steps, now
             if self._is_chief:
                 self._report_time(starved / _POLLS_PER_REPORT)
@@ -252,7 +255,7 @@ class LearnerNode:
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
                 if may_starve and now - last_change > _SECONDS_TO_STARVE:
                     self._learner.cancel()
-            elif is_waiting and steps > 0:
+            elif is_waiting and self._has_first_rows.is_set():
                 with contextlib.suppress(StoppedError):  # A stop a moment ago.
                     waiting.tick(now - last_change)
                 if now - last_change > _SECONDS_TO_STARVE:

@@ -15,6 +15,7 @@ import launchpad as lp
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
 from agents.d4pg.config import D4PGConfig
+from agents.nodes import wait_log
 from agents.nodes.counter import Counter
 from agents.nodes.learner import LearnerNode
 from agents.nodes.saver import holds_last_step
@@ -226,6 +227,30 @@ def test_a_save_that_fails_at_a_stop_is_tried_again(stop, tmp_path, run_dir, mon
     replay.close()
     assert not resets and holds_last_step(run_dir)
     assert Checkpointer(RunDirectory(run_dir).checkpoints).latest() is not None
+
+
+@pytest.mark.timeout(180)
+def test_a_continued_run_tells_once_that_it_waits_for_rows(
+    stop, tmp_path, run_dir, monkeypatch, caplog
+):
+    """Its learner has done steps, but its replay came back empty."""
+    monkeypatch.setattr(wait_log, "_SECONDS_BETWEEN_LINES", 5.0)
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", 0)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    node._learner._num_steps = 7
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    try:
+        assert wait_for(lambda: "has waited" in caplog.text)
+        time.sleep(2.5)
+        assert caplog.text.count("has waited") == 1
+    finally:
+        stop.set()
+        learner.join()
+        replay.close()
 
 
 @pytest.mark.timeout(180)
