@@ -45,6 +45,7 @@ class Progress:
       actors_finishing: actors that get no more steps, and whose last rows the replay has not
         confirmed.
       learner_done: whether the learner has saved its last checkpoint.
+      wall_time: seconds that the run has taken, as in its metrics.
     """
 
     environment_steps: int
@@ -58,6 +59,7 @@ class Progress:
     learner_waiting: float
     actors_finishing: int
     learner_done: bool
+    wall_time: float
 
     @property
     def steps_done(self) -> bool:
@@ -372,6 +374,7 @@ class Counter:
                 learner_waiting=self._waiting["learner"],
                 actors_finishing=len(self._finishing),
                 learner_done=self._learner_done,
+                wall_time=self._writer.seconds,
             )
 
     def _write_time(self) -> None:

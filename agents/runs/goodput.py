@@ -9,20 +9,29 @@ from rl_replicator.runs.progress_line import clock
 
 # With less than this part of its usual speed, the learner stands still or repeats steps.
 _STANDS_STILL = 0.5
+# It stood still at the end if that took longer than as many of the usual times between two rows.
+_ROWS_MISSED = 3
 
 
-def line(run_dir: Path) -> str:
+def line(run_dir: Path, stopped_at: float | None) -> str | None:
     """Returns the line that tells the user of a run whose nodes were started again.
 
     Args:
       run_dir: directory of the run.
+      stopped_at: seconds after which the run was stopped while it trained; None if it has ended.
+
+    Returns:
+      The line; None if the learner has hardly trained.
     """
-    lost, trained = lost_seconds(run_dir)
-    share = 1.0 - lost / trained if trained else 0.0
+    found = lost_seconds(run_dir, stopped_at)
+    if found is None:
+        return None
+    lost, trained = found
+    share = 1.0 - lost / trained
     return f"goodput {share:.1%}: the learner got no further for {lost:.0f} s of {clock(trained)}"
 
 
-def lost_seconds(run_dir: Path) -> tuple[float, float]:
+def lost_seconds(run_dir: Path, stopped_at: float | None) -> tuple[float, float] | None:
     """Returns how long the learner did not get further, and how long it has trained.
 
     It does not get further while it is down, while it repeats steps that a kill has undone, and
@@ -31,21 +40,26 @@ def lost_seconds(run_dir: Path) -> tuple[float, float]:
 
     Args:
       run_dir: directory of the run.
+      stopped_at: see `line`.
 
     Returns:
-      Seconds lost, and seconds from the first to the last row of the learner's metrics.
+      Seconds lost, and seconds from the first row of the learner's metrics to the last one, or to
+      the stop if the learner stood still before it; None if there are too few rows.
     """
     table = read_metrics(run_dir, "learner")
     seconds = table.get("wall_time", np.zeros(0))
-    if len(seconds) < 3:
-        return 0.0, 0.0
     duration = np.diff(seconds)
-    grown = np.diff(table["learner_steps"])
+    grown = np.diff(table.get("learner_steps", np.zeros(0)))
     moved = (grown > 0) & (duration > 0)
     if not moved.any():
-        return 0.0, float(seconds[-1] - seconds[0])
+        return None
     rate = float(np.median(grown[moved] / duration[moved]))
+    since = 0.0 if stopped_at is None else stopped_at - seconds[-1]
+    if since > _ROWS_MISSED * np.median(duration[moved]):
+        duration, grown = np.append(duration, since), np.append(grown, 0.0)
+    if len(duration) < 2:
+        return None
     # Steps that a kill has undone count as negative ones.
     still = grown < _STANDS_STILL * rate * duration
     lost = duration[still] - grown[still] / rate
-    return float(lost.sum()), float(seconds[-1] - seconds[0])
+    return float(lost.sum()), float(duration.sum())

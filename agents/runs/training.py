@@ -266,7 +266,7 @@ def _run(
     scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
     line = AgentProgressLine()
     films = Films(run, options.video_every)
-    noted = 0
+    noted, trained_until = 0, 0.0
     try:
         try:
             with _failures_recorded(run):
@@ -278,6 +278,8 @@ def _run(
                     except (lp.CourierError, lp.ProgramStoppedError):
                         continue  # It is starting, or it is stopping.
                     noted = _note_restarts(run, manager, noted)
+                    if not progress.learner_done:
+                        trained_until = progress.wall_time
                     line.show(progress)
                     films.tick(progress.environment_steps)
                     _tell(listener, evaluations)
@@ -298,8 +300,9 @@ def _run(
     except Exception:
         trackers.fail(run)
         raise
-    if noted:
-        print(goodput.line(run.path), flush=True)
+    stopped_at = None if manager.signal_number is None else trained_until
+    if noted and (told := goodput.line(run.path, stopped_at)):
+        print(told, flush=True)
     if manager.signal_number is not None:
         done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
         command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"

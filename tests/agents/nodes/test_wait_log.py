@@ -60,6 +60,7 @@ def make_progress(**changes):
         "learner_waiting": 0.0,
         "actors_finishing": 0,
         "learner_done": False,
+        "wall_time": 60.0,
     }
     return Progress(**(settings | changes))
 
