@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from agents.runs import actor_count
 from agents.runs.advice import known
 from rl_replicator.processes import gpus
 from rl_replicator.runs.metrics import read_metrics
@@ -49,7 +50,9 @@ def explain(run_dir: Path, options: Mapping[str, object]) -> list[str]:
         words = [f"{part} {share:.0%}" for part, share in split.items()]
         lines.append(f"time of the {'actors' if kind == 'actor' else kind}: {', '.join(words)}")
     # In a very short run only one side has reported.
-    return [*lines, verdict(shares, options)] if len(lines) == len(_KINDS) else []
+    if len(lines) < len(_KINDS):
+        return []
+    return [*lines, verdict(shares, actor_count.with_wanted(options, run_dir))]
 
 
 def read_shares(run_dir: Path) -> dict[str, float]:
@@ -86,7 +89,7 @@ def verdict(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
 
     Args:
       shares: shares of time, such as `actor_wait`.
-      options: the options of the run.
+      options: the options of the run; `actors` is the number that it has.
     """
     slowest = find(shares.get("actor_wait", 0.0), shares.get("learner_wait", 0.0))
     if slowest == "learner":

@@ -16,13 +16,13 @@ from typing import Any
 
 import launchpad as lp
 from agents.nodes.counter import Counter
+from agents.runs import actor_count
 from agents.runs.launching import check_actors
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 
-_FILE = "actors.json"
 _NEW_FILE = ".actors.json.new"
 _GROUP = "actor"
 # A run that is just starting takes notice when its nodes are up.
@@ -67,7 +67,7 @@ class Scaler:
           CourierError: if the counter does not answer; the next call tries again.
           ProgramStoppedError: if an actor is to be added and the program is stopping.
         """
-        wanted = read(self._run_dir)
+        wanted = actor_count.read(self._run_dir)
         if wanted is not None and self._make_actor is not None and wanted != self._wanted:
             before, self._wanted = self._wanted, wanted
             self._is_limited = True
@@ -84,15 +84,6 @@ class Scaler:
             self._present.add(index)
 
 
-def read(run_dir: Path) -> int | None:
-    """Returns the wanted number of actors; None if `--actors` alone counts."""
-    try:
-        actors = int(json.loads((run_dir / _FILE).read_text("utf-8"))["actors"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return actors if actors >= 1 else None
-
-
 def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
     """Returns the options of a continued run with the number of actors that was wanted last.
 
@@ -101,7 +92,7 @@ def settle(run: RunDirectory, options: AgentOptions) -> AgentOptions:
       options: the options as given to the command. Another `--actors` than in the run's config is
         newer than what `request` has written.
     """
-    wanted = read(run.path)
+    wanted = actor_count.read(run.path)
     if wanted is None or options.deterministic or options.actors != _option(run):
         return options
     return dataclasses.replace(options, actors=wanted)
@@ -116,7 +107,7 @@ def forget_older(run: RunDirectory, option: int) -> None:
       option: `--actors` of the command.
     """
     if run.exists and option != _option(run):
-        (run.path / _FILE).unlink(missing_ok=True)
+        (run.path / actor_count.FILE).unlink(missing_ok=True)
 
 
 def _option(run: RunDirectory) -> int | None:
@@ -146,13 +137,13 @@ def request(run_dir: Path, actors: int) -> str:
             f"expected a run of an agent with actors of its own in {run_dir}, got one with a fixed "
             "number of processes; scale a run that was started without --deterministic"
         )
-    before = read(run_dir) or stored["actors"]
+    before = actor_count.read(run_dir) or stored["actors"]
     _check(stored, before, actors)
     known = len(events.read(run_dir))
     new = run_dir / _NEW_FILE
     try:
         new.write_text(json.dumps({"actors": actors}) + "\n", "utf-8")
-        os.replace(new, run_dir / _FILE)
+        os.replace(new, run_dir / actor_count.FILE)
     except OSError as error:
         raise UsageError(f"cannot write to the run directory {run_dir}: {error}") from error
     if before == actors:

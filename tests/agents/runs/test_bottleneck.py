@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.runs import bottleneck
+from agents.runs import actor_count, bottleneck
 from rl_replicator.layers import precision
 from rl_replicator.runs.metrics import MetricWriter
 
@@ -103,6 +103,16 @@ def test_the_last_row_counts(tmp_path):
         "time of the actors: waiting 50%, policy 25%",
         "time of the learner: steps 88%",
     ]
+
+
+def test_the_actors_that_a_run_has_are_doubled(tmp_path):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    shares = {"actor_environment": 0.9, "learner_wait": 0.8, "learner_step": 0.1}
+    writer.write("time", 100, shares)
+    writer.close()
+    assert "try --actors 2 " in bottleneck.explain(tmp_path, STATE)[-1]
+    (tmp_path / actor_count.FILE).write_text('{"actors": 6}')  # By `scale`.
+    assert "try --actors 12 " in bottleneck.explain(tmp_path, STATE)[-1]
 
 
 def test_a_run_without_times_of_both_has_no_verdict(tmp_path):

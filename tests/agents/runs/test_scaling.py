@@ -12,7 +12,7 @@ from agents.d4pg import D4PGConfig
 from agents.nodes.counter import Counter
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
-from agents.runs import scaling, training
+from agents.runs import actor_count, scaling, training
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import train
@@ -150,7 +150,7 @@ def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
     line = scaling.request(tmp_path, 4)
     assert line == f"{tmp_path}: 2 to 4 actors, when the run is continued with its command"
     assert scaling.request(tmp_path, 4) == f"{tmp_path} has 4 actors already"
-    assert scaling.read(tmp_path) == 4
+    assert actor_count.read(tmp_path) == 4
     for count, message in (
         (0, "--actors: expected at least 1, got 0"),
         (3, "expected a number whose environments the 2 replay servers share evenly, got 3"),
@@ -165,9 +165,9 @@ def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
     assert scaling.settle(run, same).actors == 4
     assert scaling.settle(run, other).actors == 3  # A newer wish.
     scaling.forget_older(run, 2)
-    assert scaling.read(tmp_path) is not None
+    assert actor_count.read(tmp_path) is not None
     scaling.forget_older(run, 3)
-    assert scaling.read(tmp_path) is None
+    assert actor_count.read(tmp_path) is None
 
 
 def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):

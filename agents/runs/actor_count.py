@@ -1,0 +1,29 @@
+"""The number of actors that a run is to have, if `rl-replicator scale` has set it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = "actors.json"
+"""In the run's directory, which has it if the number was set."""
+
+
+def read(run_dir: Path) -> int | None:
+    """Returns the wanted number of actors; None if `--actors` alone counts."""
+    try:
+        actors = int(json.loads((run_dir / FILE).read_text("utf-8"))["actors"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return actors if actors >= 1 else None
+
+
+def with_wanted(options: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
+    """Returns the options of a run with the number of actors that it has.
+
+    Args:
+      options: by name; `actors` may be that of the command.
+      run_dir: directory of the run.
+    """
+    wanted = read(run_dir)
+    return options if wanted is None else {**options, "actors": wanted}
