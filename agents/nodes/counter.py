@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agents.learning.weights import WeightsPart
+from agents.nodes.program_folder import seconds_taken
 from agents.nodes.stopwatch import TimeSplit
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -439,6 +440,7 @@ def restored_counter(run_dir: Path, total_steps: int) -> Counter:
 
     Raises:
       UsageError: if this machine does not see the run's directory.
+      DiskError: if the disk is full.
     """
     run = RunDirectory(run_dir)
     run.check_visible()
@@ -446,4 +448,5 @@ def restored_counter(run_dir: Path, total_steps: int) -> Counter:
     state: dict[str, Any] = {}
     if checkpointer.latest() is not None:
         checkpointer.restore({"progress": JsonPart(dict, state.update)})
-    return Counter(run_dir, total_steps, state or None)
+    seconds = seconds_taken(run_dir, float(state.get("wall_time", 0.0)))
+    return Counter(run_dir, total_steps, {**state, "wall_time": seconds})

@@ -18,6 +18,7 @@ from agents.agent import AgentLearner
 from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter
+from agents.nodes.program_folder import program_folder
 from agents.replay.checkpoint import ReplayError, ReplayPart, SameReplayPart, part_name
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
@@ -72,7 +73,7 @@ class Saver:
           seconds: time between two checkpoints.
         """
         self._checkpointer = Checkpointer(run.checkpoints, keep)
-        self._learner_only = Checkpointer(learner_folder(run.path), keep=1)
+        self._learner_only = Checkpointer(program_folder(run.path), keep=1)
         self._run_dir = run.path
         self._learner = learner
         self._replays = replays
@@ -249,15 +250,6 @@ class Saver:
         }
 
 
-def learner_folder(run_dir: Path) -> Path:
-    """Returns the folder of the learner that is saved alone, for the time of a program.
-
-    Args:
-      run_dir: directory of the run.
-    """
-    return RunDirectory(run_dir).checkpoints / ".learner"
-
-
 def mark_last_step(run_dir: Path) -> None:
     """Notes that the newest checkpoint holds the program's last step.
 
@@ -279,5 +271,4 @@ def holds_last_step(run_dir: Path) -> bool:
 
 
 def _last_step_marker(run_dir: Path) -> Path:
-    # Beside the learner that is saved alone: both are removed when a program begins and ends.
-    return learner_folder(run_dir) / "last_step"
+    return program_folder(run_dir) / "last_step"

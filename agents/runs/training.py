@@ -19,7 +19,8 @@ from agents.agent import Agent
 from agents.config import at_repeat, one_by_one
 from agents.nodes.counter import Counter
 from agents.nodes.evaluation_figures import counted
-from agents.nodes.saver import holds_last_step, learner_folder
+from agents.nodes.program_folder import program_folder
+from agents.nodes.saver import holds_last_step
 from agents.plan.replicas import Replicas
 from agents.plan.run_plan import RunPlan
 from agents.policies.policy import AgentSource
@@ -261,7 +262,7 @@ def _run(
     make = make_deterministic_program if options.deterministic else make_program
     described = make(agent, plan)
     # Of a program that was killed: the whole run continues from its newest checkpoint.
-    shutil.rmtree(learner_folder(plan.run_dir), ignore_errors=True)
+    shutil.rmtree(program_folder(plan.run_dir), ignore_errors=True)
     manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
     scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
     line = AgentProgressLine()
@@ -293,7 +294,7 @@ def _run(
             line.close()
             films.close()
             saved = holds_last_step(run.path)
-            for folder in (replay_scratch(plan.run_dir), learner_folder(plan.run_dir)):
+            for folder in (replay_scratch(plan.run_dir), program_folder(plan.run_dir)):
                 shutil.rmtree(folder, ignore_errors=True)
         with _failures_recorded(run):
             _tell(listener, evaluations)

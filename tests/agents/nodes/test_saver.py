@@ -13,6 +13,7 @@ import launchpad as lp
 from agents.learning.weights import WeightsPart
 from agents.nodes import saver
 from agents.nodes.counter import Counter
+from agents.nodes.program_folder import program_folder
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart, TrackablePart
 from rl_replicator.errors import UsageError
@@ -120,7 +121,7 @@ def test_a_learner_that_diverged_is_not_saved(serve, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=message):
             save()
     assert restored(tmp_path) == [1, 1, 1, 1]
-    assert Checkpointer(saver.learner_folder(run.path)).latest() is None
+    assert Checkpointer(program_folder(run.path)).latest() is None
 
 
 def test_a_replay_that_died_is_saved_when_it_is_up_again(serve, tmp_path, caplog):
@@ -191,10 +192,10 @@ def test_a_learner_continues_from_what_was_saved_of_it_alone(serve, tmp_path, mo
     with saves:
         saves.tick()
     assert continued(run) == 5 and restored(tmp_path) == [2, 2, 2, 2]
-    newest = Checkpointer(saver.learner_folder(run.path)).latest()
+    newest = Checkpointer(program_folder(run.path)).latest()
     with saves:
         saves.tick()
-    assert Checkpointer(saver.learner_folder(run.path)).latest() == newest, "it has not moved"
+    assert Checkpointer(program_folder(run.path)).latest() == newest, "it has not moved"
     (newest.path / "learner" / "variables.index").write_bytes(b"damaged")
     assert continued(run) == 2
     assert "the learner continues from the newest checkpoint: " in caplog.text

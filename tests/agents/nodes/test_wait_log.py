@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import shutil
 import threading
 import time
 
@@ -10,10 +11,14 @@ import pytest
 
 import launchpad as lp
 from agents.nodes.counter import Counter, Episode, Progress, restored_counter
+from agents.nodes.program_folder import program_folder
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.runs.progress import AgentProgressLine, describe, verdict
+from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.progress_line import clock
+from rl_replicator.runs.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -164,6 +169,23 @@ def test_a_metric_of_an_agent_named_like_another_column_is_refused(tmp_path, nam
     counter = Counter(tmp_path, total_steps=300, restored=None)
     with pytest.raises(UsageError, match=f"of metrics/learner.csv already, got a metric '{name}'"):
         counter.report_learner(7, 0.0, {"loss": 1.0, name: 0.5})
+
+
+def test_a_counter_that_is_restarted_alone_keeps_the_clock_of_its_program(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path)
+    run.describe("d4pg", {}, {})
+    progress = {"environment_steps": 50, "wall_time": 600.0}
+    Checkpointer(run.checkpoints).save(0, {"progress": JsonPart(lambda: progress, dict)})
+
+    def seconds():
+        return restored_counter(tmp_path, total_steps=300).progress().wall_time
+
+    assert seconds() == pytest.approx(600.0, abs=1.0)  # The clock rests between two programs.
+    start = time.time()
+    monkeypatch.setattr(time, "time", lambda: start + 40.0)
+    assert seconds() == pytest.approx(640.0, abs=2.0)
+    shutil.rmtree(program_folder(tmp_path))  # So does `train`.
+    assert seconds() == pytest.approx(600.0, abs=1.0)
 
 
 def test_a_machine_without_the_run_directory_is_named(tmp_path):
