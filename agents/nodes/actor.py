@@ -75,6 +75,7 @@ class ActorNode:
         for own, state in enumerate(states):
             if state is not None:
                 self._environments.set_random_state(own, state["environment"])
+        self._feeds_several = min(len(self._streams), len(replays)) > 1
         self._adders = [
             agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
             for stream in self._streams
@@ -122,7 +123,8 @@ class ActorNode:
         """
         self._wait_log.tick(waited)
         if self._runs_ahead or waited > _SECONDS_TO_RUN_AHEAD:
-            before, self._runs_ahead = self._runs_ahead, self._counter.may_run_ahead()
+            before = self._runs_ahead
+            self._runs_ahead = self._counter.may_run_ahead(self._feeds_several)
             if self._runs_ahead and not before:
                 _LOG.warning(
                     "actor %d goes on without the replay: it takes no rows, because the learner "

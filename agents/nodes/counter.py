@@ -111,7 +111,6 @@ class Counter:
         self._leases: dict[int, int] = {}
         self._lease_starts: dict[int, int] = {}
         self._starved_at = -math.inf
-        self._lacks_first_rows = False
         self._num_actors = math.inf
         self._finishing: set[int] = set()
         self._waiting = {"actor": 0.0, "learner": 0.0}
@@ -221,29 +220,27 @@ class Counter:
         with self._lock:
             return self._lease_starts.get(actor, self._environment_steps)
 
-    def learner_starves(self, lacks_first_rows: bool) -> None:
+    def learner_starves(self) -> None:
         """Notes that the learner has been getting no rows of one of several replay servers.
 
         It is called every second while it is so, and all servers answer.
-
-        Args:
-          lacks_first_rows: whether a replay server has too few rows to be sampled.
         """
-        with self._lock:
-            self._starved_at = time.monotonic()
-            self._lacks_first_rows = lacks_first_rows
+        self._starved_at = time.monotonic()
 
-    def may_run_ahead(self) -> bool:
-        """Returns whether actors that are held back are to go on all the same.
+    def may_run_ahead(self, feeds_several: bool) -> bool:
+        """Returns whether an actor that is held back is to go on all the same.
 
         With several replay servers, the learner takes as many rows of each. Actors of one, which
         are ahead, may wait for the learner while it waits for rows of another that they alone can
-        insert (if it lacks its first rows), or that nobody will insert, because no steps are left.
+        insert, or that nobody will insert, because no steps are left.
+
+        Args:
+          feeds_several: whether the actor inserts rows into several servers.
         """
         with self._lock:
             is_starving = time.monotonic() - self._starved_at < _SECONDS_STARVED
             is_last = self._granted >= self._total_steps
-            return is_starving and (is_last or self._lacks_first_rows)
+            return is_starving and (is_last or feeds_several)
 
     def environment_steps(self) -> int:
         """Returns the steps that all actors have taken since the beginning of the run."""
@@ -273,8 +270,6 @@ class Counter:
           ConfigError: if a metric has the name of a column that every row has.
         """
         with self._lock:
-            if steps != self._learner_steps:
-                self._starved_at = -math.inf
             self._learner_steps = steps
             self._waiting["learner"] += 0.3 * (waiting - self._waiting["learner"])
             if metrics:

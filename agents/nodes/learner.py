@@ -203,8 +203,7 @@ class LearnerNode:
             wait for it, and so they do if it is the only one, which never holds them back in vain.
         """
         if len(tables) > 1:
-            # A server that was killed before a checkpoint lacks its first rows again.
-            self._counter.learner_starves(any(map(_lacks_rows, tables)))
+            self._counter.learner_starves()
 
     def _missing_rows(self) -> str:
         tables = self._table_infos()

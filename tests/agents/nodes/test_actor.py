@@ -247,7 +247,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     assert actor.is_alive() and counter.progress().environment_steps == 0
     deadline = time.monotonic() + 60
     while actor.is_alive() and time.monotonic() < deadline:
-        counter.learner_starves(lacks_first_rows=False)
+        counter.learner_starves()
         actor.join(0.2)
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
@@ -255,20 +255,20 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
     server.stop()
 
 
-def test_actors_run_ahead_only_of_a_learner_that_lacks_first_rows_or_in_the_last_leases(
+def test_actors_run_ahead_only_if_they_feed_several_servers_or_in_the_last_leases(
     tmp_path, monkeypatch
 ):
     counter = Counter(tmp_path, total_steps=150, restored={"learner_steps": 7})
     counter.lease(0, 0, 0.0, [])
-    # Another server has enough. So it is at the start of a run, and after a restart of this one.
-    counter.learner_starves(lacks_first_rows=True)
-    assert counter.may_run_ahead()
-    counter.learner_starves(lacks_first_rows=False)
-    assert not counter.may_run_ahead()  # 50 steps may be granted to an actor that feeds it.
+    assert not counter.may_run_ahead(feeds_several=True)
+    counter.learner_starves()
+    assert counter.may_run_ahead(feeds_several=True)
+    # 50 steps may be granted to an actor that feeds the other server.
+    assert not counter.may_run_ahead(feeds_several=False)
     counter.lease(1, 0, 0.0, [])
-    assert counter.may_run_ahead()
+    assert counter.may_run_ahead(feeds_several=False)
     monkeypatch.setattr(counter, "_starved_at", time.monotonic() - 6)
-    assert not counter.may_run_ahead()
+    assert not counter.may_run_ahead(feeds_several=True)
 
 
 def test_exploration_counts_the_leases_of_other_actors(agent, source, tmp_path):

@@ -265,12 +265,12 @@ def test_it_says_when_it_starves_of_one_of_two_replay_servers(stop, tmp_path, ru
     learner = threading.Thread(target=node.run)
     learner.start()
     try:
-        assert wait_for(counter.may_run_ahead)
+        assert wait_for(lambda: counter.may_run_ahead(True))
         replays[1].insert(half)
         assert wait_for(lambda: counter.progress().learner_steps > 0)
-        assert not counter.may_run_ahead()
+        assert not counter.may_run_ahead(False)
         assert counter.lease(0, 0, 0.0, []) == TOTAL  # All steps are granted.
-        assert wait_for(counter.may_run_ahead)
+        assert wait_for(lambda: counter.may_run_ahead(True))
 
         def server_info(timeout=None):
             asked.append(timeout)
@@ -282,7 +282,7 @@ def test_it_says_when_it_starves_of_one_of_two_replay_servers(stop, tmp_path, ru
         assert wait_for(lambda: asked)
         monkeypatch.setattr(counter, "_starved_at", -math.inf)
         assert wait_for(lambda: len(asked) > 3)
-        assert not counter.may_run_ahead()
+        assert not counter.may_run_ahead(True)
     finally:
         stop.set()
         learner.join()
@@ -305,7 +305,7 @@ def test_actors_fill_a_replay_server_that_came_back_empty(stop, tmp_path, run_di
     try:
         assert wait_for(lambda: counter.progress().learner_steps > 0)
         replays[1].client.reset(TABLE)
-        assert wait_for(counter.may_run_ahead)
+        assert wait_for(lambda: counter.may_run_ahead(True))
         replays[1].insert(half)
         replays[0].insert(2)
         trained = node._learner.num_steps
@@ -364,7 +364,7 @@ def test_it_saves_while_the_replay_fills_and_blames_no_other_one(stop, tmp_path,
         assert counter.lease(0, 0, 0.0, []) == TOTAL  # All steps are granted.
         time.sleep(4.0)
         # The only server never holds actors back in vain.
-        assert learner.is_alive() and not counter.may_run_ahead()
+        assert learner.is_alive() and not counter.may_run_ahead(True)
 
         counter.lease(0, TOTAL, 0.0, [])
         counter.actor_done(0)
