@@ -31,7 +31,8 @@ class ReplayConfig:
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all. D4PG's
     paper takes 1."""
     importance_exponent_end: float = 1.0
-    """beta at the end of training. It grows linearly in between."""
+    """beta at the end of training. It grows linearly in between; after a prefill, it is reached
+    `min_size` transitions before the end."""
     transitions_per_item: int = 8
     """Consecutive transitions that are stored and sampled together, as one item of the table: this
     takes less time and memory (docs/speed.md). A batch has one transition of each of as many items,
