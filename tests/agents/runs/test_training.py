@@ -409,6 +409,11 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     steps = wait_for_checkpoints(run_dir, process)["learner_steps"]
     wait_for_checkpoints(run_dir, process, "learner_steps", above=steps + 100)
     assert wait_until(both_actors, process) == {0.0, 1.0}
+
+    def enough_rows():  # Of fewer, nothing is said about goodput.
+        return len(read_metrics(run_dir, "learner").get("learner_steps", ())) >= 4
+
+    wait_until(enough_rows, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "stopped and saved" in output, output
