@@ -25,15 +25,7 @@ class _Scheduled(snt.Optimizer):
         weight_decay: float = 0.0,
         name: str | None = None,
     ):
-        """Creates no slots yet.
-
-        Args:
-          learning_rate: schedule, from the step to the rate.
-          decayed: tells for each parameter whether it decays.
-          momentum: share of the velocity that each step keeps.
-          weight_decay: factor of the L2 penalty.
-          name: name of the module.
-        """
+        """Creates no slots yet; the arguments are those of `Momentum`."""
         super().__init__(name=name)
         self.learning_rate = learning_rate
         self._decayed = decayed
