@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli.main import BAD_INPUT, ERROR_PREFIX
@@ -32,7 +33,7 @@ def video_command(run_dir: Path, output: Path | None = None) -> list[str]:
 def film_at_the_end(
     run: RunDirectory, command: Callable[[Path], Sequence[str]] = video_command
 ) -> None:
-    """Films an episode. Where nothing can be rendered, it warns: the run is complete all the same.
+    """Films an episode. Where that cannot be done, it warns: the run is complete all the same.
 
     The process of its own is independent of the TensorFlow and OpenGL state of this one.
 
@@ -40,9 +41,13 @@ def film_at_the_end(
       run: the run to film.
       command: directory of the run -> command.
     """
-    done = subprocess.run(
-        list(command(run.path)), stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    try:
+        done = subprocess.run(
+            list(command(run.path)), stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+    except OSError as error:
+        _LOG.warning("no video was made: %s", error)
+        return
     if done.returncode == BAD_INPUT:
         _LOG.warning("no video was made: %s", _reason(done.stderr))
     else:
@@ -59,8 +64,8 @@ class Films:
 
     The films are `films/STEPS.mp4` in the run's directory, where STEPS are the environment steps of
     the run when the film was started. They show the policy of the newest checkpoint. A film that
-    fails is not tried again, and the run goes on. Where nothing can be rendered, it warns once and
-    starts no further films.
+    fails is not tried again, and the run goes on. Where nothing can be rendered, or no film can be
+    started, it warns once and starts no further films.
     """
 
     def __init__(
@@ -82,8 +87,7 @@ class Films:
         self._due: int | None = None
         self._process: subprocess.Popen | None = None
         self._output = run.path / _FOLDER  # Of that process.
-        # A film that waits for a full pipe to be read would never end.
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
+        self._errors: IO[str] | None = None  # What the films write; from the first one on.
 
     def tick(self, environment_steps: int) -> None:
         """Starts the next film if it is due; called repeatedly.
@@ -99,8 +103,22 @@ class Films:
         if environment_steps < self._due or Checkpointer(self._run.checkpoints).latest() is None:
             return
         self._due = following
+        try:
+            self._start(environment_steps)
+        except OSError as error:
+            self._give_up(str(error))
+
+    def _start(self, environment_steps: int) -> None:
+        """Starts a film.
+
+        Raises:
+          OSError: if it cannot be started.
+        """
         self._output = output = self._run.path / _FOLDER / f"{environment_steps:09d}.mp4"
         output.parent.mkdir(exist_ok=True)
+        if self._errors is None:
+            # A film that waits for a full pipe to be read would never end.
+            self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see close
         self._process = subprocess.Popen(
             list(self._command(self._run.path, output)),
             stdin=subprocess.DEVNULL,
@@ -127,18 +145,22 @@ class Films:
             partial.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # There is none, or it has films.
             folder.rmdir()
-        self._errors.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _give_up(self, reason: str) -> None:
+        _LOG.warning("no films are made: %s", reason)
+        self._every = None
 
     def _is_filming(self) -> bool:
-        if self._process is None:
+        if self._process is None or self._errors is None:
             return False
         if self._process.poll() is None:
             return True
         self._errors.seek(0)
         errors = self._errors.read()
         if self._process.returncode == BAD_INPUT:
-            _LOG.warning("no films are made: %s", _reason(errors))
-            self._every = None
+            self._give_up(_reason(errors))
         else:
             sys.stderr.write(errors)
         self._errors.seek(0)

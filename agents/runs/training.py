@@ -263,14 +263,15 @@ def _run(
     described = make(agent, plan)
     # Of a program that was killed: the whole run continues from its newest checkpoint.
     shutil.rmtree(program_folder(plan.run_dir), ignore_errors=True)
-    manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
-    scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
     line = AgentProgressLine()
     films = Films(run, options.video_every)
     noted, trained_until = 0, 0.0
+    # From here on, an error has to stop the program: the script would wait for its end.
+    manager = launch(described.program, options.launch, options.address, plan.replicas.gpus)
     try:
         try:
             with _failures_recorded(run):
+                scaler = Scaler(run.path, plan.num_actors, manager, described.make_actor)
                 counter: Counter = manager.resolve(described.counter)
                 while not manager.wait(timeout=1.0):
                     try:

@@ -1,6 +1,7 @@
 """Films during a run."""
 
 import sys
+import tempfile
 import time
 
 import pytest
@@ -142,3 +143,34 @@ def test_a_machine_that_cannot_render_is_told_once_and_makes_no_further_films(ru
         assert messages == ["no films are made: no pygame"] * warnings
         assert capfd.readouterr().err.count("Traceback") == errors
         caplog.clear()
+
+
+def test_a_film_that_cannot_be_started_is_one_warning_and_the_run_goes_on(run, caplog, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("no temporary folder")
+
+    def messages():
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    def film(command=lambda run_dir, output: [sys.executable, "-c", TOUCH, str(output)]):
+        one = Films(run, 10, command)
+        for steps in (1, 10, 20):
+            one.tick(steps)
+        assert one._process is None
+        one.close()
+        return messages()
+
+    [told] = film(lambda *_: [str(run.path / "no-such-program")])
+    assert told.startswith("no films are made: ") and "no-such-program" in told
+    (run.path / "films").touch()
+    [told] = film()
+    assert told.startswith("no films are made: ") and str(run.path / "films") in told
+    (run.path / "films").unlink()
+    with monkeypatch.context() as context:
+        context.setattr(tempfile, "TemporaryFile", refuse)
+        assert film() == ["no films are made: no temporary folder"]
+    film_at_the_end(run, lambda _: [str(run.path / "no-such-program")])
+    [told] = messages()
+    assert told.startswith("no video was made: ") and "no-such-program" in told
