@@ -1,8 +1,6 @@
 """`rl-replicator zoo RUN_DIR... --out FOLDER`."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,14 +20,15 @@ def run(args: Sequence[str]) -> int:
       The exit status.
 
     Raises:
-      UsageError: if an option is wrong, a run has no policy, or two have one task and agent. There
-        is no folder then.
+      UsageError: if an option is wrong, a run has no policy, two have one task and agent, or
+        another process makes the folder. There is no folder then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     import tyro
 
     from rl_replicator.cli import options, stderr_filter
     from rl_replicator.errors import UsageError, check_option
+    from rl_replicator.runs import whole_file
 
     @dataclasses.dataclass(frozen=True)
     class ZooOptions:
@@ -63,16 +62,12 @@ def run(args: Sequence[str]) -> int:
         raise UsageError(f"--out: expected a new folder, got {chosen.out}, which is there")
     named = _named(chosen.run_dirs)
     # Under its name when all is there: what fails can be repeated.
-    partial = chosen.out.with_name(f".{chosen.out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # Of a process that was killed.
     try:
-        rows = [_added(run_dir, name, partial, chosen) for name, run_dir in named.items()]
-        (partial / "README.md").write_text(_table(rows, chosen))
-        os.replace(partial, chosen.out)
+        with whole_file.making_folder(chosen.out) as new:
+            rows = [_added(run_dir, name, new, chosen) for name, run_dir in named.items()]
+            (new / "README.md").write_text(_table(rows, chosen))
     except OSError as error:
         raise UsageError(f"--out: cannot write {chosen.out}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print(f"zoo {chosen.out}")
     return 0
 

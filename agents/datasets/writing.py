@@ -1,8 +1,6 @@
 """Writes recorded episodes as a Minari dataset."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 from agents.datasets import minari_library
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import whole_file
 
 
 def default_id(trainable: str, task: str) -> str:
@@ -60,23 +59,19 @@ def write(
       about: metadata of Minari and, under `minari_library.METADATA`, our own, as plain data.
 
     Raises:
-      UsageError: see `check_new`; also if the folder cannot be written.
+      UsageError: see `check_new`; also if another process writes this dataset, or the folder cannot
+        be written.
     """
     check_new(dataset_id)  # Before the first episode is played.
     from minari.storage.datasets_root_dir import get_dataset_path
 
     path = get_dataset_path(dataset_id)
     # Under its name when all is there: of a part of it, nobody could tell that more was asked for.
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # Of a process that was killed.
     try:
-        summary = DatasetSummary.of(_written(partial / "data", dataset_id, episodes, about))
-        os.replace(partial, path)
+        with whole_file.making_folder(path) as new:
+            return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
     except OSError as error:
         raise UsageError(f"cannot write the dataset to {path}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return summary
 
 
 def _written(

@@ -11,6 +11,7 @@ import imageio.v3 as iio
 import numpy as np
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import whole_file
 
 HEIGHT, WIDTH = 240, 320
 FRAMES_PER_SECOND = 30
@@ -30,7 +31,7 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    partial = whole_file.beside(path, f".partial{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()  # Before the episode is played, so that the user need not wait for this.

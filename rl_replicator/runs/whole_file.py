@@ -1,13 +1,27 @@
-"""Files that are replaced as a whole: an earlier one stays until its successor is complete."""
+"""Files that are replaced as a whole, and folders that appear as a whole."""
 
 import contextlib
+import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rl_replicator.errors import UsageError
+
 # File systems allow 255 bytes for a name.
 _LONGEST_STEM = 40
+
+
+def beside(path: Path, ending: str) -> Path:
+    """Returns a hidden path beside a file, which no other process chooses.
+
+    Args:
+      path: the file.
+      ending: of the new path.
+    """
+    return path.with_name(f".{path.stem[:_LONGEST_STEM]}-{secrets.token_hex(4)}{ending}")
 
 
 @contextlib.contextmanager
@@ -24,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem[:_LONGEST_STEM]}-{secrets.token_hex(4)}.new")
+    new = beside(path, ".new")
     try:
         yield new
         os.replace(new, path)
@@ -32,3 +46,55 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+@contextlib.contextmanager
+def making_folder(path: Path) -> Iterator[Path]:
+    """Yields an empty folder, which takes the name `path` at the end.
+
+    After an error, nothing is left. What a process that was killed has left is removed.
+
+    Args:
+      path: a folder that is not there.
+
+    Raises:
+      UsageError: if another process makes this folder.
+      OSError: if it cannot be made.
+    """
+    new = path.with_name(f".{path.name}.partial")
+    new.mkdir(parents=True, exist_ok=True)
+    lock = os.open(new, os.O_RDONLY)
+    try:
+        if not _is_taken(lock, new):
+            raise UsageError(
+                f"expected a new folder, got {path}, which another process makes; wait for it, or "
+                "choose another name"
+            )
+        try:
+            for old in new.iterdir():
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            yield new
+            os.replace(new, path)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        finally:
+            # Closing is not enough: what this process has forked holds the same lock.
+            with contextlib.suppress(OSError):  # A file system without locks.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+    finally:
+        os.close(lock)
+
+
+def _is_taken(lock: int, folder: Path) -> bool:
+    """Takes the lock of a folder, if it is there and no other process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # A file system without locks.
+        return True
+    try:  # The process that had it before may have given the folder its name, or removed it.
+        return os.path.samestat(os.fstat(lock), os.stat(folder))
+    except FileNotFoundError:
+        return False

@@ -1,5 +1,6 @@
 """Films during a run."""
 
+import re
 import sys
 import tempfile
 import time
@@ -38,10 +39,14 @@ def make(run, every, code=TOUCH, restored=0):
 
 
 def films(run, expected):
-    """The films, once they are those that are expected, or after a while."""
+    """The films, once they are those that are expected, or after a while.
+
+    Those that are being made have names of their own, with random digits.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = sorted(path.name for path in run.path.glob("films/*"))
+        names = (path.name for path in run.path.glob("films/*"))
+        found = sorted(re.sub(r"-[0-9a-f]{8}\.partial", ".partial", name) for name in names)
         if found == expected:
             break
         time.sleep(0.02)
