@@ -22,8 +22,11 @@ _POLL_SECONDS = 0.2
 _HOPELESS = 3
 # How a run ends that was asked to.
 _INTERRUPTED = 128 + signal.SIGINT
-# How one ends that somebody has killed, or the kernel, because memory was short.
-_KILLED = -signal.SIGKILL
+# How one ends that somebody has killed or asked to end, or the kernel, because memory was short.
+_KILLED = (
+    -signal.SIGKILL,
+    *(status for number in signals.ENDING for status in (-number, 128 + number)),
+)
 # Several processes share a GPU: none may take all of its memory.
 _VARIABLES = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
@@ -253,16 +256,14 @@ class SweepRunner:
           DiskError: if the disk is full, which says nothing about the trial.
         """
         # What says the most comes first.
-        first = sorted(failed, key=lambda one: (one.poll() != DISK_STATUS, one.poll() == _KILLED))[
-            0
-        ]
+        first = min(failed, key=lambda one: (one.poll() != DISK_STATUS, one.poll() in _KILLED))
         if first.poll() == DISK_STATUS:
             raise DiskError(
                 f"expected space on the disk, but trial {trial.number} {first.reason()}; the same "
                 "command continues the sweep"
             )
         evaluations = trial.evaluated().count
-        if first.poll() == _KILLED and evaluations > self._killed.get(trial.number, -1):
+        if first.poll() in _KILLED and evaluations > self._killed.get(trial.number, -1):
             self._killed[trial.number] = evaluations
             _LOG.warning("trial %d %s; it continues", trial.number, first.reason())
             return TrialState.RUNNING

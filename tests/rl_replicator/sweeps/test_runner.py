@@ -159,8 +159,16 @@ def test_a_full_disk_ends_the_sweep_and_fails_no_trial(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("progress", [0, 2])
-def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, progress):
+@pytest.mark.parametrize(
+    ("progress", "end", "how"),
+    [
+        (0, "kill -9 $$", "was killed by SIGKILL"),
+        (2, "kill -9 $$", "was killed by SIGKILL"),
+        (0, "kill $$", "was killed by SIGTERM"),
+        (2, "exit 143", "ended with status 143"),
+    ],
+)
+def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, progress, end, how):
     """It is killed each time, and evaluated before that `progress` times."""
     trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds=(1,))
     path = trial.run_dir(1)
@@ -173,12 +181,12 @@ def test_a_killed_trial_continues_while_it_makes_progress(tmp_path, caplog, prog
             path.mkdir(parents=True, exist_ok=True)
             RunDirectory(path).describe("x", {}, {}, score)
             writer.write("evaluation", 100 * len(starts), {"figure": 1.0})
-        return ["sh", "-c", "kill -9 $$"]
+        return ["sh", "-c", end]
 
     scheduler = CutsAfterTheFirstEvaluation(trial)
     scheduler.report = lambda trial, values: False
     runner = SweepRunner(scheduler, command, tmp_path, 1, lambda _: None, lambda: None)
     assert runner.run([], count=1) is None
     assert len(starts) == max(progress, 1) + 1
-    assert trial.state is TrialState.FAILED and "was killed by SIGKILL" in trial.reason
-    assert caplog.text.count("trial 0 was killed by SIGKILL: no output") == len(starts) - 1
+    assert trial.state is TrialState.FAILED and how in trial.reason
+    assert caplog.text.count(f"trial 0 {how}: no output") == len(starts) - 1
