@@ -352,9 +352,12 @@ def _check_same(
         for name, old, new in _differences("", there, wanted, free)
     ]
     if differences:
+        kind = there.get("trainable")
+        kind = kind if kind in (SWEEP, SUITE) else "run"
+        how_to_migrate = _how_to_migrate(path, there, wanted) if kind == "run" else ""
         raise UsageError(
-            f"{path} holds a run with other settings ({'; '.join(differences)}); use its settings "
-            f"or another --run-dir{_how_to_migrate(path, there, wanted)}"
+            f"{path} holds a {kind} with other settings ({'; '.join(differences)}); use its "
+            f"settings or another --run-dir{how_to_migrate}"
         )
 
 
