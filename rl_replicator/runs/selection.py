@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -36,10 +37,11 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
       paths: directories of runs, or of sweeps, suites and other folders, which stand for all their
         runs.
     """
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for path in paths:
         for one in run_directory.runs_within(path) or [path]:
-            found.setdefault(one.resolve(), one)
+            # `Path.resolve` fails for a link that leads to itself.
+            found.setdefault(os.path.realpath(one), one)
     return list(found.values())
 
 

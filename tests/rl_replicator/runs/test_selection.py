@@ -77,3 +77,14 @@ def test_one_of_many_runs_must_be_named(sweep_and_suite, command):
         command("sweep")
     with pytest.raises(UsageError, match="got suite, which holds a suite; .*, such as suite/a-s"):
         command("suite")
+
+
+def test_a_link_that_leads_to_itself_hides_no_run(tmp_path):
+    describe(tmp_path / "run", "d4pg")
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    found, left_out = selection.readable(
+        [loop, tmp_path / "run"], lambda path: RunDirectory(path).config()["trainable"]
+    )
+    assert len(found) == 1 and [one.path for one in left_out] == [loop]
+    assert "Too many levels of symbolic links" in left_out[0].reason
