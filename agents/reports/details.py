@@ -131,7 +131,7 @@ def faults_survived(reading: Reading) -> Html | None:
 
 
 def shown_films(reading: Reading, most_bytes: float) -> Html | None:
-    """Returns the films of the runs, and which are left out.
+    """Returns the films of the runs, and which are left out or cannot be read.
 
     Args:
       reading: what was read of the runs.
@@ -152,8 +152,19 @@ def shown_films(reading: Reading, most_bytes: float) -> Html | None:
             ),
             element("ul", [element("li", films.describe(one)) for one in selection.left_out]),
         )
-    grid = element("div", [films.embedded(one) for one in selection.shown], class_="films")
-    return section("films", "Films", grid if selection.shown else None, left_out)
+    shown, items = [], []
+    for picture in selection.shown:
+        try:
+            shown.append(films.embedded(picture))
+        except OSError as error:  # Another user's, or it has been removed since.
+            items.append(element("li", f"{picture.path}: {error.strerror}"))
+    unreadable = element(
+        "details", element("summary", f"{len(items)} cannot be read"), element("ul", items)
+    )
+    grid = element("div", shown, class_="films")
+    return section(
+        "films", "Films", grid if shown else None, left_out, unreadable if items else None
+    )
 
 
 def settings(reading: Reading) -> Html:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -132,8 +133,8 @@ def _steps(path: Path) -> str:
 def _picture(run: ReportedRun, path: Path, about: str) -> Iterator[Picture]:
     """Yields a picture if its file is there, and is not being made."""
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except OSError:
         return
-    if size:
-        yield Picture(path, size, f"{run.path.name}: {about}")
+    if stat.S_ISREG(found.st_mode) and found.st_size:
+        yield Picture(path, found.st_size, f"{run.path.name}: {about}")

@@ -1,9 +1,11 @@
 """The page holds the figures of the runs, and needs nothing but itself."""
 
 import base64
+import errno
 import html
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -221,6 +223,27 @@ def test_films_up_to_a_size(make_run):
     shown = _Document(text).section("films")
     assert "one: newest policy" in shown and "one: 50 steps" in shown
     assert f"1 left out (0 kB), to keep all films under 1 kB {run}/films/000000100.mp4" in shown
+
+
+def test_films_that_cannot_be_read_are_named(make_run, monkeypatch):
+    run = make_run("one", {100: 1.0})
+    (run / "films").mkdir()
+    (run / "evaluation.mp4").mkdir()
+    assert "films" not in _Document(_render([run], film_bytes=10_000)).texts
+    refused = run / "films/000000100.mp4"
+    for path in (refused, run / "films/000000050.mp4"):
+        path.write_bytes(bytes(300))
+    read = pathlib.Path.read_bytes
+
+    def refuse(self):
+        if self == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return read(self)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    shown = _Document(_render([run], film_bytes=10_000)).section("films")
+    assert "one: 50 steps" in shown and "one: 100 steps" not in shown
+    assert f"1 cannot be read {refused}: Permission denied" in shown
 
 
 def test_the_newest_image_is_the_one_of_most_steps(make_run):
