@@ -8,6 +8,7 @@ overrides their defaults where its paper does:
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -150,7 +151,9 @@ class NoiseSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "exploration_steps")
-        self.check_at_least(0, "exploration_random_steps", "preactivation_penalty")
+        self.check_at_least(0, "exploration_random_steps")
+        is_finite = 0 <= self.preactivation_penalty < math.inf  # Infinity times no excess is NaN.
+        self.check(is_finite, "preactivation_penalty", "a finite number, at least 0")
         spread = self.exploration_spread
         self.check(1 <= spread <= _MAX_SIGMA, "exploration_spread", f"1 to {_MAX_SIGMA}")
         for name in ("exploration_sigma", "exploration_sigma_end"):

@@ -8,6 +8,9 @@ from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.replay.config import ReplayConfig
 
 _MAX_ATOMS = 4096
+# No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
+# and NaN of all gradients.
+_MAX_NORM = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +80,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
         self.check(0 < self.target_update_rate <= 1, "target_update_rate", "a number in (0, 1]")
         for name in ("max_action_gradient_norm", "max_gradient_norm"):
             norm = getattr(self, name)
-            self.check(norm is None or norm > 0, name, "a positive number or None")
+            is_good = norm is None or 0 < norm <= _MAX_NORM
+            self.check(is_good, name, f"a positive number up to {_MAX_NORM:g}, or None")
         self.check(
             2 <= self.num_atoms <= _MAX_ATOMS, "num_atoms", f"a number from 2 to {_MAX_ATOMS}"
         )

@@ -14,6 +14,9 @@ REDUCTIONS = ("mean", "sum", "none")
 # consecutive finite steps double it.
 INITIAL_SCALE = 2.0**15
 GROWTH_INTERVAL = 2000
+# No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
+# and NaN of all gradients.
+_MAX_NORM = 1e30
 _HALVES = (tf.float16, tf.bfloat16)
 
 
@@ -42,10 +45,10 @@ class Options:
                 f"expected a reduction out of {', '.join(REDUCTIONS)}, got {self.reduction!r}; "
                 "use one of them"
             )
-        if self.max_global_norm is not None and not self.max_global_norm > 0:
+        if self.max_global_norm is not None and not 0 < self.max_global_norm <= _MAX_NORM:
             raise errors.ConfigError(
-                f"expected max_global_norm above 0, got {self.max_global_norm}; "
-                "use None not to clip"
+                f"expected max_global_norm above 0 and up to {_MAX_NORM:g}, got "
+                f"{self.max_global_norm}; use None not to clip"
             )
         scale = self.loss_scale
         is_number = isinstance(scale, (int, float)) and 0 < scale < float("inf")

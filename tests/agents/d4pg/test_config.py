@@ -1,5 +1,7 @@
 """Settings that make no sense, and those of runs that began before a setting existed."""
 
+import math
+
 import numpy as np
 import pytest
 from acme import specs
@@ -20,6 +22,9 @@ from rl_replicator.errors import ConfigError
         ({"policy_average": 0}, "--agent.policy-average: expected .* got 0"),
         ({"policy_average": 10}, "--agent.policy-average: expected 1, or more than 10: .* got 10"),
         ({"value_min": 2.0, "value_max": 1.0}, "--agent.value-min"),
+        ({"max_gradient_norm": math.inf}, "--agent.max-gradient-norm: .* or None, got inf"),
+        ({"max_action_gradient_norm": 1e38}, "--agent.max-action-gradient-norm: .* got 1e.38"),
+        ({"preactivation_penalty": math.inf}, "--agent.preactivation-penalty: .* got inf"),
     ],
 )
 def test_bad_settings_are_named(setting, option):

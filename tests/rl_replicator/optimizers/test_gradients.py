@@ -75,8 +75,10 @@ NO_OPTIONS = {
 def test_options_have_one_line_for_what_they_refuse():
     for option, bad, message in (
         ("reduction", "median", "reduction out of mean, sum, none, got 'median'"),
-        ("max_global_norm", 0, "max_global_norm above 0, got 0"),
-        ("max_global_norm", float("nan"), "max_global_norm above 0, got nan"),
+        ("max_global_norm", 0, "max_global_norm above 0 .* got 0"),
+        ("max_global_norm", float("nan"), "max_global_norm above 0 .* got nan"),
+        ("max_global_norm", float("inf"), "got inf; use None not to clip"),
+        ("max_global_norm", np.finfo(np.float32).max, "above 0 and up to 1e.30, got 3.4"),
         ("loss_scale", 0, "loss_scale above 0"),
         ("loss_scale", float("inf"), "loss_scale above 0"),
         ("loss_scale", "static", "loss_scale above 0"),
