@@ -1,10 +1,9 @@
 """D4PG: its networks and its learner, on top of what off-policy agents share."""
 
-import math
-
 import numpy as np
 
 import rl_replicator as rr
+from agents.d4pg.config import MAX_RETURN
 from agents.d4pg.learner import D4PGLearner
 from agents.d4pg.losses import find_critic_loss
 from agents.d4pg.networks import CategoricalCritic, logits_around_zero
@@ -53,7 +52,8 @@ class D4PG(OffPolicyAgent):
         sum, and the highest reward, or 0 if that is more, times this sum.
 
         Raises:
-          ConfigError: if neither the environment nor the config bounds the rewards.
+          ConfigError: if neither the environment nor the config bounds the rewards, or the range is
+            empty, or too narrow for float32.
         """
         config, reward = self.config, self.environment_spec.rewards
         horizon = 1.0 / (1.0 - self.discount)
@@ -62,17 +62,26 @@ class D4PG(OffPolicyAgent):
             low = min(0.0, float(getattr(reward, "minimum", -np.inf))) * horizon
         if high is None:
             high = max(0.0, float(getattr(reward, "maximum", np.inf))) * horizon
-        if math.isfinite(low) and math.isfinite(high) and low >= high:
+        # Some specs have float32's greatest number where rewards have no bound.
+        is_bounded = abs(low) <= MAX_RETURN and abs(high) <= MAX_RETURN
+        if is_bounded and low >= high:
             raise ConfigError(
                 f"--agent.value-min: expected less than the highest return ({high:g}), got "
                 f"{low:g}; pass --agent.value-min and --agent.value-max"
             )
-        if not (math.isfinite(low) and math.isfinite(high)):
+        if not is_bounded:
             raise ConfigError(
                 "expected the range of returns, but this environment does not bound its rewards "
                 f"(got [{low:g}, {high:g}]); pass --agent.value-min and --agent.value-max"
             )
-        return np.linspace(low, high, config.num_atoms, dtype=np.float32)
+        atoms = np.linspace(low, high, config.num_atoms, dtype=np.float32)
+        if not (np.diff(atoms) > 0).all():
+            raise ConfigError(
+                f"expected a range of returns whose {config.num_atoms} atoms differ in float32, "
+                f"got {low!r} to {high!r}; "
+                "pass --agent.value-min and --agent.value-max further apart"
+            )
+        return atoms
 
     def _prior_logits(self) -> np.ndarray:
         """Returns the logits of a new critic in every state, [Z] float32."""

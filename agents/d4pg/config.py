@@ -1,13 +1,14 @@
 """Every hyper-parameter of D4PG, once."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.replay.config import ReplayConfig
 
 _MAX_ATOMS = 4096
+# Of the atoms' sizes. Near the limit of float32, the differences between atoms would be infinite.
+MAX_RETURN = 1e30
 # No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
 # and NaN of all gradients.
 _MAX_NORM = 1e30
@@ -87,7 +88,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
         )
         for name in ("value_min", "value_max"):
             value = getattr(self, name)
-            self.check(value is None or math.isfinite(value), name, "a finite number")
+            is_good = value is None or abs(value) <= MAX_RETURN
+            self.check(is_good, name, f"a number from -{MAX_RETURN:g} to {MAX_RETURN:g}")
         low, high = self.value_min, self.value_max
         is_range = low is None or high is None or low < high
         self.check(is_range, "value_min", f"less than value_max ({high})")

@@ -179,6 +179,10 @@ def test_rewards_without_bounds_ask_for_a_value_range():
         with pytest.raises(ConfigError, match="does not bound its rewards"):
             D4PG(D4PGConfig(**half), spec)
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
+    # What is not infinite, but would be in float32, summed up over an episode.
+    spec = make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, np.finfo(np.float32).max))
+    with pytest.raises(ConfigError, match="does not bound its rewards"):
+        D4PG(D4PGConfig(), spec)
 
 
 def test_a_range_without_returns_is_refused():
@@ -186,6 +190,8 @@ def test_a_range_without_returns_is_refused():
         D4PG(D4PGConfig(value_min=200.0), make_spec())  # The highest is 100.
     with pytest.raises(ConfigError, match="expected less than the highest return"):
         D4PG(D4PGConfig(), make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 0.0)))
+    with pytest.raises(ConfigError, match="51 atoms differ in float32, got 1000000.0 to 1000001.0"):
+        D4PG(D4PGConfig(value_min=1e6, value_max=1e6 + 1), make_spec())
 
 
 @pytest.mark.parametrize(

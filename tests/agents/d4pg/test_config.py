@@ -22,6 +22,8 @@ from rl_replicator.errors import ConfigError
         ({"policy_average": 0}, "--agent.policy-average: expected .* got 0"),
         ({"policy_average": 10}, "--agent.policy-average: expected 1, or more than 10: .* got 10"),
         ({"value_min": 2.0, "value_max": 1.0}, "--agent.value-min"),
+        ({"value_min": -1e39}, "--agent.value-min: expected a number from .*, got -1e.39"),
+        ({"value_max": math.nan}, "--agent.value-max: expected a number from .*, got nan"),
         ({"max_gradient_norm": math.inf}, "--agent.max-gradient-norm: .* or None, got inf"),
         ({"max_action_gradient_norm": 1e38}, "--agent.max-action-gradient-norm: .* got 1e.38"),
         ({"preactivation_penalty": math.inf}, "--agent.preactivation-penalty: .* got inf"),
