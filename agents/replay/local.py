@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from agents.replay.priorities import MIN_PRIORITY
+from agents.replay.priorities import for_table
 from agents.replay.priority_tree import PriorityTree
 from agents.replay.table import LearnerDemand
 from agents.replay.transitions import Layout, Sample
@@ -147,8 +147,7 @@ class LocalReplay:
         """Writes priorities back, at once; see `agents.replay.priorities.PriorityWriter`."""
         keys = np.concatenate([np.ravel(keys) for keys, _ in batches]).astype(np.int64)
         priorities = np.concatenate([np.ravel(each) for _, each in batches])
-        weights = self._weights(np.maximum(priorities.astype(np.float64), MIN_PRIORITY))
-        self._tree.set(keys % self._max_size, weights)
+        self._tree.set(keys % self._max_size, self._weights(for_table(priorities)))
 
     def close(self) -> None:
         """Ends the learner's input."""

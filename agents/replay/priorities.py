@@ -3,8 +3,9 @@
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import reverb
 import tensorflow as tf
 
@@ -14,7 +15,23 @@ from agents.replay.transitions import TABLE
 _MAX_QUEUED_CALLS = 8
 
 # Reverb never samples an item of priority 0; an item that looks learned keeps a small chance.
-MIN_PRIORITY = 1e-3
+_MIN_PRIORITY = 1e-3
+
+
+def for_table(priorities: Any) -> np.ndarray:
+    """Returns priorities that a table takes.
+
+    Reverb refuses NaN. It takes infinity, but then gives samples the probability 0. If the learner
+    has diverged, its next save ends the run with the name of a variable.
+
+    Args:
+      priorities: float32 tensor or array.
+
+    Returns:
+      float64 array of the same shape: at least 1e-3, which also replaces NaN and infinity.
+    """
+    wide = np.asarray(priorities, np.float64)
+    return np.where(np.isfinite(wide), np.maximum(wide, _MIN_PRIORITY), _MIN_PRIORITY)
 
 
 class Priorities(Protocol):
@@ -96,9 +113,7 @@ class PriorityWriter:
                 keys = self._divide([k for k, _ in batches])
                 priorities = self._divide([p for _, p in batches])
                 for client, k, p in zip(self._clients, keys, priorities, strict=True):
-                    client.update_priorities(
-                        TABLE, k, tf.cast(tf.maximum(p, MIN_PRIORITY), tf.float64)
-                    )
+                    client.update_priorities(TABLE, k, for_table(p))
             except Exception as error:  # Handed to the learner's thread.
                 self._error = error
                 return

@@ -65,13 +65,14 @@ def test_rows_are_drawn_in_proportion_to_their_priorities_and_the_oldest_leave()
     assert set(samples[0].table_size.numpy()) == {50}
 
 
-def test_written_priorities_count_from_the_next_call_on():
+@pytest.mark.parametrize("lowest", [0.0, np.nan, np.inf])
+def test_written_priorities_count_from_the_next_call_on(lowest):
     replay = make_replay(rows=50)
     _, _, samples = drawn(replay)
     keys = np.arange(50, dtype=np.uint64)
-    replay.write([(keys, np.where(keys == 7, 1e6, 0.0).astype(np.float32))])
+    replay.write([(keys, np.where(keys == 7, 1e6, lowest).astype(np.float32))])
     rewards, _, _ = drawn(replay, calls=4)
-    assert (rewards == 7).mean() > 0.9  # A priority of 0 keeps a small chance.
+    assert (rewards == 7).mean() > 0.9  # The others keep a small chance.
     assert samples[0].keys.dtype == "uint64"
 
 

@@ -109,14 +109,15 @@ def test_probabilities_and_weights_follow_the_priorities(server, layout):
     np.testing.assert_allclose(weights, by_hand[[value for value, _ in drawn[:50]]], rtol=1e-5)
 
 
-def test_priorities_reach_the_table(server, layout):
+@pytest.mark.parametrize("lowest", [0.0, np.nan, np.inf])
+def test_priorities_reach_the_table(server, layout, lowest):
     client = insert(server, layout, [1.0, 1.0, 1.0])
     keys = {value: info.key for value, info in draw(client, 100)}
     writer = PriorityWriter([f"localhost:{server.port}"])
     writer.write(
         [
             (np.array([[keys[0], keys[1]]], np.uint64), np.array([[9.0, 4.0]], np.float32)),
-            (np.array([[keys[2], keys[2]]], np.uint64), np.array([[16.0, 0.0]], np.float32)),
+            (np.array([[keys[2], keys[2]]], np.uint64), np.array([[16.0, lowest]], np.float32)),
         ]
     )
     writer.close()
@@ -125,8 +126,8 @@ def test_priorities_reach_the_table(server, layout):
         seen = {value: info.priority for value, info in draw(client, 200)}
         if seen.get(0) == 9.0:
             break
-    # The last one wins, and a priority of 0 keeps the small chance that the writer gives it: it is
-    # drawn 19 times in 3,000.
+    # The last one wins, and a priority of 0, or one that is no number, keeps the small chance that
+    # the writer gives it: it is drawn 19 times in 3,000.
     seen = {value: info.priority for value, info in draw(client, 3000)}
     assert seen == {0: 9.0, 1: 4.0, 2: pytest.approx(1e-3)}
     assert writer.num_dropped_batches == 0
