@@ -169,8 +169,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
         ("observations", size, data.observation_space),
         ("actions", num_actions, data.action_space),
     ):
-        shape = getattr(space, "shape", None)
-        if type(space).__name__ != "Box" or np.prod(shape or 0) != expected:
+        if type(space).__name__ != "Box" or np.prod(space.shape) != expected:
             raise UsageError(
                 f"expected {kind} in a Box of {expected} numbers in the dataset {name}, as "
                 f"{task.name} has them, got {space}; record episodes of {task.name}"

@@ -48,6 +48,15 @@ def test_actions_are_mapped_from_the_range_of_the_environment():
     assert {episode.observations.dtype, episode.actions.dtype} == {np.dtype(np.float32)}
 
 
+def test_observations_and_actions_may_be_scalars():
+    env = "tests.agents.policies.range_fake:scalar"
+    arrays = {"observations": np.arange(3.0), "actions": np.array([1.0, -3.0])}
+    make(arrays, low=np.array(-3.0), high=np.array(5.0), observation=(), env=env)
+    (episode,) = reading.open_dataset("a-v0", Task(env)).episodes([0])
+    np.testing.assert_array_equal(episode.observations, [[0.0], [1.0], [2.0]])
+    np.testing.assert_allclose(episode.actions, [[0.0], [-1.0]])
+
+
 def test_an_episode_without_an_end_was_cut_off():
     make({"terminations": np.array([False, False])})
     (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
@@ -77,6 +86,7 @@ def test_rewards_may_be_beyond_their_bounds_by_what_a_run_allows():
             "expected a discount from 0 to 1 for each action in episode 0",
         ),
         ({}, {"observation": (4,)}, "expected observations in a Box of 5 numbers"),
+        ({}, {"observation": ()}, r"in a Box of 5 numbers .* got Box\(-inf, inf, \(\), float64\)"),
         ({}, {"low": np.zeros(3), "high": np.ones(3)}, "expected actions in a Box of 2 numbers"),
         ({}, {"high": 2 * HIGH}, "expected actions from -1 to 1 in the dataset a-v0, or the range"),
         (

@@ -58,6 +58,23 @@ def pictures(seed):
     return _Pictures(seed)
 
 
+class _Scalar(Ranged):
+    """Observes and takes one number each, in no array."""
+
+    def _observe(self):
+        return np.float64(self._random.uniform())
+
+    def observation_spec(self):
+        return specs.Array((), float)
+
+    def action_spec(self):
+        return specs.BoundedArray((), np.float64, -3.0, 5.0)
+
+
+def scalar(seed):
+    return _Scalar(seed)
+
+
 class Changed(dm_env.Environment):
     """Takes half of each action, and observes ten times as much; the specs stay."""
 
