@@ -44,13 +44,14 @@ class RandomActions:
     """
 
     _CHANGE = 1 / 8
+    _KEY = "agents.acting.RandomActions"  # The memory is also that of users' explorations.
 
     def __init__(self, random: np.random.Generator, memory: dict[str, np.ndarray]):
         """Stores the source of randomness.
 
         Args:
           random: generator of the actions.
-          memory: keeps the last action, until `stop`: "random_action" -> [A] float32.
+          memory: keeps the last action, until `stop`: `_KEY` -> [A] float32.
         """
         self._random = random
         self._memory = memory
@@ -58,14 +59,14 @@ class RandomActions:
     def __call__(self, action: np.ndarray) -> np.ndarray:
         """Returns a random action: [A] float32, of which only the shape counts -> [A] float32."""
         drawn = self._random.uniform(-1, 1, action.shape).astype(np.float32)
-        last = self._memory.get("random_action", drawn)
+        last = self._memory.get(self._KEY, drawn)
         changes = self._random.uniform(size=action.shape) < self._CHANGE
-        self._memory["random_action"] = held = np.where(changes, drawn, last)
+        self._memory[self._KEY] = held = np.where(changes, drawn, last)
         return held
 
     def stop(self) -> None:
         """Leaves the memory to the exploration that follows, which starts with an empty one."""
-        self._memory.pop("random_action", None)
+        self._memory.pop(self._KEY, None)
 
 
 class GaussianNoise:

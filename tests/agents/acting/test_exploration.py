@@ -104,6 +104,29 @@ def test_the_memory_is_empty_when_the_random_actions_are_over():
     np.testing.assert_array_equal(explore(action), action)
 
 
+def counting(config, context):
+    """An exploration of a user's, whose memory has the name that one would give to ours."""
+
+    def explore(action):
+        count = context.memory.get("random_action", np.zeros_like(action)) + 1
+        context.memory["random_action"] = count
+        return count / 8
+
+    return explore
+
+
+@pytest.mark.parametrize("random_steps", [0, 3])
+def test_the_memory_keeps_what_an_exploration_writes_there(random_steps):
+    config = NoiseSettings(
+        exploration=f"{__name__}:counting", exploration_random_steps=random_steps
+    )
+    actions = []
+    explore = make_exploration(config, context(environment_steps=lambda: len(actions)))
+    for _ in range(random_steps + 4):
+        actions.extend(explore(np.zeros(1, np.float32)))
+    assert actions[random_steps:] == [0.125, 0.25, 0.375, 0.5]
+
+
 def test_pink_noise_has_the_deviation_of_white_noise_and_a_spectrum_that_falls_like_1_over_f():
     def draw(name):
         config = NoiseSettings(exploration=name, exploration_sigma=0.1)
