@@ -2,8 +2,9 @@
 
 dm_control chooses its OpenGL when it is imported, from the variable MUJOCO_GL, and GLFW without a
 screen fails no earlier than at the first frame. So dm_control is imported with OpenGL disabled
-(`opengl_disabled`), and the first frame enables it (`enable`). A subprocess tries each kind before,
-because a driver may crash its process.
+(`opengl_disabled`), and the first frame enables it (`enable`), whoever draws it: a user's code may
+draw with dm_control or MuJoCo itself. A subprocess tries each kind before, because a driver may
+crash its process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from environments.errors import RenderingUnavailableError
 
@@ -73,6 +75,31 @@ def opengl_disabled() -> Iterator[None]:
                 del os.environ[VARIABLE]
             else:
                 os.environ[VARIABLE] = before
+        _enable_on_demand()
+
+
+def _enable_on_demand() -> None:
+    """Makes the first context that dm_control or MuJoCo opens on its own enable OpenGL.
+
+    Imported with OpenGL disabled, dm_control refuses to open one, and MuJoCo lacks the class.
+    """
+    backend: Any = sys.modules.get("dm_control._render")
+    if backend is None or backend.BACKEND not in _OFF:
+        return
+    backend.Renderer = _dm_control_context  # Until `enable` reloads the module.
+    for name in ("mujoco", "mujoco.rendering.classic.gl_context"):
+        module: Any = importlib.import_module(name)
+        if not hasattr(module, "GLContext"):
+            module.GLContext = _mujoco_context
+
+
+def _dm_control_context(*args: Any, **kwargs: Any) -> Any:
+    enable()
+    return importlib.import_module("dm_control._render").Renderer(*args, **kwargs)
+
+
+def _mujoco_context(width: int, height: int) -> Any:
+    return importlib.import_module(f"mujoco.{enable().kind}").GLContext(width, height)
 
 
 def probe(kind: str, timeout: float = 60.0) -> Renderer | str:
@@ -208,6 +235,6 @@ def enable() -> Renderer:
         backend = importlib.import_module("dm_control._render")
         if backend.BACKEND in _OFF:
             # Reloading reads the variable again. It suffices, because dm_control looks up
-            # `_render.Renderer` for every frame.
+            # `_render.Renderer` for every context.
             importlib.reload(backend)
     return renderer

@@ -109,13 +109,34 @@ def _reward_spec(domain: str) -> specs.BoundedArray:
     return specs.BoundedArray((), np.float32, lowest, 1.0)
 
 
-def _keep_gl_out(physics: Any) -> None:
-    """Prevents a task from opening dm_control's OpenGL contexts.
+class _DrawsOnDemand:
+    """Overrides methods of a physics: a reset of its task opens no OpenGL context.
 
-    `quadruped:escape` uploads its new terrain to the renderer at every reset, which would load
-    OpenGL even for training from state. `environments.pixels.camera` has its own contexts, and
-    reads the terrain from the model.
+    `quadruped:escape` uploads its new terrain to dm_control's renderer at every reset, which would
+    load OpenGL even for training from state. `environments.pixels.camera` has its own contexts, and
+    reads the terrain from the model. The terrain is still uploaded if a user has drawn with
+    dm_control's.
     """
+
+    _contexts: Any
+    _is_resetting = False
+
+    @contextlib.contextmanager
+    def reset_context(self) -> Iterator[Any]:
+        before, self._is_resetting = self._is_resetting, True  # A task may reset within a reset.
+        try:
+            with super().reset_context() as physics:  # type: ignore[misc]
+                yield physics
+        finally:
+            self._is_resetting = before
+
+    @property
+    def contexts(self) -> Any:
+        return self._contexts if self._is_resetting else super().contexts  # type: ignore[misc]
+
+
+def _keep_gl_out(physics: Any) -> None:
+    """Prevents a task from opening dm_control's OpenGL contexts."""
     parent = type(physics)
-    body = {"contexts": property(lambda self: None), "__module__": parent.__module__}
-    physics.__class__ = type(parent.__name__, (parent,), body)
+    body = {"__module__": parent.__module__}
+    physics.__class__ = type(parent.__name__, (_DrawsOnDemand, parent), body)

@@ -199,9 +199,9 @@ def inverted(inner):
 class _InvertedPhysics(_Halved):
     """An environment of dm_control's with pictures of its own."""
 
-    def __init__(self, inner):
+    def __init__(self, inner, physics):
         super().__init__(inner)
-        self.physics = inner.physics
+        self.physics = physics
 
     def render(self, height, width, camera_id=0):
         return 255 - self.physics.render(height, width, camera_id)
@@ -210,7 +210,28 @@ class _InvertedPhysics(_Halved):
 def inverted_physics(seed):
     from dm_control import suite
 
-    return _InvertedPhysics(suite.load("cartpole", "swingup", {"random": seed}))
+    inner = suite.load("cartpole", "swingup", {"random": seed})
+    return _InvertedPhysics(inner, inner.physics)
+
+
+def inverted_within(inner):
+    """A wrapper that draws with dm_control what it wraps."""
+    return _InvertedPhysics(inner, inner.wrapped.physics)
+
+
+class _DrawnByMujoco(_InvertedPhysics):
+    """Draws with MuJoCo's own renderer."""
+
+    def render(self, height, width, camera_id=0):
+        import mujoco
+
+        with mujoco.Renderer(self.physics.model.ptr, height, width) as renderer:
+            renderer.update_scene(self.physics.data.ptr, camera_id)
+            return 255 - renderer.render()
+
+
+def drawn_by_mujoco(inner):
+    return _DrawnByMujoco(inner, inner.wrapped.physics)
 
 
 class _Drawing(_Halved):

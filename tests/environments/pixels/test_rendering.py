@@ -12,6 +12,8 @@ import environments
 from environments.errors import RenderingUnavailableError
 from environments.pixels import rendering
 
+FAULTY = "tests.environments.faulty"
+
 
 @pytest.fixture
 def fresh(monkeypatch):
@@ -210,6 +212,54 @@ def test_terrain_is_drawn_anew(renderer):
     first = environment.render(48, 64)
     environment.reset()
     assert np.any(environment.render(48, 64) != first)
+
+
+def test_terrain_is_drawn_anew_by_dm_control_too(renderer):
+    environment = environments.make("quadruped:escape", seed=0)
+    for _ in range(2):
+        environment.reset()
+        frame = environment.wrapped.physics.render(48, 64, camera_id=0)
+        np.testing.assert_array_equal(frame, environment.render(48, 64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        (f"{FAULTY}:inverted_physics", []),
+        ("cartpole:swingup", [f"{FAULTY}:inverted_within"]),
+        ("cartpole:swingup", [f"{FAULTY}:drawn_by_mujoco"]),
+    ],
+)
+def test_a_user_may_draw_the_first_frame(renderer, fresh, name, wrap):
+    """With dm_control or MuJoCo, which were imported without OpenGL."""
+    code = f"""
+import os, sys
+import environments
+environment = environments.make("{name}", seed=0, wrap={wrap})
+environment.reset()
+print("OpenGL" in sys.modules, os.environ.get("MUJOCO_GL"))
+frame = environment.render(48, 64)
+print(frame.shape, len(set(frame.ravel())) > 20, os.environ["MUJOCO_GL"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["False None", f"(48, 64, 3) True {renderer.kind}"], done.stderr
+
+
+def test_a_user_who_draws_where_no_opengl_works_is_told_so(fresh):
+    code = f"""
+import environments
+environment = environments.make("{FAULTY}:inverted_physics", seed=0)
+environment.reset()
+try:
+    environment.render(48, 64)
+except environments.RenderingUnavailableError as error:
+    print(error)
+"""
+    fresh.setenv("MUJOCO_GL", "off")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MUJOCO_GL=off, which disables it" in done.stdout, done.stderr
 
 
 def test_fakes_have_no_pictures():
