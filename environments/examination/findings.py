@@ -91,6 +91,9 @@ def examine(
     except EnvironmentUsageError as error:  # It names environment, field, step and remedy.
         yield EnvironmentFinding(WRONG, "data", str(error))
         return
+    except RenderingUnavailableError as error:  # Of one that draws frames itself.
+        yield EnvironmentFinding(WRONG, "rendering", str(error))
+        return
     except Exception as error:
         text = f"{type(error).__name__} at step {play.step}: {error}"
         yield EnvironmentFinding(WRONG, "step", text, "raise nothing in reset() and step()")

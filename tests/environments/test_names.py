@@ -268,13 +268,15 @@ def test_what_a_users_code_raises_is_one_line_with_its_cause(
     assert isinstance(error.value, USAGE_ERRORS)  # Status 2.
 
 
-def test_a_missing_package_for_rendering_is_a_note(capsys):
+def test_a_missing_package_for_rendering_is_a_note_unless_frames_are_observed(capsys):
     name = "tests.environments.gymnasium_fake:make_undrawn"
     assert check_env.run([name]) == 0
     assert (
         "note  rendering: none, so no films: expected a package that draws Undrawn, got: pygame is "
         "not installed; pip install 'gymnasium[classic-control]'\n"
     ) in capsys.readouterr().out
+    assert check_env.run([name, "--pixels"]) == 1
+    assert "WRONG rendering: expected a package that draws Undrawn" in capsys.readouterr().out
     environment = environments.make(name, seed=0)
     environment.reset()
     with pytest.raises(RenderingUnavailableError) as error:
