@@ -50,6 +50,10 @@ class Camera:
     """Renders the current state of a model in one size from one camera.
 
     Opens an OpenGL context of its own for the first frame. Any thread may render frames.
+
+    Attributes:
+      model: the `mujoco.MjModel`.
+      data: the `mujoco.MjData` with the state. It may be replaced by others of the same model.
     """
 
     def __init__(
@@ -76,8 +80,7 @@ class Camera:
         """
         import mujoco
 
-        self.model = model
-        self._data = data
+        self.model, self.data = model, data
         self._height, self._width = height, width
         self._settings = settings
         self._mujoco = mujoco
@@ -118,7 +121,7 @@ class Camera:
                 self._terrain_is_new = False
             mujoco.mjv_updateScene(
                 self.model,
-                self._data,
+                self.data,
                 self._option,
                 self._perturb,
                 self._camera,
@@ -226,5 +229,6 @@ class VideoCamera:
                 physics.model.ptr, physics.data.ptr, height, width, camera_id, EXACT
             )
             self._key = key
+        self._camera.data = physics.data.ptr  # A new physics may share the model of the last.
         self._camera.renew_terrain()
         return self._camera.frame()

@@ -49,7 +49,8 @@ class PhysicsView(View):
 
         Args:
           find_physics: returns the `dm_control.mujoco.Physics` to render. Called for each episode,
-            because some tasks compile a new model for it, and `composer` then makes a new physics.
+            because some tasks compile a new model for it, and `composer` then makes a new physics;
+            a new physics may also share the model of the last.
           config: configuration of the frames.
 
         Raises:
@@ -78,6 +79,7 @@ class PhysicsView(View):
     def begin_episode(self) -> None:
         physics = self._find_physics()
         if self._camera.model is physics.model.ptr:
+            self._camera.data = physics.data.ptr
             self._camera.renew_terrain()
         else:
             self._camera.close()

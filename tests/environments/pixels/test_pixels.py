@@ -336,6 +336,39 @@ def _frames(environment, count):
     return np.stack(frames)
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_copy_of_the_physics_for_each_episode(shares):
+    """It may share the model of the one before: the copy's own state is drawn."""
+    plain = environments.make("cartpole:swingup", 1, EXACT(24, 24)).wrapped.wrapped
+    template = plain.physics
+
+    class Copying(dm_env.Environment):
+        def reset(self):
+            self.physics = plain._physics = template.copy(share_model=shares)
+            return plain.reset()
+
+        def step(self, action):
+            return plain.step(action)
+
+        def observation_spec(self):
+            return plain.observation_spec()
+
+        def action_spec(self):
+            return plain.action_spec()
+
+    environment = Copying()
+    environment.physics = template
+    made = environments.PixelEnvironment(environments.adapt(environment), EXACT(24, 24))
+    for _ in range(2):
+        made.reset()
+        for _ in range(2):
+            frame = made.step(np.ones(1, np.float32)).observation
+            np.testing.assert_array_equal(frame, environment.physics.render(24, 24, 0))
+            np.testing.assert_array_equal(
+                made.render(24, 30), environment.physics.render(24, 30, 0)
+            )
+
+
 def test_seeds_and_random_states_reproduce_frames():
     make = functools.partial(environments.make, "reacher:easy", pixels=FAST(32, 32))
     first, second = make(seed=7), make(seed=7)
