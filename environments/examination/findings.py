@@ -135,6 +135,7 @@ class _Play:
         self._max_steps = max_steps
         self._random = np.random.RandomState(0)
         self._lengths: list[int] = []
+        self._has_ended = True
         self._last_discounts: list[float] = []
         self._rewards: list[float] = []
         self._inner_discounts: set[float] = set()
@@ -144,7 +145,8 @@ class _Play:
     def episodes(self, count: int) -> None:
         """Plays episodes; one that does not end is the last."""
         for _ in range(count):
-            if not self._episode():
+            self._has_ended = self._episode()
+            if not self._has_ended:
                 return
 
     def _episode(self) -> bool:
@@ -184,11 +186,15 @@ class _Play:
         yield from self._values.findings()
 
     def _ends(self) -> EnvironmentFinding:
-        if not self._lengths:
+        if not self._has_ended:
+            count, limit = len(self._lengths), f"within {self._max_steps:,} steps"
+            text = f"no episode ended {limit}"
+            if count:
+                text = f"episode {count + 1} did not end {limit}, but episode {count} did"
             return EnvironmentFinding(
                 WRONG,
                 "end",
-                f"no episode ended within {self._max_steps:,} steps",
+                text,
                 "end it, or give --time-limit (training needs ends to report returns)",
             )
         kinds = ["termination" if d == 0 else "truncation" for d in self._last_discounts]

@@ -92,6 +92,16 @@ def endless(seed):
     return Chain((1.0,) * 100_000)
 
 
+def ends_once(seed):
+    """Counts steps, and not anew after a reset: only the first episode ends."""
+    steps, kinds = itertools.count(1), {5: dm_env.StepType.LAST}
+    environment = _Changed(
+        seed, step=lambda t: t._replace(step_type=kinds.get(next(steps), dm_env.StepType.MID))
+    )
+    environment._length = 10_000
+    return environment
+
+
 def crash(seed):
     return _Changed(seed, step=lambda t: t.no_such_attribute)
 

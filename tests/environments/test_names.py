@@ -206,6 +206,11 @@ def test_wrappers_that_are_none(path, message):
         ("restarts", 1, "WRONG data: .*step type at step 1 .* got FIRST; return a last step"),
         ("reward", 1, "WRONG data: .*reward at step 1 .*got 2; widen the bounds"),
         ("endless", 1, "WRONG end: no episode ended within 300 steps; end it, or give --time-l"),
+        (
+            "ends_once",
+            1,
+            "WRONG end: episode 2 did not end within 300 steps, but episode 1 did; end",
+        ),
         ("endless", 1, "note  reward: 1 at every step"),
         ("crash", 1, "WRONG step: AttributeError at step 1"),
         ("bad_close", 1, "ok    seeding: the seed decides"),
