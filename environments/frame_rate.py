@@ -128,14 +128,18 @@ def frames_per_second(environment: PixelEnvironment, seconds: float = _SECONDS) 
 
 
 def main() -> None:
-    """Prints a JSON list of [render mode, frames per second]."""
+    """Prints a JSON list of [render mode, frames per second], and nothing that others print."""
+    # An environment may print as well, also from C and when the process ends.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     given, rates = json.loads(sys.argv[1]), []
     for config in given["configs"]:
         pixels = PixelConfig(**config)
         environment = catalogue.make(given["name"], 0, pixels, given["wrap"], given["time_limit"])
         rates.append((environment.render_mode, frames_per_second(environment)))
         environment.close()
-    print(json.dumps(rates))
+    with answer:
+        print(json.dumps(rates), file=answer)
 
 
 if __name__ == "__main__":

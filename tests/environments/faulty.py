@@ -1,5 +1,7 @@
 """Environments that are wrong in one way each, as factories."""
 
+import atexit
+import ctypes
 import itertools
 import time
 
@@ -264,6 +266,14 @@ class _Shown(_Halved):
 
 def shown(inner):
     return _Shown(inner)
+
+
+def talkative(seed):
+    """Prints when it is made, also from C, and when the process ends."""
+    ctypes.CDLL(None).printf(b"simulator 1.2\n")
+    print("made")
+    atexit.register(print, "bye")
+    return good(seed)
 
 
 class _PassingOn(_Halved):

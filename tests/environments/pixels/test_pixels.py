@@ -542,3 +542,8 @@ def test_the_line_of_a_run():
         frame_rate.line("environments.fakes:chain", Pixels())
     drawn = frame_rate.line("environments.fakes:chain", Pixels(), [f"{FAULTY}:drawing"], 5)
     assert drawn.startswith("rendering: by the environment itself, 64x64: ")
+
+
+def test_an_environment_that_prints_has_a_frame_rate():
+    (rate,) = frame_rate.measure(f"{FAULTY}:talkative", [Pixels()])
+    assert rate.render_mode == "own" and rate.frames_per_second > 1
