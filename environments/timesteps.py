@@ -16,7 +16,8 @@ from environments.errors import EnvironmentDataError, EnvironmentSpecError
 _REWARD_TOLERANCE = 1e-4
 _LARGEST = float(np.finfo(np.float32).max)
 # Looked up once, because every environment step uses them.
-_FIRST, _LAST, _isfinite = dm_env.StepType.FIRST, dm_env.StepType.LAST, math.isfinite
+_FIRST, _MID, _LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST
+_isfinite = math.isfinite
 
 
 class Field(NamedTuple):
@@ -117,12 +118,16 @@ class TimeStepConverter:
 
         Raises:
           EnvironmentDataError: if an observation, reward or discount is missing, not finite, out of
-            bounds, or of another shape than its spec; also if an episode begins before the last
-            step of the one before.
+            bounds, or of another shape than its spec; also if the step type is no
+            `dm_env.StepType`, or an episode begins before the last step of the one before.
         """
         step_type, reward, discount, observation = timestep
-        if step_type is not _FIRST:
+        if step_type is _MID or step_type is _LAST:
             self._step += 1
+        elif step_type is not _FIRST:  # Also a number that equals one: others compare by identity.
+            self._step += 1
+            remedy = "return dm_env.transition(...), termination(...) or truncation(...)"
+            raise self._error("step type", "a dm_env.StepType", _short(step_type), remedy)
         elif self._is_under_way:
             self._step += 1
             remedy = "return a last step before a new episode begins"

@@ -33,7 +33,7 @@ class Faulty(dm_env.Environment):
         self._time += 1
         fault = self._faults if self._time >= 3 else {}
         return dm_env.TimeStep(
-            dm_env.StepType.MID,
+            fault.get("step_type", dm_env.StepType.MID),
             fault.get("reward", 1.0),
             fault.get("discount", 1.0),
             self._observation(),
@@ -68,6 +68,12 @@ def _position(value):
 
 
 FAULTS = {
+    "integer step type": (
+        {"step_type": 1},
+        "step type",
+        r"a dm_env.StepType, got 1; return dm_env.transition\(...\), termination\(...\) or trunc",
+    ),
+    "named step type": ({"step_type": "last"}, "step type", "a dm_env.StepType, got 'last'; retur"),
     "NaN reward": ({"reward": np.nan}, "reward", "a finite float32 number, got nan; clip it"),
     "infinite reward": ({"reward": -np.inf}, "reward", "a finite float32 number, got -inf; clip"),
     "too large for float32": ({"reward": 1e39}, "reward", r"a finite float32 number, got 1e\+39"),
