@@ -29,6 +29,10 @@ _KEEPS_REWARDS = {
     gymnasium.wrappers.TimeLimit.step,
 }
 
+# What spaces are expected to hold, in error messages.
+_OBSERVATIONS = "observations of real numbers"
+_ACTIONS = "continuous actions with finite bounds"
+
 
 def adapt(
     environment: gymnasium.Env, seed: int, name: str = "", drops_images: bool = False
@@ -92,8 +96,8 @@ class GymnasiumEnvironment(dm_env.Environment):
         # What the next reset starts from; None if it continues the generator's stream.
         self._start: dict[str, Any] | None = {"seed": seed}
         self._over = True
-        self._observation_spec = _spec(environment.observation_space, "observation")
-        self._action_spec = _spec(environment.action_space, "action")
+        self._observation_spec = _spec(environment.observation_space, "observation", _OBSERVATIONS)
+        self._action_spec = _spec(environment.action_space, "action", _ACTIONS)
 
     @property
     def unwrapped(self) -> gymnasium.Env:
@@ -158,21 +162,17 @@ def _reward_range(environment: Any) -> tuple[float, float]:
     return environment.reward_range
 
 
-def _spec(space: spaces.Space, name: str) -> Any:
-    """Converts a space to a spec of dm_env."""
+def _spec(space: spaces.Space, name: str, expected: str) -> Any:
+    """Converts a space to a spec of dm_env. An error says that `expected` was expected."""
     if isinstance(space, spaces.Box):
         return specs.BoundedArray(space.shape, space.dtype, space.low, space.high, name=name)
     if isinstance(space, spaces.Dict):
-        return {key: _spec(item, key) for key, item in space.spaces.items()}
+        return {key: _spec(item, key, expected) for key, item in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_spec(item, f"{name}_{index}") for index, item in enumerate(space.spaces))
-    kind = (
-        "continuous actions with finite bounds"
-        if name == "action"
-        else "observations of real numbers"
-    )
+        items = enumerate(space.spaces)
+        return tuple(_spec(item, f"{name}_{index}", expected) for index, item in items)
     raise EnvironmentSpecError(
-        f"expected {kind} (gymnasium.spaces.Box), got {space}; convert them in a factory"
+        f"expected {expected} (gymnasium.spaces.Box), got {space}; convert them in a factory"
     )
 
 

@@ -87,6 +87,19 @@ def make_discrete(seed: int) -> gymnasium.Env:
     return environment
 
 
+def make_partly_discrete(seed: int) -> gymnasium.Env:
+    environment = Seven(terminates=True)
+    spaces = {"turn": environment.action_space, "jump": gymnasium.spaces.Discrete(2)}
+    environment.action_space = gymnasium.spaces.Dict(spaces)
+    return environment
+
+
+def make_last_action_observed(seed: int) -> gymnasium.Env:
+    environment = Seven(terminates=True)
+    environment.observation_space["action"] = gymnasium.spaces.Discrete(3)
+    return environment
+
+
 def make_unbounded(seed: int) -> gymnasium.Env:
     environment = Seven(terminates=True)
     environment.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)

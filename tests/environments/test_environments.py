@@ -384,6 +384,14 @@ def test_unknown_names(name, message):
             r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Disc",
         ),
         (
+            "make_partly_discrete",
+            r"expected continuous actions with finite bounds \(gymnasium.spaces.Box\), got Disc",
+        ),
+        (
+            "make_last_action_observed",
+            r"expected observations of real numbers \(gymnasium.spaces.Box\), got Discrete\(3\)",
+        ),
+        (
             "make_unbounded",
             r"expected continuous actions with finite bounds, got the range \[-inf, -inf\]",
         ),
