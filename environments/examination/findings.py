@@ -18,6 +18,7 @@ from environments.errors import (
     EnvironmentUsageError,
     RenderingUnavailableError,
 )
+from environments.wrappers import wrapping
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 
@@ -100,7 +101,7 @@ def examine(
         return
     yield from play.findings()
     yield from _seeding(make, max_steps)
-    if environment.random_state is None:
+    if wrapping.innermost(environment.random_state) is None:
         yield EnvironmentFinding(
             NOTE,
             "random state",

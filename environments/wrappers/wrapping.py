@@ -92,6 +92,20 @@ class _RandomnessOf:
         self._inner.random_state = state
 
 
+def innermost(state: Any) -> Any:
+    """Returns the part of a random state that is that of the environment within all wrappers.
+
+    Args:
+      state: the `random_state` of an environment, with wrappers or without.
+
+    Returns:
+      Plain data; None if the environment exposes no random state.
+    """
+    while isinstance(state, Mapping) and "outer" in state:
+        state = state["inner"]
+    return state
+
+
 def wrap(
     environment: flat.Environment,
     wrappers: Sequence[str],

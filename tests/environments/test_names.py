@@ -314,3 +314,11 @@ def test_check_env_takes_what_train_takes(capsys):
     assert "note  reward: 0.5 at every step" in out
     with pytest.raises(EnvironmentNameError):
         check_env.run([f"{FAULTY}:no_such"])
+
+
+@pytest.mark.parametrize("wrappers", [["noisy"], ["noisy", "halved", "noisy"]])
+def test_a_wrappers_generator_is_not_that_of_the_environment(capsys, wrappers):
+    words = ["--wrap", *(f"{FAULTY}:{wrapper}" for wrapper in wrappers)]
+    for name, is_known in (("good", True), ("endless", False)):
+        assert check_env.run([f"{FAULTY}:{name}", *words, "--time-limit", "5"]) == 0
+        assert ("note  random state: not found" in capsys.readouterr().out) != is_known
