@@ -192,6 +192,11 @@ class Environment(dm_env.Environment):
         }
 
     @property
+    def observation_bounds(self) -> np.ndarray:
+        """[2, n] float64: bounds in the wrapped environment's spec, which agents do not need."""
+        return self._timesteps.observation_bounds
+
+    @property
     def random_state(self) -> Any:
         """The random generator's state as plain data; None if the environment exposes none.
 

@@ -62,6 +62,8 @@ class TimeStepConverter:
     Attributes:
       fields: arrays of an observation, in the order of the observation spec.
       size: length of a flat observation.
+      observation_bounds: [2, size] float64, the lowest and the highest numbers that the spec allows
+        in a flat observation. Nothing here checks them, because agents do not need them.
       reward_spec: spec of the converted rewards, a float32 scalar.
     """
 
@@ -83,7 +85,8 @@ class TimeStepConverter:
         self._name = name
         self._step = 0
         self._is_under_way = False
-        self.fields, self.size = _plan(observation_spec, drops_images)
+        self.fields, self.observation_bounds = _plan(observation_spec, drops_images)
+        self.size = self.observation_bounds.shape[1]
         self.reward_spec = _float32_reward(reward_spec)
         # Comparisons with these limits also fail for NaN and infinities.
         self._lowest, self._highest = reward_limits(self.reward_spec)
@@ -117,9 +120,10 @@ class TimeStepConverter:
           and discount are None at the first step of an episode.
 
         Raises:
-          EnvironmentDataError: if an observation, reward or discount is missing, not finite, out of
-            bounds, or of another shape than its spec; also if the step type is no
-            `dm_env.StepType`, or an episode begins before the last step of the one before.
+          EnvironmentDataError: if an observation, reward or discount is missing, not finite, or of
+            another shape than its spec; if a reward or discount is out of bounds; also if the step
+            type is no `dm_env.StepType`, or an episode begins before the last step of the one
+            before.
         """
         step_type, reward, discount, observation = timestep
         if step_type is _MID or step_type is _LAST:
@@ -235,8 +239,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _plan(spec: Any, drops_images: bool) -> tuple[list[Field], int]:
+def _plan(spec: Any, drops_images: bool) -> tuple[list[Field], np.ndarray]:
+    """Returns the fields of a flat observation, and its bounds, [2, size]."""
     fields: list[Field] = []
+    bounds = [np.empty((2, 0))]
     start = 0
     for path, array in _leaves(spec, ()):
         if drops_images and _is_image(array):
@@ -245,13 +251,16 @@ def _plan(spec: Any, drops_images: bool) -> tuple[list[Field], int]:
         size = math.prod(array.shape)
         where = slice(start, start + size) if array.shape else start
         fields.append(Field(path, where, array.shape, len(array.shape) > 1))
+        is_bounded = isinstance(array, specs.BoundedArray)
+        limits = (array.minimum, array.maximum) if is_bounded else (-math.inf, math.inf)
+        bounds.append(np.array([np.broadcast_to(x, array.shape).ravel() for x in limits], float))
         start += size
     if start == 0 and not drops_images:
         raise EnvironmentSpecError(
             "expected at least one number in an observation, got an empty observation spec; "
             "declare an array in observation_spec()"
         )
-    return fields, start
+    return fields, np.concatenate(bounds, axis=1)
 
 
 def _check_leaf(path: tuple[Any, ...], array: Any) -> None:

@@ -32,8 +32,8 @@ def run(args: Sequence[str]) -> int:
     class CheckEnvOptions:
         """Play an environment with random actions and list what is wrong with it.
 
-        It looks at specs, bounds, dtypes, numbers that are not finite, seeding, ends of episodes
-        and rendering; each line says what to do.
+        It looks at specs, bounds, numbers that are not finite, seeding, ends of episodes and
+        rendering; each line says what to do.
         """
 
         env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]

@@ -24,6 +24,8 @@ OK, NOTE, WRONG = "ok", "note", "WRONG"
 
 # An observation beyond this makes training slow without observation normalisation.
 _LARGE = 100.0
+# An observation this much beyond its bound, relatively, is within: it has been rounded to float32.
+_ROUNDING = 1e-4
 
 
 class EnvironmentFinding(NamedTuple):
@@ -141,6 +143,7 @@ class _Play:
         self._rewards: list[float] = []
         self._inner_discounts: set[float] = set()
         self._values = _Observed()
+        self._bounds = _Bounds(environment)
         self.step = 0
 
     def episodes(self, count: int) -> None:
@@ -159,6 +162,7 @@ class _Play:
             timestep = self._environment.step(action)
             self._rewards.append(float(timestep.reward))
             self._values.add(timestep.observation)
+            self._bounds.add(timestep.observation)
             if timestep.last():
                 self._lengths.append(self.step)
                 self._last_discounts.append(float(timestep.discount))
@@ -185,6 +189,7 @@ class _Play:
                 OK, "reward", f"{min(self._rewards):.4g} to {max(self._rewards):.4g}"
             )
         yield from self._values.findings()
+        yield from self._bounds.findings()
 
     def _ends(self) -> EnvironmentFinding:
         if not self._has_ended:
@@ -259,6 +264,37 @@ class _Observed:
             "all frames were the same",
             "choose a camera that sees the motion with --frame.camera, or correct render()",
         )
+
+
+class _Bounds:
+    """Compares observations with the bounds that the environment declares; frames have none."""
+
+    def __init__(self, environment: Any):
+        low, high = getattr(environment, "observation_bounds", (-np.inf, np.inf))
+        with np.errstate(over="ignore"):  # The bounds may be the largest float64.
+            self._lowest = low - _ROUNDING * np.maximum(1, np.abs(low))
+            self._highest = high + _ROUNDING * np.maximum(1, np.abs(high))
+        self._is_beyond = np.array(False)
+        self._example = 0.0
+
+    def add(self, observation: np.ndarray) -> None:
+        """Looks at one observation."""
+        is_beyond = (observation < self._lowest) | (observation > self._highest)
+        if is_beyond.any() and not self._is_beyond.any():
+            self._example = float(observation[is_beyond][0])
+        self._is_beyond = self._is_beyond | is_beyond
+
+    def findings(self) -> Iterator[EnvironmentFinding]:
+        """Yields a note if numbers were beyond their bounds."""
+        if self._is_beyond.any():
+            yield EnvironmentFinding(
+                NOTE,
+                "observation bounds",
+                f"beyond them: {self._is_beyond.sum()} of {self._is_beyond.size} numbers, such as "
+                f"{self._example:.4g}",
+                "agents do not need them; correct observation_spec() (Gymnasium: "
+                "observation_space), or the values",
+            )
 
 
 def _reward_bounds(spec: Any) -> EnvironmentFinding:

@@ -155,6 +155,17 @@ def large(seed):
     return _Changed(seed, step=lambda t: t._replace(observation=t.observation * 1e4))
 
 
+class _Narrow(_Changed):
+    """Declares integers from 0 to 1, and observes a target from -1 to 1."""
+
+    def observation_spec(self):
+        return specs.BoundedArray((2,), np.int32, 0, 1, name="observation")
+
+
+def narrow(seed):
+    return _Narrow(seed)
+
+
 def boom(seed):
     raise RuntimeError("my factory\nfails")
 

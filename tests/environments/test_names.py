@@ -219,6 +219,12 @@ def test_wrappers_that_are_none(path, message):
         ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
+        (
+            "narrow",
+            0,
+            "note  observation bounds: beyond them: 1 of 2 numbers, such as -0.[0-9]+; agents",
+        ),
+        ("narrow", 0, "Agents can train in it"),
         ("boom", 1, "WRONG construction: RuntimeError: my factory fails; correct the function"),
         ("boom_later", 1, "ok    end: "),
         ("boom_later", 1, "WRONG construction: RuntimeError: no seed 1; correct the function"),

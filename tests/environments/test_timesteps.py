@@ -122,6 +122,21 @@ def test_a_fault_is_named(name):
     assert isinstance(caught.value, environments.EnvironmentUsageError)
 
 
+def test_bounds_of_observations_are_known_and_not_checked():
+    inf = np.inf
+    spec = {
+        "position": specs.BoundedArray((2, 2), float, [0.0, 1.0], 3.0),
+        "speed": specs.Array((), float),
+        "is_open": specs.BoundedArray((), bool, False, True),
+    }
+    converter = timesteps.TimeStepConverter("name", spec, specs.Array((), float))
+    bounds = [[0, 1, 0, 1, -inf, 0], [3, 3, 3, 3, inf, 1]]
+    np.testing.assert_array_equal(converter.observation_bounds, bounds)
+    beyond = {"position": np.full((2, 2), 9.0), "speed": 0.0, "is_open": True}
+    observation = converter.begin(dm_env.restart(beyond)).observation
+    np.testing.assert_array_equal(observation, [9, 9, 9, 9, 0, 1])
+
+
 def test_steps_are_counted_within_the_episode():
     environment = environments.adapt(Faulty(observation=None))
     environment.reset()
