@@ -4,14 +4,14 @@ Everything else of an agent is the same from state and from pixels.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import dm_env
 import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
-from agents.acting.frame_stack import FrameStack, LatestObservation, ObservationHistory
+from agents.acting.frame_stack import FrameStack, LatestObservation
 from agents.config import OffPolicyConfig, PixelSettings
 from agents.learning.normalization import RunningNormalization
 from agents.networks.augmentation import random_shift, stacked
@@ -19,61 +19,15 @@ from agents.networks.encoders import IdentityEncoder, find_encoder, make_encoder
 from agents.replay.config import ReplayConfig
 from agents.replay.frames import FrameLayout
 from agents.replay.memory_estimate import MemoryEstimate, estimate
-from agents.replay.transitions import Layout, TransitionLayout
+from agents.replay.transitions import TransitionLayout
 from rl_replicator.errors import check_option
 from rl_replicator.layers import precision
 
 
-class Observations(Protocol):
-    """The parts of an agent that know what an observation is."""
-
-    @property
-    def feature_size(self) -> int | None:
-        """Units to which policy and critic narrow the encoder's features; None to take them all."""
-        ...
-
-    def spec(self) -> tf.TensorSpec:
-        """Returns the spec of one observation of the agent."""
-        ...
-
-    def make_layout(self, extras_spec: Any) -> Layout:
-        """Returns the layout of transitions in the replay table.
-
-        Args:
-          extras_spec: nest of float32 `specs.Array` that actors record with each action.
-        """
-        ...
-
-    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
-        """Estimates the memory of the replay table; None if negligible.
-
-        Args:
-          environment: an environment of the same kind, which is played.
-        """
-        ...
-
-    def make_encoder(self, name: str) -> snt.Module:
-        """Makes an unbuilt module from [B, ...] observations to [B, F] float32 features."""
-        ...
-
-    def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the observations to train on.
-
-        Args:
-          observations: [B, ...] of a replica's batch, as the layout unpacks them.
-          seed: [2] int32, equal on all replicas.
-        """
-        ...
-
-    def make_history(self) -> ObservationHistory:
-        """Makes what an actor keeps of an episode."""
-        ...
-
-
 class StateObservations:
-    """`Observations` of float32 vectors."""
+    """Observations that are float32 vectors."""
 
-    feature_size = None
+    feature_size = None  # Policy and critic take all features.
 
     def __init__(
         self,
@@ -118,7 +72,7 @@ class StateObservations:
 
 
 class PixelObservations:
-    """`Observations` of stacked frames.
+    """Observations that are stacks of frames: the methods of `StateObservations` for these.
 
     An actor's are [H, W, S * C] uint8. A batch has [B, S, H, W, C] uint8, which `augment` makes
     [B, H, W, S * C] in the dtype of the convolutions.
@@ -155,7 +109,11 @@ class PixelObservations:
         return tf.TensorSpec(self.make_layout(()).observation_shape, tf.uint8)
 
     def make_layout(self, extras_spec: Any) -> FrameLayout:
-        """Returns a layout that stores each frame once."""
+        """Returns a layout that stores each frame once.
+
+        Args:
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+        """
         settings = self._settings
         return FrameLayout(
             self._environment_spec,
@@ -167,16 +125,25 @@ class PixelObservations:
         )
 
     def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate:
-        """Estimates the memory of the replay table from frames of `environment`."""
+        """Estimates the memory of the replay table.
+
+        Args:
+          environment: an environment of the same kind, which is played for its frames.
+        """
         replay = self._settings.replay
         return estimate(environment, replay.max_size, replay.chunk_length, replay.item_length)
 
     def make_encoder(self, name: str) -> snt.Module:
-        """Makes the convolutional network."""
+        """Makes the convolutional network: [B, ...] observations to [B, F] float32 features."""
         return make_encoder(self._settings.encoder, self._dtype(), name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Stacks the frames and shifts every stack at random."""
+        """Stacks the frames and shifts every stack at random.
+
+        Args:
+          observations: [B, S, H, W, C] uint8 of a replica's batch, as the layout unpacks them.
+          seed: [2] int32, equal on all replicas.
+        """
         frames = tf.cast(observations, self._dtype())
         if self._settings.max_shift == 0:
             return stacked(frames)
