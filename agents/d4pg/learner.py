@@ -18,10 +18,6 @@ from agents.networks.actor_critic import ActorCritic
 from agents.networks.policies import preactivation_penalty
 from agents.replay.transitions import Sample
 
-# No Python control flow in the step depends on tensors, so it needs no AutoGraph, which takes three
-# seconds.
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 class D4PGLearner(tf.Module):
     """Owns the variables of D4PG and the step that trains them.
@@ -79,7 +75,7 @@ class D4PGLearner(tf.Module):
         """The online networks act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def step_fn(self, sample: Sample) -> StepOutput:
         """One update of the critic and of the policy from one batch.
 

@@ -70,7 +70,11 @@ class StepModule(Protocol):
         ...
 
     def step_fn(self, sample: Sample) -> StepOutput:
-        """Trains on one batch of this replica."""
+        """Trains on one batch of this replica.
+
+        If no Python control flow in it depends on tensors, as in the agents here, decorate it with
+        `tf.autograph.experimental.do_not_convert`: AutoGraph takes three seconds to find none.
+        """
         ...
 
 

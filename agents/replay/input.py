@@ -10,9 +10,6 @@ import tensorflow as tf
 from agents.replay.table import PREFETCHED_BATCHES, TABLE, LearnerDemand, draws_ahead
 from agents.replay.transitions import Layout, Sample
 
-# AutoGraph takes a second to find nothing to convert.
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 def make_input_fn(
     server_addresses: Sequence[str], layout: Layout, demand: LearnerDemand
@@ -38,7 +35,7 @@ def make_input_fn(
     length, num_shards = layout.transitions_per_item, len(server_addresses)
     batch_size = demand.of_shard(num_shards).per_replica_batch_size
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert  # AutoGraph takes a second.
     def joined(*shards: reverb.ReplaySample) -> Sample:
         sample, size = shards[0], shards[0].info.table_size
         if num_shards > 1:
@@ -52,7 +49,7 @@ def make_input_fn(
             transition=sample.data,
         )
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def batches(items: Sample) -> tf.data.Dataset:
         """Makes n batches of items, each item in an order of its own."""
         start = tf.random.uniform([items.keys.shape[0]], maxval=length, dtype=tf.int32)
@@ -60,7 +57,7 @@ def make_input_fn(
         one_each = functools.partial(unpack, items)
         return tf.data.Dataset.from_tensor_slices(places).map(one_each)
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def unpack(items: Sample, places: tf.Tensor | None = None) -> Sample:
         return items._replace(transition=layout.unpack(items.transition, places))
 

@@ -18,10 +18,6 @@ from agents.replay.transitions import Sample
 from agents.sac import losses
 from agents.sac.config import SACConfig
 
-# No Python control flow in the step depends on tensors, so it needs no AutoGraph, which takes three
-# seconds.
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 class Target(NamedTuple):
     """The built target networks; the policy has none.
@@ -94,7 +90,7 @@ class SACLearner(tf.Module):
         """The online networks act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def step_fn(self, sample: Sample) -> StepOutput:
         """One update of the critics, the policy, the temperature and the targets.
 

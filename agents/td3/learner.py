@@ -18,10 +18,6 @@ from agents.td3 import losses
 from agents.td3.config import TD3Config
 from rl_replicator import collectives
 
-# No Python control flow in the step depends on tensors, so it needs no AutoGraph, which takes three
-# seconds.
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 class TD3Learner(tf.Module):
     """Owns the variables of TD3 and the step that trains them.
@@ -74,7 +70,7 @@ class TD3Learner(tf.Module):
         """The online networks act."""
         return {"encoder": self.online.encoder, "policy": self.online.policy}
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def step_fn(self, sample: Sample) -> StepOutput:
         """One update of the critics and, when due, of the policy and the targets.
 

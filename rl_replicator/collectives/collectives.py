@@ -21,9 +21,6 @@ from rl_replicator.graphs import leaves
 
 OPS = ("sum", "mean", "min", "max")
 
-# No Python control flow here depends on tensors, so it needs no AutoGraph and is traced faster.
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 def num_replicas() -> int:
     """Returns the number of replicas that take the step."""
@@ -51,7 +48,7 @@ def replica_seed(seed: Any) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(seed, replica_id())
 
 
-@_as_written
+@tf.autograph.experimental.do_not_convert  # It is traced faster.
 def all_reduce(x: Any, op: str = "sum") -> Any:
     """Reduces each tensor elementwise over the replicas; every replica gets the result.
 
@@ -107,7 +104,7 @@ def all_max(x: Any) -> Any:
     return all_reduce(x, "max")
 
 
-@_as_written
+@tf.autograph.experimental.do_not_convert
 def all_gather(x: Any) -> Any:
     """Stacks each tensor over the replicas.
 
@@ -129,7 +126,7 @@ def all_gather(x: Any) -> Any:
     return tf.nest.pack_sequence_as(x, flat)
 
 
-@_as_written
+@tf.autograph.experimental.do_not_convert
 def broadcast(x: Any, source_replica: int = 0) -> Any:
     """Sends the value of one replica to all replicas.
 

@@ -19,8 +19,6 @@ from rl_replicator.learners.contract import Evaluation, Learner, Served
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
 
-_as_written = tf.autograph.experimental.do_not_convert
-
 
 @dataclasses.dataclass(frozen=True)
 class KerasConfig:
@@ -169,7 +167,7 @@ class KerasLearner(Learner):
         size = context.per_replica_batch_size(self.global_batch_size)
         return context.shard(data.batch(size)).prefetch(tf.data.AUTOTUNE)
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def step_fn(self, batch: Any) -> Mapping[str, tf.Tensor]:
         """Takes a step of the model's `fit`.
 
@@ -213,7 +211,7 @@ class KerasLearner(Learner):
             best=self._best,
         )
 
-    @_as_written
+    @tf.autograph.experimental.do_not_convert
     def _sums(self, batch: Any, mask: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the sum of the loss and the states of the metrics, over the examples.
 
