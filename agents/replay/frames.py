@@ -27,7 +27,7 @@ import reverb
 import tensorflow as tf
 from acme import specs, types
 
-from agents.replay.transitions import TABLE, Extras, TableWriter, check_array
+from agents.replay.transitions import TABLE, EpisodeWriter, Extras, check_array
 
 
 class FrameLayout:
@@ -148,8 +148,8 @@ class FrameLayout:
         )
 
 
-class FrameWriter(TableWriter):
-    """See `agents.replay.transitions.EpisodeWriter`."""
+class FrameWriter(EpisodeWriter):
+    """A writer whose items are windows onto the frames of an episode."""
 
     def __init__(self, layout: FrameLayout, client: reverb.Client):
         """Opens the writer.

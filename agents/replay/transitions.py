@@ -1,5 +1,6 @@
 """What an item of the replay table holds, and how it is laid out."""
 
+import abc
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -17,17 +18,28 @@ TABLE = "replay"
 _ROWS_PER_CHUNK = 8
 
 
-class EpisodeWriter(Protocol):
+class EpisodeWriter(abc.ABC):
     """Writes the steps of one episode after another to the replay table."""
 
+    def __init__(self, columns: reverb.TrajectoryWriter, transitions_per_item: int):
+        """Stores Reverb's writer.
+
+        Args:
+          columns: Reverb's writer, configured for the layout.
+          transitions_per_item: the number of transitions in an item of the layout.
+        """
+        self._columns = columns
+        self._length = transitions_per_item
+
+    @abc.abstractmethod
     def begin(self, observation: np.ndarray) -> None:
         """Starts an episode with this observation."""
-        ...
 
+    @abc.abstractmethod
     def follow(self, observation: np.ndarray) -> None:
         """Takes the next observation, which completes no transition."""
-        ...
 
+    @abc.abstractmethod
     def write(self, transition: types.Transition, steps: int, priority: float) -> None:
         """Writes a transition that ends with the newest observation.
 
@@ -39,11 +51,10 @@ class EpisodeWriter(Protocol):
           steps: between its two observations, 1 to n.
           priority: the priority of the new item.
         """
-        ...
 
+    @abc.abstractmethod
     def complete(self) -> None:
         """Completes an item that lacks transitions, so that a flush sends all that was written."""
-        ...
 
     def flush(self, max_in_flight: int, timeout_ms: int) -> None:
         """Sends complete items; waits until few enough transitions are unconfirmed.
@@ -55,11 +66,13 @@ class EpisodeWriter(Protocol):
         Raises:
           reverb.errors.DeadlineExceededError: if that takes longer than `timeout_ms`.
         """
-        ...
+        self._columns.flush(
+            block_until_num_items=max_in_flight // self._length, timeout_ms=timeout_ms
+        )
 
     def close(self) -> None:
         """Closes the writer; unconfirmed transitions may be lost."""
-        ...
+        self._columns.close()
 
 
 class Layout(Protocol):
@@ -101,32 +114,8 @@ class Layout(Protocol):
         ...
 
 
-class TableWriter:
-    """The part of an `EpisodeWriter` that does not depend on the layout."""
-
-    def __init__(self, columns: reverb.TrajectoryWriter, transitions_per_item: int):
-        """Stores Reverb's writer.
-
-        Args:
-          columns: Reverb's writer, configured for the layout.
-          transitions_per_item: the number of transitions in an item of the layout.
-        """
-        self._columns = columns
-        self._length = transitions_per_item
-
-    def flush(self, max_in_flight: int, timeout_ms: int) -> None:
-        """See `EpisodeWriter`."""
-        self._columns.flush(
-            block_until_num_items=max_in_flight // self._length, timeout_ms=timeout_ms
-        )
-
-    def close(self) -> None:
-        """See `EpisodeWriter`."""
-        self._columns.close()
-
-
-class RowWriter(TableWriter):
-    """An `EpisodeWriter` whose items are one row or several consecutive ones.
+class RowWriter(EpisodeWriter):
+    """A writer whose items are one row or several consecutive ones.
 
     An item does not end with its episode: a row holds all of its transition.
     """
