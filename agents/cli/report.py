@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 SUMMARY = "write a report on runs as one HTML file: report RUN_DIR... --out report.html"
 
@@ -21,8 +20,6 @@ def run(args: Sequence[str]) -> int:
       UsageError: if an option is wrong, no run can be read, or the file cannot be written.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
-    import tyro
-
     from rl_replicator.cli import options
     from rl_replicator.errors import UsageError, check_option
 
@@ -34,11 +31,7 @@ def run(args: Sequence[str]) -> int:
         suite or a sweep, stands for all its runs. The file needs no network.
         """
 
-        run_dirs: Annotated[
-            tuple[Path, ...],
-            tyro.conf.Positional,
-            tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
-        ]
+        run_dirs: options.RunDirs
         """Directories of runs, or folders of runs."""
         out: Path = Path("report.html")
         """The file to write."""

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 SUMMARY = "export, measure and record the policies of runs: zoo RUN_DIR..."
 
@@ -24,8 +24,6 @@ def run(args: Sequence[str]) -> int:
         another process makes the folder. There is no folder then.
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
-    import tyro
-
     from rl_replicator.cli import options, stderr_filter
     from rl_replicator.errors import UsageError, check_option
     from rl_replicator.runs import whole_file
@@ -34,11 +32,7 @@ def run(args: Sequence[str]) -> int:
     class ZooOptions:
         """Export the policies of runs for NumPy, and play each to measure and film it."""
 
-        run_dirs: Annotated[
-            tuple[Path, ...],
-            tyro.conf.Positional,
-            tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
-        ]
+        run_dirs: options.RunDirs
         """Directories of runs of agents, one for each task and agent."""
         out: Path
         """Folder to make: one folder for each policy, and README.md with the table."""

@@ -3,9 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
@@ -19,11 +16,7 @@ class CompareOptions:
     suite or a sweep, stands for all its runs. A run that cannot be read is left out.
     """
 
-    run_dirs: Annotated[
-        tuple[Path, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
-    ]
+    run_dirs: options.RunDirs
     """Directories of runs, or folders of runs."""
     figure: str | None = None
     """The figure of the evaluations to compare, such as top_1. Default: the score of the runs."""

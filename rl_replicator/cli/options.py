@@ -9,6 +9,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -23,6 +24,12 @@ from rl_replicator.cli import printed
 from rl_replicator.errors import UsageError
 
 Options = TypeVar("Options")
+# The type of a positional list of directories; an options class says what they are.
+RunDirs = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
+]
 
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
 # Terminal widths for tyro: wider than any message, so that none is broken into lines; and narrow
