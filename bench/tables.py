@@ -1,9 +1,10 @@
-"""Makes the tables of measured figures in docs/ from bench/results/*.json.
+"""Makes the tables of measured figures in the README and in docs/ from files with results.
 
     python -m bench.tables
 
-A table stands between two comments, of which the first one names the benchmark, the units that
-become columns, and, if not all figures are wanted, patterns of their names:
+A table of a benchmark, from bench/results/*.json, stands between two comments, of which the first
+one names the benchmark, the units that become columns, and, if not all figures are wanted, patterns
+of their names:
 
     <!-- bench: actors; environment steps/s; only actor* | EnvPool* -->
     <!-- end of bench -->
@@ -12,6 +13,8 @@ One of faults names the files of bench/faults.py:
 
     <!-- faults: actors_44 job_43 -->
     <!-- end of faults -->
+
+Those of suites, from docs/results/*.csv, are described in `bench/suite_tables.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import suite_tables
 from bench.harness import RESULTS, ROOT, three_digits
 
 _BLOCK = re.compile(
@@ -157,6 +161,7 @@ def main() -> None:
     for path in documents():
         before = path.read_text()
         after = rewrite(before, RESULTS, os.path.relpath(RESULTS, path.parent))
+        after = suite_tables.rewrite(after, ROOT / "docs" / "results")
         if after != before:
             path.write_text(after)
             print(path.relative_to(ROOT))

@@ -15,7 +15,7 @@ RATE, COST = harness.Unit("steps/s"), harness.Unit("bytes", more_is_better=False
 # Faults are counted, not timed in turn: their files are of another form.
 FILES = sorted(set(harness.RESULTS.glob("*.json")) - set(harness.RESULTS.glob("faults_*.json")))
 TOOLS = {"__init__", "__main__", "compare", "harness", "image_records", "processes"}
-TOOLS |= {"damaged_run", "fault_kinds", "programs", "results_tables", "tables"}
+TOOLS |= {"damaged_run", "fault_kinds", "programs", "suite_tables", "tables"}
 
 
 def write(path, **samples):

@@ -1,21 +1,20 @@
-"""Tables in Markdown files, made from result files."""
+"""Tables in Markdown files, made from result files of suites."""
 
 import pytest
 
-from agents.suites import markdown, results
+from agents.suites import results
 from agents.suites.anchors import DEFAULT
 from agents.suites.results import ResultRow
+from bench import suite_tables, tables
+from bench.harness import ROOT
 from rl_replicator.errors import UsageError
 
-ROOT = DEFAULT.parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)
 def test_committed_tables_are_those_of_the_result_files(path):
     text = path.read_text()
-    made = markdown.rewrite(text, DEFAULT.parent)
-    assert made == text, "run: PYTHONPATH=. python bench/results_tables.py"
+    made = suite_tables.rewrite(text, DEFAULT.parent)
+    assert made == text, "run: python -m bench.tables"
 
 
 def test_the_readme_has_a_table():
@@ -45,7 +44,7 @@ def directory(tmp_path):
 
 def test_a_table(directory):
     text = "# A\n<!-- results: a.csv at 50000 100000 -->\nold\n<!-- end of results -->\nend\n"
-    lines = markdown.rewrite(text, directory).splitlines()
+    lines = suite_tables.rewrite(text, directory).splitlines()
     assert (lines[0], lines[1], lines[-2], lines[-1]) == ("# A", *text.splitlines()[1::2], "end")
     assert lines[2:-2] == [
         "| task | seeds | environment steps | updates a step | return | failed | clock | "
@@ -60,31 +59,6 @@ def test_a_table(directory):
 
 
 @pytest.mark.parametrize(
-    ("steps", "nearest"),
-    [
-        ((90_168, 100_048, 110_032), 100_048),  # Leases end at multiples of the action repeat.
-        ((99_950, 100_000, 100_010), 100_000),
-        ((99_950, 100_048), 100_048),
-        ((98_000, 102_000), 98_000),
-        ((97_999, 102_001), None),
-    ],
-)
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_run_counts_with_its_evaluation_that_is_nearest_to_the_mark(steps, nearest, order):
-    rows = [row("walker:walk", 1, step, 1.0, 60.0) for step in steps][::order]
-    found = results.at_mark(rows, 100_000)
-    assert [one.environment_steps for one in found.get("walker:walk", [])] == (
-        [] if nearest is None else [nearest]
-    )
-
-
-def test_of_two_evaluations_after_equal_steps_the_later_one_counts():
-    rows = [row("walker:walk", 1, 100_000, mean, 60.0) for mean in (1.0, 2.0)]
-    (found,) = results.at_mark(rows, 100_000)["walker:walk"]
-    assert found.return_mean == 2.0
-
-
-@pytest.mark.parametrize(
     ("comment", "message"),
     [
         ("a.csv", "expected 'FILE.csv at STEPS ...' in a comment 'results:', got 'a.csv'"),
@@ -94,4 +68,4 @@ def test_of_two_evaluations_after_equal_steps_the_later_one_counts():
 )
 def test_a_wrong_comment_is_refused(directory, comment, message):
     with pytest.raises(UsageError, match=message):
-        markdown.rewrite(f"<!-- results: {comment} -->\n<!-- end of results -->\n", directory)
+        suite_tables.rewrite(f"<!-- results: {comment} -->\n<!-- end of results -->\n", directory)

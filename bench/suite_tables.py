@@ -1,4 +1,4 @@
-"""Tables of results in Markdown files, made from result files.
+"""Tables of the results of suites in Markdown files, made from docs/results/*.csv.
 
 A table stands between two comments, of which the first one says what is in it:
 
@@ -6,7 +6,8 @@ A table stands between two comments, of which the first one says what is in it:
     <!-- end of results -->
 
 It has a row for each task of each file at each of the numbers of environment steps, and the mean
-over the tasks of a file if all of them have been evaluated there.
+over the tasks of a file if all of them have been evaluated there. `python -m bench.tables` makes
+them; copy the `results.csv` of a suite to docs/results/ first.
 """
 
 from __future__ import annotations
