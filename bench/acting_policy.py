@@ -9,7 +9,6 @@ and for sixteen.
 import functools
 
 import numpy as np
-from acme import specs
 
 from agents.acting.acting_policy import TensorFlowPolicy, compile_policy, trace_policy
 from agents.d4pg.agent import D4PG
@@ -18,14 +17,9 @@ from agents.learning.variables import copy_variables, names_with_variables
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from bench import harness
+from bench.learner import OBSERVATION, SPEC
 
-OBSERVATION, ACTION, CALLS = 17, 6, 500
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((OBSERVATION,), np.float32),
-    actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
-    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
+CALLS = 500
 
 
 class NoWeights:

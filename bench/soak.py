@@ -1,6 +1,6 @@
 """Runs a command for a time, and records what all its processes hold: threads, files, memory.
 
-    python bench/soak.py --minutes 60 --out resnet_two_workers -- COMMAND ...
+    python -m bench.soak --minutes 60 --out resnet_two_workers -- COMMAND ...
 
 Follows the command and every process that it starts, directly or not. Writes a row for each of
 them every ten seconds to `bench/results/soak_NAME.csv`, then a plot beside it, and prints for each
@@ -23,12 +23,13 @@ from pathlib import Path
 
 import psutil
 
-RESULTS = Path(__file__).with_name("results")
+from bench.harness import RESULTS
+from bench.processes import stop
+
 # What a process may gain after its first tenth: caches that fill, thread pools that start late.
 MOST_THREADS = 20
 MOST_FILES = 20
 MOST_MEGABYTES = 100
-_GRACE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         samples, is_whole = record(command, table, 60.0 * options.minutes, options.interval)
     finally:
-        _end(command)
+        stop(command)
     plot(samples, table.with_suffix(".png"), options.out)
     grown = [line for line in summary(samples) if line.endswith("GREW")]
     print("\n".join(summary(samples)))
@@ -176,16 +177,6 @@ def _lasting(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     return {
         name: its for name, its in found.items() if its[-1].seconds - its[0].seconds >= half > 0
     }
-
-
-def _end(command: subprocess.Popen) -> None:
-    if command.poll() is None:
-        command.send_signal(signal.SIGTERM)
-    try:
-        command.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        command.kill()
-        command.wait()
 
 
 if __name__ == "__main__":
