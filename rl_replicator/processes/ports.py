@@ -16,6 +16,10 @@ _LOG = logging.getLogger(__name__)
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
 # Keepalives probe a connection on which nothing is sent.
 _PROBE_SECONDS = 5
+# Both ends give up a silent machine after this time: by then a supervisor starts its node
+# elsewhere, and a node on a machine that was cut off must not go on as well. A shorter interruption
+# is survived.
+SILENCE_SECONDS = 60.0
 _INTERFACES = Path("/sys/class/net")
 
 
@@ -48,19 +52,14 @@ def reserve(host: str, port: int = 0) -> socket.socket:
     return holder
 
 
-def give_up_silence(connection: socket.socket, seconds: float) -> None:
-    """Ends a connection whose other machine has been silent for a time.
-
-    Args:
-      connection: a TCP connection.
-      seconds: time without a sign of the other machine.
-    """
+def give_up_silence(connection: socket.socket) -> None:
+    """Ends a TCP connection when the other machine has been silent for `SILENCE_SECONDS`."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _PROBE_SECONDS),
         (socket.TCP_KEEPINTVL, _PROBE_SECONDS),
         # Without it, what was sent last is sent again for some fifteen minutes.
-        (socket.TCP_USER_TIMEOUT, int(1000 * seconds)),
+        (socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_SECONDS)),
         (socket.TCP_NODELAY, 1),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -16,6 +16,7 @@ import pytest
 import launchpad as lp
 from launchpad.launch import channel as lp_channel
 from launchpad.launch.ray import cluster, control, guard, shipping
+from rl_replicator.processes import ports
 from tests.launchpad import programs
 
 
@@ -193,8 +194,9 @@ def test_the_guard_ends_what_a_dead_launcher_left(tmp_path, is_dead):
 _NODE_ON_ANOTHER_HOST = """
 import sys, threading, time
 from launchpad.launch.ray import control
+from rl_replicator.processes import ports
 
-control._SILENCE_SECS = float(sys.argv[2])
+ports.SILENCE_SECONDS = float(sys.argv[2])
 channel = control.call((sys.argv[4], int(sys.argv[1])), b"t" * 32, bytes.fromhex(sys.argv[3]))
 
 def beat():
@@ -209,7 +211,7 @@ while channel.receive() is not None:
 
 def test_both_sides_of_a_link_that_is_cut_give_up(other_host, monkeypatch):
     name, here, cut = other_host
-    monkeypatch.setattr(control, "_SILENCE_SECS", 3.0)
+    monkeypatch.setattr(ports, "SILENCE_SECONDS", 3.0)
     board = control.Switchboard(here, b"t" * 32)
     calls = []
     key = board.expect(lambda channel, pid: calls.append(channel))

@@ -23,11 +23,6 @@ _CONNECT_SECS = 10.0
 # The kernel connects to a launcher that gets no processor time: its answer takes longer.
 _HELLO_SECS = 60.0
 
-# Both sides give up a silent peer after this time, in seconds: by then the supervisor starts the
-# node elsewhere, and a node on a machine that was cut off must not go on as well. A shorter
-# interruption is survived.
-_SILENCE_SECS = 60.0
-
 OnCall = Callable[[lp_channel.Channel, int], object]
 
 
@@ -75,7 +70,7 @@ class Switchboard:
                 if on_call is not None:
                     connection.sendall(_sign(self._secret, b"launcher", challenge))
                     connection.settimeout(None)
-                    ports.give_up_silence(connection, _SILENCE_SECS)
+                    ports.give_up_silence(connection)
                     patience = lp_channel.LAUNCHER_PATIENCE_SECS
                     on_call(lp_channel.Channel(connection, patience), pid)
                     return
@@ -116,7 +111,7 @@ def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Chan
             f"the process at {address[0]}:{address[1]} is not the launcher of this program"
         )
     connection.settimeout(None)
-    ports.give_up_silence(connection, _SILENCE_SECS)
+    ports.give_up_silence(connection)
     return lp_channel.Channel(connection)
 
 

@@ -23,8 +23,6 @@ LOOPBACK = "127.0.0.1"
 # Of one read: large samples pass in few pieces.
 _CHUNK_BYTES = 1 << 20
 _HANDSHAKE_SECS = 10.0
-# A peer whose machine falls silent is given up after this time.
-_SILENCE_SECS = 60.0
 
 _Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -80,7 +78,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _listen(listener: socket.socket, connect: _Connect, shown: ssl.SSLContext | None) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            ports.give_up_silence(writer.get_extra_info("socket"), _SILENCE_SECS)
+            ports.give_up_silence(writer.get_extra_info("socket"))
             await _join(reader, writer, *await connect())
         writer.close()
 
@@ -98,7 +96,7 @@ async def _open(
     reader, writer = await asyncio.open_connection(
         host, port, ssl=shown, limit=_CHUNK_BYTES, ssl_handshake_timeout=timeout
     )
-    ports.give_up_silence(writer.get_extra_info("socket"), _SILENCE_SECS)
+    ports.give_up_silence(writer.get_extra_info("socket"))
     return reader, writer
 
 
