@@ -3,20 +3,8 @@
     python -m rl_replicator.jobs --workers 2 -- python train.py --resume
     python -m rl_replicator.jobs --workers 2 --parameter-servers 1 -- python train.py --resume
 
-These start the processes on this machine, each with its TF_CONFIG, and prefix their lines with
-their names. With TF_CONFIG in the environment and without `--workers`, the supervisor runs the one
-process that TF_CONFIG names; start one supervisor per process of a job on several machines.
-
-Workers without parameter servers depend on each other: when one dies, all are restarted, and the
-program continues from its last checkpoint. With parameter servers, a worker is restarted alone, and
-the job ends with the chief. Restarts are limited (`--max-restarts`), and counted anew after five
-minutes without a failure. A program that ends with status 2 or 74 is not restarted, because it
-would end the same way: its arguments are wrong, or the disk is full. The exit status is that of the
-job, 130 after Ctrl-C, 143 after SIGTERM, and 129 after SIGHUP, the end of the terminal. These
-signals give the processes two minutes to save and to end, and a line names those that are killed
-then; a second Ctrl-C or SIGTERM kills them at once.
-
-What a process has started ends with it, and all processes end with the supervisor.
+The exit status is that of the job, 130 after Ctrl-C, 143 after SIGTERM, and 129 after SIGHUP, the
+end of the terminal. `docs/scaling.md` says which processes are restarted, and how they end.
 """
 
 import argparse
