@@ -8,11 +8,13 @@ from agents.replay.transitions import Sample
 OBSERVATION, ACTION = 3, 2
 
 
-def make_spec(rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)):
-    """The spec of an environment with a state of 3 numbers and 2 actions."""
+def make_spec(
+    observation=OBSERVATION, action=ACTION, rewards=specs.BoundedArray((), np.float32, 0.0, 1.0)
+):
+    """The spec of an environment with so many numbers as observation and as action."""
     return specs.EnvironmentSpec(
-        observations=specs.Array((OBSERVATION,), np.float32),
-        actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
+        observations=specs.Array((observation,), np.float32),
+        actions=specs.BoundedArray((action,), np.float32, -1.0, 1.0),
         rewards=rewards,
         discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
     )

@@ -27,6 +27,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import CheckpointError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.agents.fixed_samples import make_spec
 
 _COUNT = os.environ.get("FUZZ_EXAMPLES")
 often = settings(
@@ -131,12 +132,6 @@ def test_signatures_of_calls(value):
     assert credentials.verify_request(b"s" * credentials.SECRET_BYTES, b"", metadata) is None
 
 
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((2,), np.float32),
-    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-    rewards=specs.Array((), np.float32),
-    discounts=specs.Array((), np.float32),
-)
 numbers = st.floats(width=32) | st.floats(-1.0, 1.0, width=32)
 arrays = npst.arrays(
     st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_]),
@@ -147,7 +142,7 @@ arrays = npst.arrays(
 @pytest.fixture(scope="module")
 def table():
     """A client of a replay with the table of an agent, and the layout of its rows."""
-    layout = TransitionLayout(SPEC)
+    layout = TransitionLayout(make_spec(2, 1))
     made = make_table(ReplayConfig(min_size=100_000), LearnerDemand(1, 1, 1), layout)
     found = reverb.Server([made])
     yield reverb.Client(f"localhost:{found.port}"), layout

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from acme import specs, types
+from acme import types
 
 import rl_replicator as rr
 from agents.d4pg.agent import D4PG
@@ -21,15 +21,11 @@ from agents.td3.config import TD3Config
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import CheckpointError, ConfigError
+from tests.agents.fixed_samples import ACTION, OBSERVATION, make_spec
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
-BATCH, STEPS, OBSERVATION, ACTION = 8, 3, 3, 2
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((OBSERVATION,), np.float32),
-    actions=specs.BoundedArray((ACTION,), np.float32, -1.0, 1.0),
-    rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
+BATCH, STEPS = 8, 3
+SPEC = make_spec()
 SETTINGS = {
     "policy_layers": (5, 4),
     "critic_layers": (5, 4),

@@ -15,6 +15,7 @@ from agents.replay.adder import NStepTransitionAdder, n_step_return
 from agents.replay.input import make_input_fn
 from agents.replay.table import TABLE, LearnerDemand
 from agents.replay.transitions import TransitionLayout
+from tests.agents.fixed_samples import make_spec
 from tests.agents.replay.queue_table import make_table
 
 
@@ -28,18 +29,9 @@ def test_n_step_return_by_hand():
     assert n_step_return([1.0, 2.0], [1.0, 0.0], 0.9) == (2.8, 0.0)
 
 
-def make_spec(size=2):
-    return specs.EnvironmentSpec(
-        observations=specs.Array((size,), np.float32),
-        actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-        rewards=specs.BoundedArray((), np.float32, 0.0, 1.0),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
-
-
 @pytest.fixture
 def layout():
-    return TransitionLayout(make_spec())
+    return TransitionLayout(make_spec(2, 1))
 
 
 @pytest.fixture

@@ -12,21 +12,11 @@ from acme import specs
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.frames import FrameLayout
 from agents.replay.transitions import TABLE, TransitionLayout
+from tests.agents.fixed_samples import make_spec
 
 GAMMA, PRIORITY = 0.9, 1.75
 LENGTHS = (1, 2, 3, 5, 9, 17)
 VECTOR, FRAME = (3,), (4, 3, 2)
-
-
-def make_spec(shape, dtype):
-    return specs.EnvironmentSpec(
-        observations=specs.Array(shape, dtype),
-        actions=specs.BoundedArray((2,), np.float32, -1.0, 1.0),
-        rewards=specs.Array((), np.float32),
-        discounts=specs.BoundedArray((), np.float32, 0.0, 1.0),
-    )
-
-
 EXTRAS = {"log_prob": specs.Array((), np.float32), "mean": specs.Array((2, 2), np.float32)}
 
 
@@ -136,7 +126,7 @@ def items_of(layout, dtype, n_step, episodes):
 )
 def test_rows_are_the_n_step_transitions_of_their_episodes(n_step, length):
     episodes = make_episodes(np.random.default_rng(n_step), VECTOR)
-    layout = TransitionLayout(make_spec(VECTOR, np.float32), EXTRAS, length)
+    layout = TransitionLayout(make_spec(3, 2), EXTRAS, length)
     priorities, got = items_of(layout, np.float32, n_step, episodes)
     expected = expected_items(episodes, n_step)
     count = -(-len(expected) // length)
@@ -177,7 +167,7 @@ def in_items(transitions, length):
 )
 def test_frames_are_the_stacks_of_their_episodes(n_step, stack, chunk_length, length):
     episodes = make_episodes(np.random.default_rng(n_step), FRAME)
-    spec = make_spec(FRAME, np.uint8)
+    spec = make_spec(3, 2)._replace(observations=specs.Array(FRAME, np.uint8))
     layout = FrameLayout(spec, stack, n_step, chunk_length, EXTRAS, length)
     priorities, got = items_of(layout, np.uint8, n_step, episodes)
     expected = in_items(expected_items(episodes, n_step), length)

@@ -20,14 +20,10 @@ from agents.replay.input import make_input_fn
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import TransitionLayout, transitions_per_item
 from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_spec
 from tests.agents.replay import queue_table
 
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((1,), np.float32),
-    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-    rewards=specs.Array((), np.float32),
-    discounts=specs.Array((), np.float32),
-)
+SPEC = make_spec(1, 1)
 FRAMES = SPEC._replace(observations=specs.Array((4, 4, 3), np.uint8))
 LENGTH, BATCH = 4, 6
 LAYOUT = TransitionLayout(SPEC, transitions_per_item=LENGTH)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
-from acme import specs
 
 from agents.replay.config import ReplayConfig
 from agents.replay.input import make_input_fn
@@ -14,15 +13,9 @@ from agents.replay.priorities import PriorityWriter
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import TransitionLayout
 from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_spec
 
-LAYOUT = TransitionLayout(
-    specs.EnvironmentSpec(
-        observations=specs.Array((1,), np.float32),
-        actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-        rewards=specs.Array((), np.float32),
-        discounts=specs.Array((), np.float32),
-    )
-)
+LAYOUT = TransitionLayout(make_spec(1, 1))
 CONFIG = ReplayConfig(min_size=6, samples_per_insert=10_000.0, priority_exponent=1.0)
 DEMAND = LearnerDemand(global_batch_size=8, steps_per_call=1, num_replicas=1)
 # Of the items of each shard, whose observations are 10 * shard + index.

@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 import reverb
-from acme import specs
 
 from agents.learning.importance import importance_weights
 from agents.replay.config import ReplayConfig
@@ -15,13 +14,7 @@ from agents.replay.priorities import PriorityWriter
 from agents.replay.table import TABLE, LearnerDemand, error_buffer, make_table
 from agents.replay.transitions import TransitionLayout
 from rl_replicator.errors import ConfigError
-
-SPEC = specs.EnvironmentSpec(
-    observations=specs.Array((1,), np.float32),
-    actions=specs.BoundedArray((1,), np.float32, -1.0, 1.0),
-    rewards=specs.Array((), np.float32),
-    discounts=specs.Array((), np.float32),
-)
+from tests.agents.fixed_samples import make_spec
 
 
 def test_the_buffer_holds_a_call_and_all_that_is_in_flight():
@@ -82,7 +75,7 @@ def draw(client, count):
 
 @pytest.fixture
 def layout():
-    return TransitionLayout(SPEC)
+    return TransitionLayout(make_spec(1, 1))
 
 
 @pytest.fixture
