@@ -27,14 +27,12 @@ def draw(rows: Sequence[ResultRow], steps: int, anchors: Anchors, path: Path) ->
       False, and there is no image, if no complete run was evaluated near them.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     marked = results.at_end(rows, steps)
     if not marked:
         return False
     figure = Figure(figsize=(11, 1.2 + 0.36 * max(len(marked), 6)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     tasks, measures = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_tasks(tasks, marked, anchors)
     _draw_measures(measures, marked, anchors)

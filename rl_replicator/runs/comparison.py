@@ -188,14 +188,12 @@ def draw(compared: Sequence[ComparedConfig], output: Path) -> None:
       OSError: if the image cannot be written.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(task for one in compared for task in one.curves))
     columns = min(len(tasks), _MOST_COLUMNS)
     rows = -(-len(tasks) // columns)
     canvas = Figure(figsize=(2 + 5 * columns, 4.2 * rows), dpi=110, layout="constrained")
-    FigureCanvasAgg(canvas)
     panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
     for axes, task in zip(panels, tasks, strict=False):
         there = [one for one in compared if task in one.curves]

@@ -221,12 +221,10 @@ def plot(runs: Sequence[EvaluatedRun], output: Path) -> Path:
       OSError: if the image cannot be written.
     """
     # Not pyplot, which chooses a window system and keeps every figure.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = curves(runs)
     canvas = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(canvas)
     settings = [curve.settings for curve in drawn]
     draw_curves(canvas.add_subplot(), drawn, short_labels(settings), _title(settings))
     with whole_file.replacing(output) as new:
