@@ -111,17 +111,16 @@ def measure(
     return [Rate(*pair) for pair in json.loads(done.stdout.splitlines()[-1])]
 
 
-def frames_per_second(environment: PixelEnvironment, seconds: float = _SECONDS) -> float:
+def frames_per_second(environment: PixelEnvironment) -> float:
     """Measures how often per second an environment renders its first state.
 
     Args:
       environment: the environment, which is reset.
-      seconds: duration of the measurement.
     """
     environment.reset()
     environment.frame()  # The first frame compiles shaders.
     count, start = 0, time.perf_counter()
-    while (passed := time.perf_counter() - start) < seconds or not count:
+    while (passed := time.perf_counter() - start) < _SECONDS or not count:
         environment.frame()
         count += 1
     return count / passed

@@ -43,18 +43,17 @@ def _check_is_free(address: str) -> None:
             ) from None
 
 
-def check_reachable(address: str, timeout: float = 1.0) -> None:
+def check_reachable(address: str) -> None:
     """Checks that a process listens at an address.
 
     Args:
       address: `host:port`.
-      timeout: seconds to wait for the connection.
 
     Raises:
       OSError: if nothing listens there.
     """
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
 
 
 def confine_if_local(own_address: str, addresses: Iterable[str], device: str = "lo") -> bool:

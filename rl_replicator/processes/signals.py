@@ -118,14 +118,9 @@ def _restore(number: int, handler: Handler, former: Any) -> None:
 
 
 @contextlib.contextmanager
-def handled(handler: Handler, numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """Handles signals inside the context, as `take` does.
-
-    Args:
-      handler: see `take`.
-      numbers: see `take`.
-    """
-    before = take(handler, numbers)
+def handled(handler: Handler) -> Iterator[None]:
+    """Handles the signals that end a process inside the context, as `take` does."""
+    before = take(handler)
     try:
         yield
     finally:

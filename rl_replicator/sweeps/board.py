@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
 
 import numpy as np
 
@@ -82,16 +81,15 @@ def _rounded(value: str) -> str:
 class SweepBoard:
     """Redraws the table on a terminal; prints a line whenever a trial has changed elsewhere."""
 
-    def __init__(self, trials: Sequence[SweepTrial], count: int, stream: TextIO | None = None):
+    def __init__(self, trials: Sequence[SweepTrial], count: int):
         """Draws nothing yet.
 
         Args:
           trials: those that have begun, which change and become more.
           count: number of trials in all.
-          stream: where to draw. Default: standard output.
         """
         self._trials, self._count = trials, count
-        self._table = LiveTable(stream)
+        self._table = LiveTable()
 
     def note(self, trial: SweepTrial) -> None:
         """Shows that the state of a trial has changed."""
