@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 
 import launchpad as lp
@@ -23,23 +22,10 @@ from launchpad.launch.local_multi_processing import launch as processes
 from launchpad.launch.local_multi_processing import process_start
 from rl_replicator.processes import guard
 from tests.launchpad import programs
+from tests.suite.leftovers import is_alive
+from tests.waiting import wait_until
 
 _SCRIPT = pathlib.Path(__file__).with_name("faulty_launcher.py")
-
-
-def _wait_until(condition, secs=60.0):
-    deadline = time.monotonic() + secs
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
-    return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class _Parent:
@@ -73,7 +59,7 @@ def family(tmp_path, monkeypatch):
     yield manager, incarnations
     manager.stop_and_wait()
     for _, child in incarnations(1):
-        _wait_until(lambda pid=child: not _is_alive(pid))
+        wait_until(lambda pid=child: not is_alive(pid))
 
 
 @pytest.mark.processes
@@ -81,12 +67,12 @@ def family(tmp_path, monkeypatch):
 def test_a_node_comes_back_and_its_children_go(family, number):
     """Killed, told to end by a stranger, and frozen; the program goes on each time."""
     manager, incarnations = family
-    ((node, child),) = _wait_until(lambda: incarnations(1))
+    ((node, child),) = wait_until(lambda: incarnations(1))
     assert manager.wait_until_ready(60)
     os.kill(node, number)
-    first, second = _wait_until(lambda: incarnations(2))
-    assert first == (node, child) and _is_alive(second[0]) and _is_alive(second[1])
-    _wait_until(lambda: not _is_alive(node) and not _is_alive(child))
+    first, second = wait_until(lambda: incarnations(2))
+    assert first == (node, child) and is_alive(second[0]) and is_alive(second[1])
+    wait_until(lambda: not is_alive(node) and not is_alive(child))
     assert not manager.wait(timeout=0.5) and manager.signal_number is None
 
 
@@ -142,11 +128,11 @@ def test_time_in_which_a_node_was_stuck_is_no_life(stuck_secs, count):
 
 def test_inherited_output_does_not_hold_up_the_supervisor(family, monkeypatch):
     manager, incarnations = family
-    ((node, _),) = _wait_until(lambda: incarnations(1))
+    ((node, _),) = wait_until(lambda: incarnations(1))
     monkeypatch.setattr(processes, "_OUTPUT_SECS", 120.0)
     os.kill(node, signal.SIGKILL)
     manager._supervisor.post_awaited()
-    _wait_until(lambda: incarnations(2))
+    wait_until(lambda: incarnations(2))
 
 
 @pytest.mark.processes
@@ -154,12 +140,12 @@ def test_children_of_nodes_do_not_outlive_a_killed_launcher(tmp_path):
     path = tmp_path / "pids"
     launcher = subprocess.Popen([sys.executable, str(_SCRIPT), "children", str(path)])
     try:
-        _wait_until(lambda: path.exists() and len(path.read_text().split()) == 2)
+        wait_until(lambda: path.exists() and len(path.read_text().split()) == 2)
     finally:
         launcher.kill()
         launcher.wait()
     for pid in map(int, path.read_text().split()):
-        _wait_until(lambda pid=pid: not _is_alive(pid))
+        wait_until(lambda pid=pid: not is_alive(pid))
 
 
 class _Lingering:
@@ -242,7 +228,7 @@ def test_a_node_that_waits_for_the_lock_of_a_condition_is_interrupted(tmp_path):
     program = lp.Program("waiting")
     program.add_node(lp.PyNode(_wait_for_a_condition, str(waits), str(saved)), label="waiting")
     manager = lp.launch(program, "test_mp", termination_notice_secs=300)
-    _wait_until(waits.exists)
+    wait_until(waits.exists)
     manager.stop()
     assert manager.wait(timeout=60)
     assert saved.exists()
@@ -384,7 +370,7 @@ def test_a_signal_stops_all_programs_and_the_script_with_its_own_loop(tmp_path, 
         [sys.executable, str(_SCRIPT), "loop", str(path)], stderr=subprocess.PIPE, text=True
     )
     try:
-        _wait_until(path.exists)
+        wait_until(path.exists)
         script.send_signal(number)
         _, err = script.communicate(timeout=60)
     finally:

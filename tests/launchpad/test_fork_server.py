@@ -23,17 +23,10 @@ from absl import flags
 import launchpad as lp
 from launchpad.launch.local_multi_processing import fork_client, fork_server, imports
 from tests.launchpad import programs
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 _FLAG = "lp_demo_flag"
-
-
-def _wait_until(condition, secs=60.0):
-    deadline = time.monotonic() + secs
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
-    return found
 
 
 def _files() -> list[str]:
@@ -91,7 +84,7 @@ def _described(path, count):
         whole = [ast.literal_eval(line) for line in lines if line.endswith("\n")]
         return whole if len(whole) >= count else None
 
-    return _wait_until(rows)
+    return wait_until(rows)
 
 
 def _program(path, *labels):
@@ -260,7 +253,7 @@ def test_a_program_outlives_its_fork_server(tmp_path):
     server = fork_client.current()
     killed = server.pid
     os.kill(killed, signal.SIGKILL)
-    _wait_until(lambda: server.pid not in (None, killed))
+    wait_until(lambda: server.pid not in (None, killed))
     assert all(psutil.pid_exists(row["pid"]) for row in rows)
     os.kill(manager.processes()["one/0"], signal.SIGKILL)
     row = _described(tmp_path / "rows", 3)[-1]
@@ -273,11 +266,11 @@ def test_a_frozen_fork_server_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("DEMO", "frozen")  # A server of this test's own.
     monkeypatch.setattr(fork_client, "_ANSWER_SECS", 2.0)
     server = fork_client.current()
-    frozen = _wait_until(lambda: server.pid)
+    frozen = wait_until(lambda: server.pid)
     os.kill(frozen, signal.SIGSTOP)
     manager = lp.launch(_program(tmp_path / "rows", "node"), "test_mp")
     (row,) = _described(tmp_path / "rows", 1)
-    _wait_until(lambda: server.pid not in (None, frozen))
+    wait_until(lambda: server.pid not in (None, frozen))
     manager.stop_and_wait()
     assert not row["is_forked"]
 
@@ -303,7 +296,7 @@ def test_modules_that_do_not_stand_a_fork(tmp_path, monkeypatch, caplog, code, i
         return [line for line in caplog.messages if line.startswith("nodes are not forked")]
 
     if not is_forked:
-        _wait_until(lines)  # A server that dies is given up at its third end.
+        wait_until(lines)  # A server that dies is given up at its third end.
     assert len(lines()) == (0 if is_forked else 1)
 
 
@@ -322,7 +315,7 @@ print(fork_client.current().pid)
     )
     line, pid = done.stdout.split("\n")[:2]
     assert (line, done.stderr) == ("[node/0] done", "")
-    _wait_until(lambda: not psutil.pid_exists(int(pid)))
+    wait_until(lambda: not psutil.pid_exists(int(pid)))
 
 
 def test_the_imports_of_a_program():

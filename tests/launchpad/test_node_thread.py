@@ -1,6 +1,7 @@
 """Threads that run nodes: how they are interrupted."""
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -21,6 +22,9 @@ from launchpad import runtime as lp_runtime
 from launchpad.launch import child as lp_child
 from launchpad.nodes import node_thread
 from launchpad.nodes.node_thread import NodeThread
+from tests.waiting import wait_until
+
+_wait_until = functools.partial(wait_until, pause=0.001)
 
 
 class SlowEvent(threading.Event):
@@ -292,13 +296,6 @@ def test_an_interrupted_node_gives_back_the_lock_of_a_condition():
                 break
         assert not node.is_alive()
         assert condition.acquire(timeout=60), "an interrupted node has kept the lock"
-
-
-def _wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def _frame_of(thread):

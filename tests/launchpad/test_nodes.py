@@ -26,13 +26,9 @@ from launchpad.nodes.courier import courier_utils
 from launchpad.nodes.multi_threading_colocation import node as colocation
 from launchpad.rpc import client as rpc_client
 from tests.launchpad import programs
+from tests.waiting import wait_until
 
-
-def _wait_until(condition, timeout: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+_wait_until = functools.partial(wait_until, seconds=90.0)
 
 
 # -- programs ----------------------------------------------------------------------------

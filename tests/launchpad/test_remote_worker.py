@@ -16,6 +16,7 @@ from launchpad.launch import channel as lp_channel
 from launchpad.launch import child as lp_child
 from launchpad.launch import member as lp_member
 from launchpad.launch import remote_worker, restarts
+from tests.waiting import wait_until
 
 _DEATH = errors.ExceptionRecord(errors.PROCESS_DIED, "ended with status 1", "")
 
@@ -38,13 +39,6 @@ class _LateChannel(lp_channel.Channel):
     def receive(self):
         assert self.may_read.wait(60)
         return super().receive()
-
-
-def _wait_until(condition, secs=60.0):
-    deadline = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def _supervisor(ended):
@@ -111,7 +105,7 @@ def test_the_time_in_which_a_node_was_frozen_is_no_life():
         ended.clear()
         worker = _Worker(member, _supervisor(ended))
         worker.end_frozen(401.0)
-        _wait_until(lambda: ended)
+        wait_until(lambda: ended)
         (record,) = ended
         assert record.message == "no sign of life for 401 s; killed"
         pauses.append(restarts.count_restart(member, record, now))
@@ -132,7 +126,7 @@ def test_giving_up_frozen_nodes_does_not_hold_up_the_supervisor():
         for worker in workers:
             worker.end_frozen(61.0)
     assert time.monotonic() - begun < 0.9 * remote_worker._ARRIVAL_SECS
-    _wait_until(lambda: len(ended) == 4)
+    wait_until(lambda: len(ended) == 4)
     assert [record.stuck_secs for record in ended] == [61.0] * 4 and len(kills) == 4
     for worker, (_, nodes) in zip(workers, pairs, strict=True):
         nodes.close()
@@ -148,7 +142,7 @@ def test_what_is_told_of_a_frozen_process_is_not_how_it_was_killed():
 
     ended = []
     Watched(lp_member.Member("node", 0, lp.PyNode(print)), _supervisor(ended)).end_frozen(61.0)
-    _wait_until(lambda: ended)
+    wait_until(lambda: ended)
     assert [record.message for record in ended] == ["no sign of life for 61 s; killed"]
 
 

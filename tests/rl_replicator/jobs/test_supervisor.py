@@ -11,12 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rl_replicator import errors
 from rl_replicator.jobs import local_job, restarts, supervisor
 from rl_replicator.processes.restarts import Restarts
+from tests.suite.leftovers import is_alive
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SUPERVISOR = (sys.executable, "-m", "rl_replicator.jobs")
@@ -103,22 +104,11 @@ def starts(folder, name):
 
 
 def all_gone(numbers):
-    """Ended; an orphan may still wait for somebody to ask for its status."""
-    return not [n for n in numbers if psutil.pid_exists(n) and not is_zombie(n)]
+    return not any(map(is_alive, numbers))
 
 
 def wait_until_gone(numbers):
-    deadline = time.monotonic() + 60
-    while not all_gone(numbers):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_zombie(number):
-    try:
-        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    wait_until(lambda: all_gone(numbers))
 
 
 @pytest.mark.processes

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 
 from rl_replicator.processes import guard
+from tests.suite.leftovers import is_alive
 
 LAUNCHER = """
 import os, subprocess, time
@@ -22,14 +22,6 @@ if forked:
     print(watched.pid, forked, flush=True)
 time.sleep(600)
 """
-
-
-def is_alive(pid):
-    """An orphan that has ended may wait for somebody to ask for its status."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def start_guard():

@@ -2,34 +2,18 @@
 
 import os
 import signal
-import time
 
-import psutil
 import pytest
 
 from rl_replicator.processes.process_group import UNKNOWN_STATUS, ProcessGroup
+from tests.suite.leftovers import is_alive
+from tests.waiting import wait_until
 
 
 def start(tmp_path, script):
     """Starts a shell that runs `script`."""
     with (tmp_path / "output").open("wb") as output:
         return ProcessGroup.start(["sh", "-c", script], dict(os.environ), output)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
-
-
-def is_alive(pid):
-    """An orphan that has ended may wait for somebody to ask for its status."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.processes
