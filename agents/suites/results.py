@@ -16,6 +16,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import statistics
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.score import rows_that_count
 
 # Last evaluations of runs that were asked for the same number of steps may differ by one action.
 _MARK_TOLERANCE = 0.02
@@ -79,8 +80,6 @@ def read_run(run_dir: Path) -> list[ResultRow]:
         return []
     steps = table["environment_steps"]
     missing = np.full(len(steps), np.nan)
-    # A run that was killed and resumed may have evaluated a step twice: the later one counts.
-    last = {int(step): index for index, step in enumerate(steps)}
     return [
         ResultRow(
             agent=config["trainable"],
@@ -88,7 +87,7 @@ def read_run(run_dir: Path) -> list[ResultRow]:
             observations="pixels" if "pixels" in config["identity"] else "state",
             task=config["identity"]["env"],
             seed=config["identity"]["seed"],
-            environment_steps=step,
+            environment_steps=int(steps[index]),
             learner_steps=int(table["learner_steps"][index]),
             return_mean=float(table["episode_return"][index]),
             return_min=float(table["episode_return_min"][index]),
@@ -98,7 +97,7 @@ def read_run(run_dir: Path) -> list[ResultRow]:
             episodes=int(table["episodes"][index]),
             clock_seconds=float(table[WALL_TIME][index]),
         )
-        for step, index in sorted(last.items())
+        for index in rows_that_count(steps)
     ]
 
 

@@ -16,7 +16,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.runs import whole_file
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
-from rl_replicator.runs.score import Score
+from rl_replicator.runs.score import Score, rows_that_count
 
 _LOG = logging.getLogger("rl_replicator")
 # Groups of metrics that hold evaluations; a run has one of them.
@@ -356,14 +356,12 @@ def series(table: Mapping[str, np.ndarray], figure: str, score: Score | None = N
     steps, values = np.asarray(table[x_label], np.float64), table[figure]
     known = np.isfinite(values)  # A row may hold other figures only.
     steps, values = steps[known], values[known]
-    # A run that was killed and resumed may have evaluated a step twice: the later one counts.
-    last = {step: index for index, step in enumerate(steps)}
-    order = [last[step] for step in sorted(last)]
+    rows = rows_that_count(steps)
     labels = x_label.replace("_", " "), figure.replace("_", " ")
     is_lowest_best = None
     if score is not None and score.figure == figure:
         is_lowest_best = not score.is_highest_best
-    return Series(steps[order], values[order], *labels, is_lowest_best)
+    return Series(steps[rows], values[rows], *labels, is_lowest_best)
 
 
 def short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:

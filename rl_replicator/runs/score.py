@@ -56,7 +56,17 @@ class Score:
         if self.figure not in table:
             return np.zeros(0, np.int64), np.zeros(0)
         steps, figures = next(iter(table.values())), table[self.figure]
-        # A run that was killed and resumed may have evaluated a step twice: the later one counts.
-        last = {int(step): index for index, step in enumerate(steps)}
-        order = sorted(last)
-        return np.array(order, np.int64), figures[[last[step] for step in order]]
+        rows = rows_that_count(steps)
+        return steps[rows], figures[rows]
+
+
+def rows_that_count(steps: np.ndarray) -> list[int]:
+    """Returns the indices of the evaluations of a run that count, in the order of their steps.
+
+    A run that was killed and resumed may have evaluated a step twice: the later one counts.
+
+    Args:
+      steps: [evaluations], as a table of metrics has them.
+    """
+    last = {int(step): index for index, step in enumerate(steps)}
+    return [index for _, index in sorted(last.items())]
