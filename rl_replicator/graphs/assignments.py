@@ -1,6 +1,6 @@
 """Finds the variables that a graph assigns, also in the functions that it calls."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,6 +65,11 @@ def called(node: Any) -> list[str]:
     return found
 
 
+def copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """Returns the copies of all replicas of a variable; itself if it has none."""
+    return getattr(variable, "values", None) or (variable,)
+
+
 def packed(variable: tf.Variable) -> Any:
     """Returns all copies of a variable as one, as steps on TPUs take them; None elsewhere."""
     return getattr(variable, "_packed_var", None)
@@ -75,9 +80,8 @@ def handle_ids(variable: tf.Variable) -> set[int]:
 
     They tell what a variable is also if Keras has wrapped it, to cast what it reads.
     """
-    copies = getattr(variable, "values", None) or (variable,)
     own = packed(variable)
-    return {id(copy.handle) for copy in copies} | (
+    return {id(copy.handle) for copy in copies(variable)} | (
         set() if own is None else {id(own.packed_handle)}
     )
 

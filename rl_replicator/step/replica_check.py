@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from rl_replicator import collectives, errors
 from rl_replicator.collectives import call_log
+from rl_replicator.graphs import assignments
 from rl_replicator.layers import statistics
 from rl_replicator.step import host as host_lib
 from rl_replicator.step import tensor_groups
@@ -85,8 +86,8 @@ class ReplicaCheck:
 
 def _read(variable: tf.Variable, index: int) -> tf.Tensor:
     """Reads a replica's copy, with one operation; `read_value` adds two more."""
-    copies = getattr(variable, "values", None) or (variable,)
-    return tf.raw_ops.ReadVariableOp(resource=copies[index].handle, dtype=variable.dtype)
+    handle = assignments.copies(variable)[index].handle
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
 
 
 def checksums(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -29,7 +29,7 @@ class Registry:
         def creator(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
             self._created.append(weakref.ref(variable))
-            for component in getattr(variable, "values", None) or (variable,):
+            for component in assignments.copies(variable):
                 self._owners[id(component.handle)] = weakref.ref(component)
             packed = assignments.packed(variable)
             if packed is not None:
@@ -57,7 +57,7 @@ class Registry:
         return [
             variable
             for variable in self.created()
-            if any(id(copy) in wanted for copy in getattr(variable, "values", None) or (variable,))
+            if any(id(copy) in wanted for copy in assignments.copies(variable))
         ]
 
     def owners(self, handles: Iterable[tf.Tensor]) -> list[tf.Variable]:

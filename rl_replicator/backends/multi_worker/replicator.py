@@ -15,6 +15,7 @@ from rl_replicator import errors, replicator
 from rl_replicator.backends import devices
 from rl_replicator.backends.multi_worker import group
 from rl_replicator.collectives import call_log
+from rl_replicator.graphs import assignments
 from rl_replicator.jobs import cluster as cluster_lib
 from rl_replicator.optimizers import wrapping
 from rl_replicator.step import compiled, host, replica_check, results
@@ -247,7 +248,7 @@ class _GroupStep(compiled.ReplicatedStep):
             id(copy)
             for variable in self._host.registry.with_copies(self._variables)
             if replica_check.is_declared(variable)
-            for copy in getattr(variable, "values", None) or (variable,)
+            for copy in assignments.copies(variable)
         }
         return [copy for copy in self._variables if id(copy) not in own]
 
