@@ -31,6 +31,7 @@ from rl_replicator.jobs import ports
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.training import Training
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.conformance import regression
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
 
@@ -66,18 +67,8 @@ def make_learner(replicator, optimizer_class=rr.optimizers.Adam):
         model(tf.zeros([1, FEATURES]))
         optimizer = replicator.wrap_optimizer(optimizer_class(1e-2))
     replicator.build_optimizer(optimizer, model.trainable_variables)
-    rng = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
-        parameters = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    return model, optimizer, step_fn
+    regression.set_weights(model)
+    return model, optimizer, regression.make_step_fn(model, optimizer)
 
 
 def pause(seconds):

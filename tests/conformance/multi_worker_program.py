@@ -29,6 +29,7 @@ from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.training import Training
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
+from tests.conformance import regression
 from tests.rl_replicator.learners import tiny_learners
 
 faulthandler.dump_traceback_later(270)  # What it hangs in, if it hangs.
@@ -65,27 +66,13 @@ def make_learner(replicator):
         model(tf.zeros([1, FEATURES]))
         optimizer = replicator.wrap_optimizer(snt.optimizers.Adam(1e-2))
     replicator.build_optimizer(optimizer, model.trainable_variables)
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
-        parameters = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    return model, optimizer, step_fn
-
-
-def set_weights(model):
-    rng = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    return model, optimizer, regression.make_step_fn(model, optimizer)
 
 
 def train(replicator, steps, steps_per_call=None):
     """Weights and losses after some steps from weights that are the same every time."""
     model, _, step_fn = make_learner(replicator)
-    set_weights(model)
+    regression.set_weights(model)
     step = replicator.replicate(step_fn, replicator.make_inputs(batches), steps_per_call)
     calls = steps // (steps_per_call or 1)
     losses = replicator.reduce("mean", [step() for _ in range(calls)])

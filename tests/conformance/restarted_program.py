@@ -15,7 +15,7 @@ import time
 import rl_replicator as rr
 from rl_replicator import checkpoints
 from rl_replicator.checkpoints import parts
-from tests.conformance import multi_worker_program
+from tests.conformance import multi_worker_program, regression
 
 STEPS_PER_CALL = 5
 LAST_STEP = 20
@@ -26,7 +26,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     replicator = rr.make("multi_worker")
     model, optimizer, step_fn = multi_worker_program.make_learner(replicator)
-    multi_worker_program.set_weights(model)
+    regression.set_weights(model)
     inputs = replicator.make_inputs(multi_worker_program.batches)
     step = replicator.replicate(step_fn, inputs, STEPS_PER_CALL)
     learner = {

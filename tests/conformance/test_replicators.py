@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from rl_replicator.step import results
+from tests.conformance import regression
 
 NAMES = (
     "single_device",
@@ -65,18 +66,8 @@ def make_learner(replicator, optimizer_class=snt.optimizers.Adam, **wrap_options
         )
         model(tf.zeros([1, FEATURES]))
         optimizer = replicator.wrap_optimizer(optimizer_class(1e-2), **wrap_options)
-    rng = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
-
-    def step_fn(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - tf.reduce_sum(x, axis=1)))
-        parameters = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    return model, optimizer, step_fn
+    regression.set_weights(model)
+    return model, optimizer, regression.make_step_fn(model, optimizer)
 
 
 def test_a_step_is_not_compared_every_0_steps(replicator):
