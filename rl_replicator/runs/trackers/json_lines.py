@@ -2,10 +2,11 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+
+from rl_replicator.runs import whole_file
 
 
 class JsonLines:
@@ -46,9 +47,8 @@ class JsonLines:
             path = self._folder / f"{group}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                new = path.with_suffix(".jsonl.new")
-                new.write_text("".join(line for line in _lines(path) if self._stays(line)))
-                os.replace(new, path)
+                with whole_file.replacing(path) as new:
+                    new.write_text("".join(line for line in _lines(path) if self._stays(line)))
             self._files[group] = path.open("a")
         return self._files[group]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_replicator.runs import whole_file
 from rl_replicator.runs.run_directory import RunDirectory
 
 _EXPERIMENT = "rl-replicator"
@@ -48,9 +49,8 @@ class MLflowTracker:
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
         run = self._client.create_run(experiment, tags=_commit(), run_name=run_dir.name)
         self._run_id = run.info.run_id
-        new = stored.with_suffix(".new")
-        new.write_text(self._run_id)
-        new.replace(stored)  # A process that is killed here must leave no empty id.
+        with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
+            new.write_text(self._run_id)
         for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
 
@@ -93,9 +93,8 @@ def _place_artifacts(folder: Path, run_id: str) -> None:
     for path in folder.glob(f"*/{run_id}/meta.yaml"):
         place = f"artifact_uri: {(path.parent / 'artifacts').as_uri()}"
         text = re.sub(r"^artifact_uri:.*", place, path.read_text(), flags=re.MULTILINE)
-        new = path.with_suffix(".new")
-        new.write_text(text)
-        new.replace(path)
+        with whole_file.replacing(path) as new:
+            new.write_text(text)
 
 
 def _commit() -> dict[str, str]:
