@@ -250,7 +250,7 @@ wait()"""
 def test_a_second_signal_kills_at_once(run, tmp_path):
     process = run("deaf()", "--workers", "2")
     tasks = ready(tmp_path, "worker 0", "worker 1")
-    while process.poll() is None:  # Two at a time may arrive as one.
+    while not all_gone(tasks):  # Two at a time may arrive as one.
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     status, text = finished(process)
