@@ -167,8 +167,11 @@ class LearnerCommand:
                 return 0
             settings = to_plain(options) | to_plain(config)
             settings.pop("config")
-            run.describe(self.name, identity, settings, _score(learner))
+            score = _score(learner)
+            run.describe(self.name, identity, settings, None if score is None else score.plain())
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
+            if score is not None:
+                print(_what_is_best(score), flush=True)
             events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
             try:
                 return _train(replicator, learner, run, options, listener)
@@ -370,13 +373,26 @@ def _agree_on_checkpoint(replicator: "Replicator") -> None:
     replicator.reduce("max", np.int64(0))
 
 
-def _score(learner: "Learner") -> dict[str, Any] | None:
+def _score(learner: "Learner") -> Score | None:
     """Returns the figure that selects the best checkpoint; None without an evaluation."""
     evaluation = learner.evaluation()
     if evaluation is None:
         return None
     best = evaluation.best
-    return Score("evaluation", best.removeprefix("-"), not best.startswith("-")).plain()
+    return Score("evaluation", best.removeprefix("-"), not best.startswith("-"))
+
+
+def _what_is_best(score: Score) -> str:
+    """Tells what `Evaluation.best` means: by the name alone, nobody notices the wrong one."""
+    kept, other, word = (
+        ("highest", "lowest", f"-{score.figure}")
+        if score.is_highest_best
+        else ("lowest", "highest", score.figure)
+    )
+    return (
+        f"best/ keeps the checkpoint with the {kept} {score.figure} (Evaluation.best; {word!r} "
+        f"keeps the {other})"
+    )
 
 
 def _how_to_grow(config: Any) -> str:

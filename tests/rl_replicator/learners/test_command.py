@@ -385,6 +385,20 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("finished: all 30 steps")
 
 
+@pytest.mark.parametrize(
+    ("best", "line"),
+    [
+        ("error", "with the highest error (Evaluation.best; '-error' keeps the lowest)"),
+        ("-error", "with the lowest error (Evaluation.best; 'error' keeps the highest)"),
+    ],
+)
+def test_a_run_says_which_checkpoint_it_keeps_as_the_best(tmp_path, capsys, best, line):
+    mine = command.LearnerCommand("mine", tiny_learners.Config, tiny_learners.Regression)
+    config = tiny_learners.Config(steps=1, best=best)
+    assert mine.train(mine.options_type()(config=config, run_dir=tmp_path / "run")) == 0
+    assert f"best/ keeps the checkpoint {line}\n" in capsys.readouterr().out
+
+
 @dataclasses.dataclass(frozen=True)
 class WithFolder(tiny_learners.Config):
     folder: str = ""
