@@ -80,7 +80,17 @@ class Policy:
 
         Returns:
           [A] float32 in [-1, 1], the form in which environments of `make_environment` take actions.
+
+        Raises:
+          TypeError: if the observation is a nest of arrays, as environments of one's own return it.
         """
+        if not hasattr(observation, "shape"):
+            shape = list(self.agent.environment_spec.observations.shape)
+            raise TypeError(
+                f"expected one array {shape}, got a {type(observation).__name__}; use "
+                "policy.make_environment(seed), or environments.adapt(environment) around an "
+                "environment of your own"
+            )
         return self.actor.select_action(observation)
 
     def reset(self) -> None:

@@ -122,6 +122,16 @@ def test_a_loaded_policy_acts_like_the_evaluator(trained, best, capsys):
     )
 
 
+@pytest.mark.parametrize("nest", [{"position": np.zeros(3)}, (np.zeros(3),), [0.0, 0.0]])
+def test_a_nested_observation_of_ones_own_environment_is_refused(trained, nest):
+    policy = agents.load_policy(trained[0])
+    match = (
+        rf"one array \[\d\], got a {type(nest).__name__}; .* environments.adapt\(environment\) a"
+    )
+    with pytest.raises(TypeError, match=match):
+        policy.act(nest)
+
+
 def test_episodes_are_cut_off_where_the_run_did(run_dir, capsys):
     path = run_dir / "config.json"
     config = json.loads(path.read_text())
