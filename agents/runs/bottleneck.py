@@ -26,6 +26,13 @@ _PART_NAMES = {
     "publish": "weights",
     "save": "checkpoints",
 }
+# What actors do, as the largest part of their work.
+_WORK = {
+    "environment": "the environment",
+    "render": "rendering",
+    "policy": "the policy",
+    "insert": "insertion into the replay",
+}
 _CHECKPOINTS = 0.1
 # Shares that add up to no more than this say nothing, and would be shown as 0 %.
 _NOTHING = 0.01
@@ -153,8 +160,7 @@ def _has_fast_bfloat16() -> bool:
 
 
 def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> str:
-    parts = {part: shares.get(f"actor_{part}", 0.0) for part in ("environment", "render", "policy")}
-    slowest = max(parts, key=lambda part: parts[part])
+    slowest = max(_WORK, key=lambda part: shares.get(f"actor_{part}", 0.0))
     frame = options.get("frame")
     if slowest == "render" and isinstance(frame, Mapping) and frame.get("render") != "fast":
         return "--frame.render fast draws without shadows and reflections"
@@ -164,4 +170,4 @@ def _for_actors(shares: Mapping[str, float], options: Mapping[str, object]) -> s
     more = f"--{option.replace('_', '-')} {2 * number if isinstance(number, int) else 2}"
     if option == "actors" and options.get("launch") == "threads":
         more += " --launch processes"
-    return f"most of their time goes to the {_PART_NAMES[slowest]}; try {more}"
+    return f"the largest part of their work is {_WORK[slowest]}; try {more}"

@@ -79,7 +79,7 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
     assert expected in document.section("results")
     assert "A − B 1 200 200 [190, 210] 1 [1, 1] A is higher" in document.section("results")
     assert "environment 60% policy 20% other 20%" in document.section("time")
-    assert "Bottleneck: the actors; most of their time goes to the env" in document.section("time")
+    assert "Bottleneck: the actors; the largest part of their work is t" in document.section("time")
     assert "agent.n_step 5 1" in document.section("settings")
     assert document.section("runs").count("complete") == 4
     assert "No return stood still" in document.section("advice")

@@ -28,12 +28,17 @@ PIXELS = {
         (
             {"learner_wait": 0.3, "actor_environment": 0.6, "actor_policy": 0.2},
             STATE,
-            "the actors; most of their time goes to the environment; try --actors 2 --launch proc",
+            "the actors; the largest part of their work is the environment; try --actors 2 --lau",
         ),
         (
             {"learner_wait": 0.3, "actor_environment": 0.2, "actor_policy": 0.6},
             PIXELS,
-            "most of their time goes to the policy; try --envs-per-actor 2",
+            "the largest part of their work is the policy; try --envs-per-actor 2",
+        ),
+        (
+            {"learner_wait": 0.6, "actor_insert": 0.3, "actor_policy": 0.1, "actor_wait": 0.2},
+            STATE,
+            "work is insertion into the replay; try --actors 2 --launch processes",
         ),
         ({"learner_wait": 0.3, "actor_render": 0.6}, PIXELS, "--frame.render fast"),
         (
