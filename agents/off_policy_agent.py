@@ -307,6 +307,7 @@ class OffPolicyAgent(abc.ABC):
         samples = inserts * config.replay.samples_per_insert
         with replicator.scope():
             module = self.make_module(replicator, max(1, int(samples / config.global_batch_size)))
+            _check_acting(module)
             if config.policy_average > 1:
                 networks = self.make_acting_networks()
                 module = PolicyAverage(module, networks, config.policy_average)
@@ -339,3 +340,13 @@ class OffPolicyAgent(abc.ABC):
     def _demand(self, num_replicas: int) -> LearnerDemand:
         config = self.config
         return LearnerDemand(config.global_batch_size, config.steps_per_call, num_replicas)
+
+
+def _check_acting(module: StepModule) -> None:
+    """Checks that actors find their networks: one without variables is missed much later."""
+    found = sorted(module.acting_networks)
+    if not {"encoder", "policy"} <= set(found):
+        raise ConfigError(
+            f"expected acting_networks of {type(module).__name__} with 'encoder' and 'policy', got "
+            f"{found}; return those of the online networks"
+        )

@@ -17,6 +17,7 @@ from agents.replay.priorities import Priorities
 from agents.replay.transitions import Sample
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.errors import ConfigError
+from rl_replicator.graphs import assignments
 from rl_replicator.layers import precision
 
 # A metric of ours, beside those of the step.
@@ -110,8 +111,9 @@ class ReplayLearner:
           dtype: in which the step's layers compute, see `precision.autocast`.
 
         Raises:
-          ConfigError: if the step assigns a variable that `module` does not track, or returns no
-            `StepOutput` whose metrics are scalars by name.
+          ConfigError: if the step assigns a variable that `module` does not track, leaves its
+            `num_steps` as it is, or returns no `StepOutput` with one priority for each key, and
+            scalars by name as metrics.
         """
         self._module = module
         self._dtype = dtype
@@ -123,7 +125,9 @@ class ReplayLearner:
         self._step = replicator.replicate(self._step_fn, self._inputs, steps_per_call)
         # A restored run would lose what the module does not track, such as networks in a dataclass.
         saved = TrackablePart(**self.trackables())
-        saved.check_holds(self._step.assigned_variables(), type(module).__name__)
+        assigned = self._step.assigned_variables()
+        saved.check_holds(assigned, type(module).__name__)
+        _check_counts(module.num_steps, assigned)
         self._priorities = priorities
         self._num_steps = int(module.num_steps.numpy())
         self._steps_per_call = steps_per_call
@@ -220,6 +224,7 @@ class ReplayLearner:
         with precision.autocast(self._dtype):
             output = self._module.step_fn(sample)
         metrics = _metrics_of(output)
+        _check_priorities(output)
         self._metric_names = tuple(metrics)
         packed = tf.stack(list(metrics.values())) if metrics else tf.zeros([0])
         return _CallOutput(output.keys, output.priorities, packed)
@@ -265,6 +270,40 @@ def _metrics_of(output: Any) -> dict[str, tf.Tensor]:
             "priorities has, got one of this name; rename it"
         )
     return {name: tf.cast(x, tf.float32) for name, x in metrics.items()}
+
+
+@tf.autograph.experimental.do_not_convert
+def _check_priorities(output: StepOutput) -> None:
+    """Checks that a step returned one priority for each key.
+
+    Raises:
+      ConfigError: if the shapes differ. The table would refuse them in a thread of its own.
+    """
+    keys = output.keys.shape
+    found = getattr(output.priorities, "shape", None)
+    if found is None or found.rank != keys.rank or not keys.is_compatible_with(found):
+        raise ConfigError(
+            f"expected step_fn to return priorities of the shape of the keys, {keys}, got "
+            f"{found}; return sample.keys, and one priority for each transition"
+        )
+
+
+def _check_counts(num_steps: tf.Variable, assigned: Sequence[tf.Variable]) -> None:
+    """Checks that the step counts.
+
+    Args:
+      num_steps: the counter.
+      assigned: the variables that the step assigns.
+
+    Raises:
+      ConfigError: if it does not. What depends on the counter would be equal in all steps.
+    """
+    counter = assignments.handle_ids(num_steps)
+    if all(counter.isdisjoint(assignments.handle_ids(variable)) for variable in assigned):
+        raise ConfigError(
+            "expected step_fn to increment num_steps, which it leaves as it is; call "
+            "self.num_steps.assign_add(1) in it"
+        )
 
 
 def _no_scalars(found: Any) -> ConfigError:

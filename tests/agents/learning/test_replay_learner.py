@@ -243,6 +243,36 @@ def test_a_module_with_a_variable_that_would_not_be_saved_is_refused():
         make_summing_learner(lambda: map(float, range(8)), Forgetful)
 
 
+class Uncounted(Summing):
+    """Counts something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def step_fn(self, sample):
+        self.other.assign_add(1)
+        return StepOutput(sample.keys, sample.transition.reward, {})
+
+
+def test_a_step_that_does_not_count_is_refused():
+    with pytest.raises(rr.ConfigError, match=r"increment num_steps, .* self.num_steps.assign_add"):
+        make_summing_learner(lambda: map(float, range(8)), Uncounted)
+
+
+def test_a_module_without_the_networks_that_act_is_refused():
+    class Unseeing(tf.Module):
+        acting_networks = {"policy": None}
+
+    class Partial(TD3):
+        def make_module(self, replicator, total_steps):
+            return Unseeing()
+
+    agent = Partial(TD3Config(**SETTINGS), SPEC)
+    with pytest.raises(ConfigError, match=r"acting_networks of Unseeing with .*, got \['policy'\]"):
+        agent.make_local_learner(rr.make("single_device"), FixedReplay(), 100)
+
+
 def test_a_call_writes_priorities_and_reports_its_means_and_its_time():
     learner, written = make_summing_learner(lambda: map(float, range(8)))
     assert learner.metrics() == {} and learner.num_steps == 0
@@ -287,9 +317,15 @@ class Changed(Summing):
             lambda out: out._replace(metrics={"dropped_priority_batches": 1.0}),
             "got one of this name; rename it",
         ),
+        (
+            lambda out: out._replace(priorities=tf.reduce_mean(out.priorities)),
+            r"priorities of the shape of the keys, \(2,\), got \(\); return sample.keys, and one",
+        ),
+        (lambda out: out._replace(priorities=None), r"\(2,\), got None; return"),
+        (lambda out: out._replace(priorities=out.priorities[:, None]), r"\(2,\), got \(2, 1\)"),
     ],
 )
-def test_metrics_of_an_agent_that_are_no_scalars_are_refused_when_the_step_is_built(change, found):
+def test_what_a_step_must_not_return_is_refused_when_the_step_is_built(change, found):
     with pytest.raises(ConfigError, match=found) as error:
         make_summing_learner(lambda: map(float, range(8)), lambda: Changed(change))
     assert "\n" not in str(error.value)
