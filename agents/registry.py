@@ -43,7 +43,7 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
     return getattr(module, attribute)
 
 
-def check_shape(option: str, what: str, shape: Any, expected: Any) -> None:
+def check_shape(option: str, what: str, shape: Any, expected: Any, each: str = "example") -> None:
     """Checks what a part of the user's has computed: a wrong shape may broadcast in silence.
 
     Args:
@@ -51,6 +51,7 @@ def check_shape(option: str, what: str, shape: Any, expected: Any) -> None:
       what: name of the result, for the error message.
       shape: the `tf.TensorShape` of the result.
       expected: the `tf.TensorShape` that it should have.
+      each: what has one of them, for the error message.
 
     Raises:
       ConfigError: if they differ in rank or in a known dimension.
@@ -58,5 +59,5 @@ def check_shape(option: str, what: str, shape: Any, expected: Any) -> None:
     if shape.rank != expected.rank or not shape.is_compatible_with(expected):
         raise ConfigError(
             f"--{option.replace('_', '-')}: expected {what} of shape {expected}, got {shape}; "
-            "return one for each example"
+            f"return one for each {each}"
         )

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from agents.registry import check_shape, find_part
 
+TDLoss = Callable[[tf.Tensor], tf.Tensor]
+
 
 def squared(td_errors):
     """Half of the squared error: L = e**2 / 2.
@@ -37,18 +39,31 @@ def huber(td_errors):
 TD_LOSSES = {"squared": squared, "huber": huber}
 
 
-def find_td_loss(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
+_OPTION = "agent.td_loss"
+
+
+def find_td_loss(name: str) -> TDLoss:
     """Returns the function that `--agent.td-loss` names: TD errors -> losses of the same shape.
 
     Raises:
-      ConfigError: if there is none. The function raises one for losses of another shape.
+      ConfigError: if there is none.
     """
-    option = "agent.td_loss"
-    td_loss = find_part(name, TD_LOSSES, option)
+    return find_part(name, TD_LOSSES, _OPTION)
 
-    def checked(td_errors: tf.Tensor) -> tf.Tensor:
+
+def checked(td_loss: TDLoss) -> TDLoss:
+    """Returns the function with a check of its results.
+
+    Args:
+      td_loss: TD errors -> losses of the same shape. It may be a user's own.
+
+    Returns:
+      The same, but it raises ConfigError for losses of another shape.
+    """
+
+    def losses_of(td_errors: tf.Tensor) -> tf.Tensor:
         losses = tf.convert_to_tensor(td_loss(td_errors))
-        check_shape(option, "losses", losses.shape, td_errors.shape)
+        check_shape(_OPTION, "losses", losses.shape, td_errors.shape, each="TD error")
         return losses
 
-    return checked
+    return losses_of

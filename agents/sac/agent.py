@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import rl_replicator as rr
 from agents.agent import ExplorationContext
-from agents.learning.td_losses import find_td_loss
+from agents.learning.td_losses import TDLoss, find_td_loss
 from agents.networks.critics import TwinCritic
 from agents.networks.mlp import find_torso
 from agents.off_policy_agent import OffPolicyAgent
@@ -22,7 +22,11 @@ class SAC(OffPolicyAgent):
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
         super().check_config()
-        find_td_loss(self.config.td_loss)
+        self.make_td_loss()
+
+    def make_td_loss(self) -> TDLoss:
+        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], for each error its own."""
+        return find_td_loss(self.config.td_loss)
 
     def make_policy(self, name: str) -> GaussianPolicy:
         """See `OffPolicyAgent`; the outputs are a `Gaussian`."""
@@ -58,4 +62,5 @@ class SAC(OffPolicyAgent):
             total_steps=total_steps,
             augment=self.observations.augment,
             replicator=replicator,
+            td_loss=self.make_td_loss(),
         )

@@ -45,6 +45,7 @@ class SACLearner(tf.Module):
         total_steps: int,
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
+        td_loss: td_losses.TDLoss,
     ):
         """Copies the online critic to `target` and makes the optimizers.
 
@@ -55,10 +56,11 @@ class SACLearner(tf.Module):
           total_steps: learner steps over which the importance exponent grows to its end.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
+          td_loss: TD errors [B, 2] -> losses [B, 2].
         """
         super().__init__(name="sac")
         self._config = config
-        self._td_loss = td_losses.find_td_loss(config.td_loss)
+        self._td_loss = td_losses.checked(td_loss)
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()

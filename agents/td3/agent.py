@@ -1,7 +1,7 @@
 """TD3: its networks and its learner, on top of what off-policy agents share."""
 
 import rl_replicator as rr
-from agents.learning.td_losses import find_td_loss
+from agents.learning.td_losses import TDLoss, find_td_loss
 from agents.networks.critics import TwinCritic
 from agents.off_policy_agent import OffPolicyAgent
 from agents.td3.learner import TD3Learner
@@ -13,7 +13,11 @@ class TD3(OffPolicyAgent):
     def check_config(self) -> None:
         """See `OffPolicyAgent`."""
         super().check_config()
-        find_td_loss(self.config.td_loss)
+        self.make_td_loss()
+
+    def make_td_loss(self) -> TDLoss:
+        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], for each error its own."""
+        return find_td_loss(self.config.td_loss)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> TD3Learner:
         """See `OffPolicyAgent`."""
@@ -25,4 +29,5 @@ class TD3(OffPolicyAgent):
             total_steps=total_steps,
             augment=self.observations.augment,
             replicator=replicator,
+            td_loss=self.make_td_loss(),
         )

@@ -90,6 +90,25 @@ def test_a_copy_trains_its_own_class_under_its_own_name(tmp_path, monkeypatch):
     assert type(made).__module__ == "copied_agent"
 
 
+def test_the_page_shows_all_of_the_variation():
+    code = (EXAMPLES / "expectile_td3.py").read_text().partition("\n\n")[2]
+    assert f"```python\n{code}```\n" in (EXAMPLES.parent / "agents.md").read_text()
+
+
+@pytest.mark.parametrize(("expectile", "share"), [(0.5, 0.5), (0.0, 0.0)])
+def test_a_variation_of_an_agent_has_its_own_loss(monkeypatch, expectile, share):
+    """Half the loss of TD3 at 0.5, and at 0 nothing for errors that are all positive."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    variation = trainables.load("expectile_td3:command")
+    config = variation.config(policy_layers=(4,), critic_layers=(4,), expectile=expectile)
+    agent = variation.make_agent(config, fixed_samples.make_spec())
+    td_errors = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_allclose(agent.make_td_loss()(td_errors), share * td_errors**2 / 2)
+    sample = tree.map_structure(tf.constant, fixed_samples.make_samples(8, 50.0, 90.0))
+    output = agent.make_module(rr.make("single_device"), 100).step_fn(sample)
+    assert (float(output.metrics["critic_loss"]) > 0) == (share > 0)
+
+
 def test_it_has_the_options_of_pixels(command):
     fields = {field.name for field in dataclasses.fields(command.options_type(["--pixels"]))}
     assert "frame" in fields

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from agents.learning.td_losses import find_td_loss, huber, squared
+from agents.learning.td_losses import checked, find_td_loss, huber, squared
 from agents.td3 import losses
 from rl_replicator.errors import ConfigError
 
@@ -60,6 +60,7 @@ def summed(td_errors):
 def test_a_loss_of_another_shape_is_refused():
     """Another sum would follow, over the batch."""
     td_errors = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(find_td_loss("huber")(td_errors), huber(td_errors))
-    with pytest.raises(ConfigError, match=r"--agent.td-loss: .* shape \(2, 2\), got \(2,\)"):
-        find_td_loss(f"{__name__}:summed")(td_errors)
+    np.testing.assert_array_equal(checked(find_td_loss("huber"))(td_errors), huber(td_errors))
+    match = r"--agent.td-loss: .* shape \(2, 2\), got \(2,\); return one for each TD error"
+    with pytest.raises(ConfigError, match=match):
+        checked(find_td_loss(f"{__name__}:summed"))(td_errors)
