@@ -9,6 +9,7 @@ before a run begins that could not go on.
 import dataclasses
 import difflib
 import enum
+import inspect
 import json
 import math
 import os
@@ -77,10 +78,21 @@ def to_plain(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         plain = [to_plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
         return sorted(plain, key=json.dumps) if isinstance(value, set | frozenset) else plain
+    remedy = f"use one of these: {_STORABLE}"
+    if inspect.isroutine(value):
+        remedy = f"give its import path as a text, {_import_path(value)}"
     raise ConfigError(
         f"expected a type that config.json gives back for {name!r}, got "
-        f"{type(value).__name__}: {value!r} cannot be stored; use one of these: {_STORABLE}"
+        f"{type(value).__name__}: {value!r} cannot be stored; {remedy}"
     )
+
+
+def _import_path(function: Any) -> str:
+    """Returns how settings name a function, for an error."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
+    if module in (None, "__main__") or "<" in name:  # The script itself, a lambda.
+        return "'package.module:function', and define it in such a module"
+    return f"'{module}:{name}'"
 
 
 def from_plain(

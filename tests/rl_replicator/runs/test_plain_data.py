@@ -150,7 +150,16 @@ def test_nan_comes_back():
             r"'field', got Activation: Activation\(\) cannot be stored; use",
         ),
         (dict[str, Activation], {"a": Activation()}, r"'field\.a', got Activation"),
-        (typing.Callable, len, "'field', got builtin_function_or_method: .* cannot be stored"),
+        (
+            typing.Callable,
+            math.hypot,
+            "got builtin_function_or_method: .* give its import path as a text, 'math:hypot'$",
+        ),
+        (
+            typing.Callable,
+            lambda: None,
+            "cannot be stored; .* 'package.module:function', and define it in such a module$",
+        ),
         (dict[int, int], {1: 2}, "texts as keys of 'field', got 1; use texts"),
         (typing.Any, Level.LOW, "got Any: <Level.LOW: 1> would come back as 'LOW'"),
         (int, None, "'field', got int: None cannot be rebuilt as one; annotate 'field' with the"),
