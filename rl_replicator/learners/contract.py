@@ -123,10 +123,23 @@ class Served:
     inputs: "Mapping[str, tf.TensorSpec]"
 
     def outputs(self) -> "dict[str, tf.TensorSpec]":
-        """Returns the specs of what the function returns, by name. It is traced for them."""
+        """Returns the specs of what the function returns, by name. It is traced for them.
+
+        Raises:
+          ConfigError: if it returns something else than tensors by name.
+        """
         import tensorflow as tf
 
-        function = tf.function(lambda **given: dict(self.function(**given)), autograph=False)
+        def traced(**given: Any) -> "dict[str, tf.Tensor]":
+            outputs = self.function(**given)
+            if not isinstance(outputs, Mapping):
+                raise ConfigError(
+                    "expected the function of served() to return tensors by name, such as "
+                    f"{{'y': y}}, got {type(outputs).__name__}; return a dictionary"
+                )
+            return dict(outputs)
+
+        function = tf.function(traced, autograph=False)
         found = function.get_concrete_function(**self.inputs).structured_outputs
         return {name: tf.TensorSpec(one.shape, one.dtype) for name, one in found.items()}
 

@@ -30,6 +30,12 @@ def make_silent(replicator, config: tiny_learners.Config):
     return tiny_learners.Regression(replicator, config)
 
 
+def test_a_served_function_that_names_no_outputs_is_refused():
+    served = learners.Served(lambda x: x[:, 0], {"x": tf.TensorSpec([None, 3])})
+    with pytest.raises(errors.ConfigError, match=r"served\(\) .* got \w*Tensor; return a dict"):
+        served.outputs()
+
+
 NAME = f"{__name__}:make_serving"
 
 
