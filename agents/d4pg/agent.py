@@ -72,7 +72,8 @@ class D4PG(OffPolicyAgent):
         if not is_bounded:
             raise ConfigError(
                 "expected the range of returns, but this environment does not bound its rewards "
-                f"(got [{low:g}, {high:g}]); pass --agent.value-min and --agent.value-max"
+                f"(got [{low:g}, {high:g}]); bound reward_spec() (Gymnasium: reward_range), also "
+                "that of a wrapper, or pass --agent.value-min and --agent.value-max"
             )
         atoms = np.linspace(low, high, config.num_atoms, dtype=np.float32)
         if not (np.diff(atoms) > 0).all():

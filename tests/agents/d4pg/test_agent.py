@@ -176,7 +176,9 @@ def test_rewards_without_bounds_ask_for_a_value_range():
     with pytest.raises(ConfigError, match="--agent.value-min and --agent.value-max"):
         D4PG(D4PGConfig(), spec)
     for half in ({"value_min": 0.0}, {"value_max": 3.0}):
-        with pytest.raises(ConfigError, match="does not bound its rewards"):
+        with pytest.raises(
+            ConfigError, match=r"does not bound its rewards .*; bound reward_spec\(\)"
+        ):
             D4PG(D4PGConfig(**half), spec)
     D4PG(D4PGConfig(value_min=0.0, value_max=3.0), spec)
     # What is not infinite, but would be in float32, summed up over an episode.
