@@ -108,7 +108,7 @@ def examine(
             NOTE,
             "random state",
             "not found, so a resumed run starts from a new seed",
-            "keep one NumPy generator as an attribute 'random_state' or '_random'",
+            "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'",
         )
     yield _rendering(environment)
     try:
