@@ -114,8 +114,9 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the model is not compiled, if the result of a metric is not one number, or
-            if a mesh or concurrent asynchronous workers would have to evaluate.
+          ConfigError: if the model is not compiled, or with an average of the weights that a step
+            does not apply, if the result of a metric is not one number, or if a mesh or concurrent
+            asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
@@ -136,6 +137,7 @@ class KerasLearner(Learner):
             examples, predicted = self._build(spec)
             # Keras divides the loss by the number of replicas, so that their gradients add up.
             inner, scale = _without_scale(self._model.optimizer)
+            _check_average(inner)
             self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
         self._parameters = self._model.trainable_variables
         replicator.build_optimizer(self._optimizer, self._parameters)
@@ -402,3 +404,13 @@ def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:
         return optimizer, None
     scale = "dynamic" if optimizer.dynamic else float(optimizer.initial_scale)
     return optimizer.inner_optimizer, scale
+
+
+def _check_average(optimizer: Any) -> None:
+    """Raises `ConfigError` if Keras would replace the weights by their average only after `fit`."""
+    if getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency:
+        raise ConfigError(
+            "expected an average of the weights (use_ema) that enters them during training, got "
+            "one that fit applies at its end; set ema_overwrite_frequency, such as to the steps "
+            "between evaluations"
+        )

@@ -187,6 +187,36 @@ def test_the_loss_scale_of_compile_is_applied():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def test_an_average_of_the_weights_must_enter_them():
+    """`fit` ends with `finalize_variable_values`, which no step does."""
+
+    def averaged(config: Config, frequency=3) -> tf.keras.Model:
+        model = model_fn(config)
+        optimizer = tf.keras.optimizers.SGD(
+            0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=frequency
+        )
+        model.compile(optimizer, "mse")
+        return model
+
+    def at_the_end(config: Config) -> tf.keras.Model:
+        return averaged(config, frequency=None)
+
+    with pytest.raises(rr.ConfigError, match=r"\(use_ema\) .* set ema_overwrite_frequency"):
+        learners.from_keras(at_the_end, data_fn)(rr.make("single_device"), Config())
+    model = averaged(Config())
+    model.fit(data_fn(Config()).repeat().batch(BATCH), steps_per_epoch=STEPS, verbose=0)
+    rr.split_cpu(2)
+    for name in ("single_device", "multi_device:2"):
+        replicator = rr.make(name)
+        learner = learners.from_keras(averaged, data_fn)(replicator, Config())
+        step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
+        for _ in range(STEPS):
+            step()
+        weights = learner.trackables()["weights"].all
+        for want, variable in zip(model.weights, weights, strict=True):
+            np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5)
+
+
 class Noise(tf.keras.layers.Layer):
     """A layer with a generator of its own."""
 
