@@ -397,14 +397,23 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
     """
     if not isinstance(stored, Mapping):
         raise UsageError(f"expected the settings of a run by name, got {stored!r}")
-    adopted = {
-        field.name: stored[field.name]
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) == AUTO and stored.get(field.name, AUTO) != AUTO
-    }
-    if adopted:
-        config = from_plain(type(config), to_plain(config) | adopted)
+    plain = to_plain(config)
+    adopted = _adopted(plain, stored)
+    if adopted != plain:
+        config = from_plain(type(config), adopted)
     return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+
+
+def _adopted(plain: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with the stored ones in place of those that `_differences` lets match."""
+    adopted = {}
+    for name, value in plain.items():
+        there = stored.get(name, AUTO)
+        if isinstance(value, dict) and isinstance(there, dict):
+            adopted[name] = _adopted(value, there)
+        else:
+            adopted[name] = there if value == AUTO else value
+    return adopted
 
 
 def folder_name(text: str) -> str:

@@ -234,3 +234,20 @@ def test_a_wrong_value_in_a_file_is_named(hint, plain, error):
 def test_what_was_auto_has_the_type_that_it_had():
     config = make(tuple[Path, ...] | typing.Literal["auto"], "auto")
     assert settled(config, {"field": ["a"]}).field == (Path("a"),)
+
+
+def test_nested_settings_that_are_auto_become_those_of_the_run():
+    @dataclasses.dataclass(frozen=True)
+    class Net:
+        padding: str = "auto"
+        width: int = 3
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        net: Net = Net()
+        top: str = "auto"
+
+    stored = {"net": {"padding": "same", "width": 5}, "top": "valid"}
+    assert settled(Config(), stored) == Config(Net("same"), "valid")  # A width of 5 is refused.
+    assert settled(Config(Net("full")), stored) == Config(Net("full"), "valid")
+    assert settled(Config(), {}) == Config()
