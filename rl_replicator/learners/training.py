@@ -290,7 +290,7 @@ class Training:
             best = self._progress["best"]
             # Of equal ones the newest, which has trained longest.
             if best is None or score >= best:
-                self._progress["best"] = score
+                self._progress |= {"best": score, "best_figure": evaluation.best}
                 self._note_progress()
                 self._best.begin_save(self.step, self._parts(self._capture()))
         return figures
@@ -524,13 +524,21 @@ def _score_to_reach(
     except DamageError as error:
         _LOG.warning("the next evaluation counts as the best one so far: %s", error)
         return None
+    scores = _past_scores(run, evaluation)
     if saved.step <= step:
-        return progress["best"]
+        # Earlier versions did not save the figure.
+        is_same = progress.get("best_figure", evaluation.best) == evaluation.best
+        return progress["best"] if is_same else scores.get(saved.step)
+    return max((score for at, score in scores.items() if at <= step), default=None)
+
+
+def _past_scores(run: RunDirectory, evaluation: Evaluation) -> dict[int, float]:
+    """Returns the scores of the run's evaluations, by step, without those that are NaN."""
     table = read_metrics(run.path, "evaluation")
     name = evaluation.best.removeprefix("-")
-    rows = zip(table.get("steps", ()), table.get(name, ()), strict=True)
-    past = [_score(evaluation, {name: float(x)})[1] for at, x in rows if at <= step]
-    return max((score for score in past if not np.isnan(score)), default=None)
+    rows = zip(table.get("steps", ()), table.get(name, ()), strict=False)  # None of a new name.
+    scores = {int(at): _score(evaluation, {name: float(x)})[1] for at, x in rows}
+    return {at: score for at, score in scores.items() if not np.isnan(score)}
 
 
 def _check_same_start(replicator: Replicator, batches: int, run: RunDirectory) -> None:

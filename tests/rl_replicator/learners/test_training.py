@@ -297,11 +297,12 @@ def test_a_kill_between_two_checkpoints_does_not_lose_the_best_one(tmp_path, mon
 class Judged(Regression):
     """The scores of its evaluations are given."""
 
+    name = "score"
     scores = {5: 0.5, 10: 0.9, 15: 0.3, 20: 0.2}
 
     def evaluation(self):
         def metrics_fn(sums):
-            return {"score": self.scores[int(self.optimizer.step)]}
+            return {self.name: self.scores[int(self.optimizer.step)]}
 
         return dataclasses.replace(super().evaluation(), metrics_fn=metrics_fn)
 
@@ -328,6 +329,23 @@ def test_the_best_checkpoint_of_the_past_is_kept(tmp_path):
     make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
     make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
     assert Checkpointer(tmp_path / "best").latest().step == 10
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "best"),
+    [
+        ("score", "-score", 20),  # 0.9 at step 10, then 0.3 and 0.2.
+        ("-score", "score", 5),  # 0.5 at step 5.
+        ("score", "opposite", 20),  # Which is in no evaluation so far.
+    ],
+)
+def test_a_best_checkpoint_by_another_figure(tmp_path, monkeypatch, before, now, best):
+    make(Judged, tmp_path, steps=10, every=5, best=before)[1].run()
+    if now == "opposite":
+        monkeypatch.setattr(Judged, "name", now)
+        monkeypatch.setattr(Judged, "scores", {15: 0.3, 20: 0.4})
+    make(Judged, tmp_path, steps=20, every=5, best=now)[1].run()
+    assert Checkpointer(tmp_path / "best").latest().step == best
 
 
 @pytest.mark.parametrize("harm", ["remove", "damage"])
