@@ -72,7 +72,8 @@ class TrackablePart:
 
             tf.train.Checkpoint(model=model).read(path).expect_partial()
 
-        Replicated variables are written as one value, whatever the number of replicas.
+        Replicated variables are written as one value, whatever the number of replicas. On several
+        processes, the chief may call it alone.
 
         Args:
           prefix: path of the checkpoint's files, without their suffixes.
@@ -81,12 +82,15 @@ class TrackablePart:
           The path to pass to `tf.train.Checkpoint.read`.
 
         Raises:
-          CheckpointError: if an object holds state that is not a variable.
+          CheckpointError: if an object holds state that is not a variable, or a variable has SUM
+            aggregation on several replicas.
         """
         import tensorflow as tf
 
-        self._variables()
-        return tf.train.Checkpoint(**self._trackables).write(str(prefix))
+        from rl_replicator.checkpoints import values
+
+        with values.read_without_communication(self._variables()):
+            return tf.train.Checkpoint(**self._trackables).write(str(prefix))
 
     def check_holds(self, variables: "Iterable[tf.Variable]", owner: str) -> None:
         """Checks that variables which training changes are among those that are saved.

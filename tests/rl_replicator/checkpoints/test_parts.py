@@ -52,6 +52,27 @@ def test_tensorflow_restores_an_export(name, tmp_path):
         np.testing.assert_array_equal(got[key], value, key)
 
 
+def test_an_export_does_not_communicate(tmp_path, monkeypatch):
+    """In a job, the chief alone exports: TensorFlow would wait for the other processes."""
+    rr.split_cpu(2)
+    replicator = rr.make("multi_device:2")
+    with replicator.scope():
+        norm = tf.keras.layers.BatchNormalization()
+        norm.build([None, 2])
+    for copy, value in zip(norm.moving_mean.values, (1.0, 2.0), strict=True):
+        copy.assign([value, 4.0])
+    strategy = norm.moving_mean.distribute_strategy
+    with monkeypatch.context() as patch:
+        patch.setattr(type(strategy), "reduce", lambda *args, **kwargs: pytest.fail("reduces"))
+        path = parts.TrackablePart(norm=norm).export_tf(tmp_path / "exported")
+    other = tf.keras.layers.BatchNormalization()
+    other.build([None, 2])
+    tf.train.Checkpoint(norm=other).read(path).assert_consumed()
+    assert other.moving_mean.numpy().tolist() == [1.5, 4.0]
+    norm.moving_mean.assign([3.0, 3.0])
+    assert norm.moving_mean.numpy().tolist() == [3.0, 3.0]  # It is read as before.
+
+
 def test_a_variable_of_unknown_length_comes_back(tmp_path):
     variable = tf.Variable([1.0, 2.0, 3.0], shape=tf.TensorShape([None]))
     part = parts.TrackablePart(variable=variable)
