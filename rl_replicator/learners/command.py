@@ -168,19 +168,24 @@ class LearnerCommand:
             settings = to_plain(options) | to_plain(config)
             settings.pop("config")
             score = _score(learner)
-            run.describe(self.name, identity, settings, None if score is None else score.plain())
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)
             if score is not None:
                 print(_what_is_best(score), flush=True)
-            events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
             try:
-                return _train(replicator, learner, run, options, listener)
+                # It refuses options, which a later command would take from the run's config.
+                training = Training(replicator, learner, run, options, listener)
+                plain_score = None if score is None else score.plain()
+                run.describe(self.name, identity, settings, plain_score)
+                events.record(run.path, events.RUN, events.CONTINUED if there else events.STARTED)
+                return _train(training, run)
             except UsageError:
                 from rl_replicator.runs.metrics import read_metrics
 
                 trained = Checkpointer(run.checkpoints).latest() or read_metrics(run.path, "train")
-                if is_new and not there and not trained:
-                    shutil.rmtree(run.path)  # Refused before its first step: there is no run.
+                if not there and not trained:  # Refused before its first step: there is no run.
+                    _empty(run.path)
+                    if is_new:
+                        run.path.rmdir()
                 raise
 
     def evaluate(self, run_dir: Path, best: bool = False) -> int:
@@ -401,18 +406,18 @@ def _how_to_grow(config: Any) -> str:
     return f" (--{names[0]})" if names else ""
 
 
-def _train(
-    replicator: "Replicator",
-    learner: "Learner",
-    run: RunDirectory,
-    options: RunOptions,
-    listener: RunListener,
-) -> int:
-    """Trains as the chief; records and prints how the run has ended."""
-    from rl_replicator.learners.training import Training
+def _empty(folder: Path) -> None:
+    """Removes what is in a folder, which may be the user's."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
+
+def _train(training: "Training", run: RunDirectory) -> int:
+    """Trains as the chief; records and prints how the run has ended."""
     try:
-        training = Training(replicator, learner, run, options, listener)
         signal_number = training.run()
         if signal_number is None:
             _print(training, _figures_at(run, training.step))

@@ -448,7 +448,36 @@ def test_a_run_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="refused"):
         mine.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
-    assert (tmp_path / "empty").exists()  # It is the user's.
+    assert [*(tmp_path / "empty").iterdir()] == []  # It is the user's.
+
+    class Ending(tiny_learners.Regression):
+        def input_fn(self, context):
+            return super().input_fn(context).take(0)
+
+    ending = command.LearnerCommand("ending", tiny_learners.Config, Ending)
+    with pytest.raises(UsageError, match="it ended after 0"):
+        ending.train(kind(config=tiny_learners.Config(), run_dir=tmp_path / "empty"))
+    assert [*(tmp_path / "empty").iterdir()] == []
+
+
+def test_options_that_are_refused_do_not_stay_in_the_run(tmp_path):
+    class Refusing(tiny_learners.Regression):
+        def input_fn(self, context):
+            if self.num_steps == 4:
+                raise UsageError("refused")
+            return super().input_fn(context)
+
+    mine = command.LearnerCommand("mine", tiny_learners.Config, Refusing)
+
+    def train(steps):
+        config = tiny_learners.Config(steps=steps)
+        return mine.train(mine.options_type()(config=config, run_dir=tmp_path / "run"))
+
+    assert train(2) == 0
+    before = files(tmp_path / "run")
+    with pytest.raises(UsageError, match="refused"):
+        train(4)
+    assert files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("identity", [{}, {"config": 3}])
