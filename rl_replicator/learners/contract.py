@@ -10,7 +10,9 @@ progress, evaluation, resume.
 
 import abc
 import dataclasses
+import keyword
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +112,15 @@ class Evaluation:
         check_steps("every of an Evaluation", self.every, remedy)
 
 
+def are_names_of_a_graph(names: Sequence[str]) -> bool:
+    """Returns whether a graph, and so an export, leaves names of inputs or outputs as they are."""
+    are_usable = all(
+        re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) and not keyword.iskeyword(name)
+        for name in names
+    )
+    return are_usable and len({name.lower() for name in names}) == len(names)
+
+
 @dataclasses.dataclass(frozen=True)
 class Served:
     """The function that a learner is trained for.
@@ -117,10 +128,21 @@ class Served:
     Attributes:
       function: takes tensors by keyword, and returns tensors by name. No dataset, no augmentation.
       inputs: specs by name; the first dimension, the batch, is None.
+
+    Raises:
+      ConfigError: if TensorFlow would change the name of an input.
     """
 
     function: "Callable[..., Mapping[str, tf.Tensor]]"
     inputs: "Mapping[str, tf.TensorSpec]"
+
+    def __post_init__(self) -> None:
+        if not are_names_of_a_graph(list(self.inputs)):
+            raise ConfigError(
+                "expected inputs of served() with names of letters from A to Z, digits and '_', "
+                "which begin with a letter and differ not by case alone, got "
+                f"{', '.join(map(repr, self.inputs))}; rename them"
+            )
 
     def outputs(self) -> "dict[str, tf.TensorSpec]":
         """Returns the specs of what the function returns, by name. It is traced for them.

@@ -15,7 +15,7 @@ from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncReplicator
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.learners import signatures
-from rl_replicator.learners.contract import Evaluation, Learner, Served
+from rl_replicator.learners.contract import Evaluation, Learner, Served, are_names_of_a_graph
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
 
@@ -325,11 +325,8 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
       count: number of inputs or outputs.
       of_model: names that the model gives to them; none if it is a subclass.
     """
-    # The names of a graph, which are those of an export, have no spaces, begin with a letter, and
-    # differ not by case alone.
     names = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in of_model or ()]
-    are_usable = all(re.match("[A-Za-z]", name) for name in names)
-    if are_usable and len({name.lower() for name in names}) == count == len(names):
+    if len(names) == count and are_names_of_a_graph(names):
         return names
     return [f"{kind}_{i}" for i in range(count)]
 

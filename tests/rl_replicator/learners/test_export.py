@@ -94,3 +94,10 @@ def test_a_learner_that_serves_nothing_says_so(run_dir):
     silent = command.of_module(f"{__name__}:make_silent")
     with pytest.raises(errors.UsageError, match=r"expected a learner with a method served\(\)"):
         silent.exported(run_dir[0], False, "MIT")
+
+
+@pytest.mark.parametrize("names", [("x", "X"), ("_x",), ("1x",), ("é",), ("lambda",)])
+def test_names_that_a_graph_would_change_are_refused(names):
+    """The model would have inputs of other names than its card, or be refused by TensorFlow."""
+    with pytest.raises(errors.ConfigError, match=f"got {', '.join(map(repr, names))}; rename them"):
+        learners.Served(lambda **given: given, dict.fromkeys(names))
