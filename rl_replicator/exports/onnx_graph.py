@@ -28,7 +28,8 @@ def build(program: PortableProgram, card: str) -> Any:
       An `onnx.ModelProto`, checked.
 
     Raises:
-      UsageError: if the package is not installed, or ONNX lacks an operation for its dtype.
+      UsageError: if the package is not installed, ONNX lacks an operation for its dtype, or an
+        output has the name of an input.
     """
     try:
         import onnx
@@ -37,6 +38,12 @@ def build(program: PortableProgram, card: str) -> Any:
             "--format onnx: expected the package onnx, found none; install it: "
             "pip install 'rl-replicator[onnx]'"
         ) from None
+    for name in program.outputs:
+        if name in program.inputs:
+            raise UsageError(
+                f"--format onnx: expected outputs with other names than the inputs, got {name!r} "
+                "for both; rename it in the model's function, or choose --format savedmodel"
+            )
     graph = _Graph(program)
     for operation in program.operations:
         graph.add(operation)

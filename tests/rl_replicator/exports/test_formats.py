@@ -141,6 +141,15 @@ def test_what_is_not_portable_is_refused(tmp_path, function, message):
     assert not any(tmp_path.iterdir())
 
 
+def test_an_output_with_the_name_of_an_input(tmp_path):
+    model = model_of(lambda x: {"x": x * 2}, x=tf.TensorSpec([None, 2]))
+    formats.write(model, "numpy", tmp_path / "numpy")
+    x = np.ones([3, 2], np.float32)
+    np.testing.assert_array_equal(numpy(tmp_path / "numpy")(x=x)["x"], 2 * x)
+    with pytest.raises(UsageError, match="other names than the inputs, got 'x' for both; rename"):
+        formats.write(model, "onnx", tmp_path / "onnx")
+
+
 def test_images_of_any_size(tmp_path):
     """Without padding all sizes are computed; with it, the padding would depend on the size."""
 
