@@ -16,8 +16,15 @@ from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncR
 from rl_replicator.errors import ConfigError, check_option
 from rl_replicator.learners import signatures
 from rl_replicator.learners.contract import Evaluation, Learner, Served, are_names_of_a_graph
+from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
 from rl_replicator.step.inputs import InputContext
+
+# Those of Keras, if they are left out, and of `wrap_optimizer`.
+_DYNAMIC_SCALE = {
+    "initial_scale": gradients.INITIAL_SCALE,
+    "dynamic_growth_steps": gradients.GROWTH_INTERVAL,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,11 +403,26 @@ def _key(metric: Any, index: int) -> str:
 
 
 def _without_scale(optimizer: Any) -> tuple[Any, float | str | None]:
-    """Returns an optimizer without Keras's loss scale, and the scale for `wrap_optimizer`."""
+    """Returns an optimizer without Keras's loss scale, and the scale for `wrap_optimizer`.
+
+    Raises:
+      ConfigError: if a dynamic loss scale begins or grows otherwise than that of `wrap_optimizer`.
+    """
     if not isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         return optimizer, None
-    scale = "dynamic" if optimizer.dynamic else float(optimizer.initial_scale)
-    return optimizer.inner_optimizer, scale
+    if not optimizer.dynamic:
+        return optimizer.inner_optimizer, float(optimizer.initial_scale)
+    got = {name: getattr(optimizer, name) for name in _DYNAMIC_SCALE}
+    if got != _DYNAMIC_SCALE:
+        described = [
+            " and ".join(f"{name}={value:g}" for name, value in settings.items())
+            for settings in (_DYNAMIC_SCALE, got)
+        ]
+        raise ConfigError(
+            f"expected a dynamic loss scale with {described[0]}, got {described[1]}; leave them "
+            "out, or use dynamic=False"
+        )
+    return optimizer.inner_optimizer, "dynamic"
 
 
 def _check_average(optimizer: Any) -> None:

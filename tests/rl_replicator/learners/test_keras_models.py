@@ -187,6 +187,24 @@ def test_the_loss_scale_of_compile_is_applied():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def test_a_dynamic_loss_scale_has_the_defaults():
+    def scaled(config: Config, **settings) -> tf.keras.Model:
+        model = model_fn(config)
+        scale = tf.keras.mixed_precision.LossScaleOptimizer
+        model.compile(scale(tf.keras.optimizers.SGD(1e-2), **settings), model.loss)
+        return model
+
+    def small(config: Config) -> tf.keras.Model:
+        return scaled(config, initial_scale=16.0, dynamic_growth_steps=3)
+
+    got = "expected a dynamic loss scale with .*, got initial_scale=16 and dynamic_growth_steps=3;"
+    with pytest.raises(rr.ConfigError, match=got):
+        learners.from_keras(small, data_fn)(rr.make("single_device"), Config())
+    learner = learners.from_keras(scaled, data_fn)(rr.make("single_device"), Config())
+    want = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD()).loss_scale
+    assert float(learner.trackables()["optimizer"].loss_scale) == float(want)
+
+
 def test_an_average_of_the_weights_must_enter_them():
     """`fit` ends with `finalize_variable_values`, which no step does."""
 
