@@ -121,8 +121,9 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the model is not compiled, or with an average of the weights that a step
-            does not apply, if the result of a metric is not one number, or if a mesh or concurrent
+          ConfigError: if the data are no dataset, if the model is not compiled, or with an average
+            of the weights that a step does not apply, or with a dynamic loss scale of other
+            settings, if the result of a metric is not one number, or if a mesh or concurrent
             asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
@@ -133,7 +134,7 @@ class KerasLearner(Learner):
         self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
         self._best = best
         self._num_replicas = replicator.num_replicas
-        spec = data_fn(config).element_spec
+        spec = _dataset("data_fn", data_fn, config).element_spec
         with replicator.scope():
             self._model = model_fn(config)
             if getattr(self._model, "compiled_loss", None) is None:
@@ -209,7 +210,8 @@ class KerasLearner(Learner):
 
         def input_fn(context: InputContext) -> tf.data.Dataset:
             size = context.per_replica_batch_size(self.global_batch_size)
-            return context.shard(data_fn(self._config).batch(size))
+            data = _dataset("evaluation_data_fn", data_fn, self._config)
+            return context.shard(data.batch(size))
 
         return Evaluation(
             input_fn=input_fn,
@@ -291,6 +293,17 @@ class KerasLearner(Learner):
             return dict(zip(_names("outputs", len(flat), of_model), flat, strict=True))
 
         return Served(function, inputs)
+
+
+def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset:
+    """Returns the data of a function of that name; raises `ConfigError` if they are no dataset."""
+    data = data_fn(config)
+    if isinstance(data, tf.data.Dataset):
+        return data
+    raise ConfigError(
+        f"expected {name} to return a tf.data.Dataset of single examples, got "
+        f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
+    )
 
 
 def _check_evaluates(replicator: Replicator) -> None:

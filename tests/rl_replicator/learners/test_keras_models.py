@@ -280,6 +280,16 @@ def test_what_is_no_compiled_model_is_refused():
         learners.from_keras(lambda config: bare(config), data_fn)
 
 
+def test_data_that_are_no_dataset_are_refused():
+    arrays, replicator = lambda config: (X, Y), rr.make("single_device")
+    with pytest.raises(rr.ConfigError, match="expected data_fn to return .*, got tuple; return"):
+        learners.from_keras(model_fn, arrays)(replicator, Config())
+    learner = learners.from_keras(model_fn, data_fn, arrays)(replicator, Config())
+    evaluation = learner.evaluation()
+    with pytest.raises(rr.ConfigError, match="expected evaluation_data_fn to return .*, got tuple"):
+        replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
+
+
 def test_what_cannot_be_evaluated_is_refused():
     def vector(config: Config) -> tf.keras.Model:
         model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
