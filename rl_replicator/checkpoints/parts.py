@@ -47,7 +47,7 @@ class TrackablePart:
           folder: see `Part.save`.
 
         Raises:
-          CheckpointError: if an object holds state that is not a variable.
+          CheckpointError: if an object cannot be saved, or holds state that is not a variable.
         """
         self.capture().save(folder)
 
@@ -58,7 +58,7 @@ class TrackablePart:
           The values, to save later.
 
         Raises:
-          CheckpointError: if an object holds state that is not a variable.
+          CheckpointError: if an object cannot be saved, or holds state that is not a variable.
         """
         from rl_replicator.checkpoints import values
 
@@ -82,8 +82,8 @@ class TrackablePart:
           The path to pass to `tf.train.Checkpoint.read`.
 
         Raises:
-          CheckpointError: if an object holds state that is not a variable, or a variable has SUM
-            aggregation on several replicas.
+          CheckpointError: if an object cannot be saved, or holds state that is not a variable, or a
+            variable has SUM aggregation on several replicas.
         """
         import tensorflow as tf
 
@@ -179,7 +179,11 @@ class TrackablePart:
         """Returns all variables by their shortest path, the name that TensorFlow gives them."""
         import tensorflow as tf
 
-        root = tf.train.Checkpoint(**self._trackables)
+        try:
+            root = tf.train.Checkpoint(**self._trackables)
+        except ValueError:  # Whose text asks to open an issue of TensorFlow.
+            _check_trackable(self._trackables)
+            raise
         view = tf.train.TrackableView(root)
         queue = collections.deque([("", root)])
         seen = {id(root)}
@@ -190,7 +194,7 @@ class TrackablePart:
                 found[path] = node
                 continue
             _check_has_no_other_state(path, node)
-            for name, child in view.children(node).items():
+            for name, child in _children(view, path, node).items():
                 if id(child) not in seen:
                     seen.add(id(child))
                     escaped = name.replace(".", "..").replace("/", ".S")
@@ -382,6 +386,31 @@ class _Text:
 
 def _describe(spec: Any) -> str:
     return f"{spec.dtype.name} {list(spec.shape)}"
+
+
+def _check_trackable(trackables: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` for the first object that TensorFlow cannot save."""
+    import tensorflow as tf
+
+    for name, node in trackables.items():
+        try:
+            tf.train.Checkpoint(**{name: node})
+        except ValueError:
+            raise errors.CheckpointError(
+                f"expected models, optimizers and variables to save, got a {type(node).__name__} "
+                f"for {name!r}; make it a tf.Variable, or leave it out"
+            ) from None
+
+
+def _children(view: Any, path: str, node: Any) -> Mapping[str, Any]:
+    """Returns what an object holds; raises `CheckpointError` if that has no names that last."""
+    try:
+        return view.children(node)
+    except ValueError:
+        raise errors.CheckpointError(
+            "expected dictionaries with texts as keys, and lists that only grow, among what is "
+            f"saved, found something else at {path!r}; name its entries, or leave it out"
+        ) from None
 
 
 def _check_has_no_other_state(path: str, node: Any) -> None:

@@ -103,7 +103,7 @@ class Training:
                 if compute is not None:
                     check_repeatable(compute.stateful_random_op(), "an evaluation")
         self._reference_sums: tuple[Any, ...] = ()
-        trackables = learner.trackables()
+        trackables = _trackables(learner)
         self._variables = TrackablePart(**trackables)
         self._variables.check_holds(self._calls.assigned_variables(), type(learner).__name__)
         self._optimizers = [x for x in trackables.values() if hasattr(x, "report_skipped")]
@@ -420,6 +420,18 @@ class Training:
         self._progress["seconds"] = self.seconds
         self._progress["evaluated"] = self._evaluated
         self._progress["row"] = self._reports.state()
+
+
+def _trackables(learner: Learner) -> Mapping[str, Any]:
+    """Returns what the learner saves; raises `ConfigError` if it is not by name."""
+    found: Any = learner.trackables()
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return found
+    got = f"keys {list(found)}" if isinstance(found, Mapping) else type(found).__name__
+    raise errors.ConfigError(
+        "expected trackables() to return models, optimizers and variables by name, such as "
+        f"{{'model': model}}, got {got}; name them"
+    )
 
 
 def is_finished(run: RunDirectory, learner: Learner) -> bool:

@@ -108,6 +108,21 @@ def test_of_several_that_do_not_fit_the_first_is_named(tmp_path):
         parts.TrackablePart(x0=rows["x0"]).restore(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        (lambda: 0.1, "variables to save, got a float for 'x'; make it a tf.Variable"),
+        (lambda: None, "got a NoneType for 'x'"),
+        (lambda: np.ones(2), "got a ndarray for 'x'"),
+        (lambda: {"a": {1: tf.Variable(0.0)}}, "texts as keys, .* something else at 'x/a'; name"),
+    ],
+    ids=["float", "none", "array", "keys"],
+)
+def test_what_tensorflow_cannot_save_is_refused_in_one_line(what, error):
+    with pytest.raises(rr.CheckpointError, match=error):
+        parts.TrackablePart(v=tf.Variable(0.0), x=what()).capture()
+
+
 def test_captured_values_stay_as_they_are(tmp_path):
     x = tf.Variable(1.0)
     part = parts.TrackablePart(x=x)

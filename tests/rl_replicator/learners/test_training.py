@@ -360,6 +360,15 @@ def test_without_a_best_checkpoint_the_next_evaluation_is_the_best(tmp_path, cap
     assert ("counts as the best one so far" in caplog.text) is (harm == "damage")
 
 
+@pytest.mark.parametrize(
+    ("found", "got"), [([], "got list; name"), ({1: None}, r"got keys \[1\];")]
+)
+def test_trackables_without_names(tmp_path, monkeypatch, found, got):
+    monkeypatch.setattr(Regression, "trackables", lambda self: found)
+    with pytest.raises(errors.ConfigError, match=rf"expected trackables\(\) to return .*, {got}"):
+        make(Regression, tmp_path)
+
+
 def test_unknown_best_figure(tmp_path):
     _, training = make(Regression, tmp_path, best="accuracy")
     with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
