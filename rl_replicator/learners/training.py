@@ -353,11 +353,12 @@ class Training:
         # The call stopped early if the data ended.
         count = min(call.count, self._calls.batches - call.batch)
         if not isinstance(metrics, Mapping) or any(
-            getattr(value, "shape", None) != (count,) for value in metrics.values()
+            getattr(value, "shape", None) != (count,) or value.dtype.is_complex
+            for value in metrics.values()
         ):
             raise errors.ConfigError(
-                "expected step_fn to return scalars by name, such as {'loss': loss}, got "
-                f"{_shapes(metrics)}; return a dictionary of means over the batch"
+                "expected step_fn to return real scalars by name, such as {'loss': loss}, got "
+                f"{_kinds(metrics)}; return a dictionary of means over the batch"
             )
         prefix = f"{call.phase.name}_" if call.phase.name else ""
         metrics = {f"{prefix}{name}": value.numpy() for name, value in metrics.items()}
@@ -574,11 +575,17 @@ def _check_same_phases(
         )
 
 
-def _shapes(metrics: Any) -> str:
+def _kinds(metrics: Any) -> str:
+    """Describes what a call has returned: the shapes of a step, or types that are no metrics."""
     if isinstance(metrics, Mapping):
-        shapes = {name: tuple(getattr(x, "shape", (1,)))[1:] for name, x in metrics.items()}
-        return str(shapes)
+        return str({name: _kind(value) for name, value in metrics.items()})
     return type(metrics).__name__
+
+
+def _kind(value: Any) -> tuple[int, ...] | str:
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    return value.dtype.name if value.dtype.is_complex else tuple(value.shape)[1:]
 
 
 @contextlib.contextmanager

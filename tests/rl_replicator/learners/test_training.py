@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import time
@@ -618,6 +619,23 @@ def test_metrics_that_are_no_scalars(tmp_path):
     _, training = make(Wrong, tmp_path)
     with pytest.raises(errors.ConfigError, match=r"got \{'errors': \(12,\)\}"):
         training.run()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "got"),
+    [
+        (lambda loss: {"loss": loss, "aux": {"a": loss}}, "{'loss': (), 'aux': 'dict'}; return"),
+        (lambda loss: {"loss": loss, "aux": None}, "{'loss': (), 'aux': 'NoneType'}; return"),
+        (lambda loss: {"z": tf.complex(loss, loss)}, "{'z': 'complex64'}; return"),
+    ],
+    ids=["nested", "none", "complex"],
+)
+def test_metrics_that_are_no_numbers(tmp_path, monkeypatch, metrics, got):
+    step_fn = Regression.step_fn
+    changed = lambda self, batch: metrics(step_fn(self, batch)["loss"])  # noqa: E731
+    monkeypatch.setattr(Regression, "step_fn", changed)
+    with pytest.raises(errors.ConfigError, match=f"real scalars by name, .*, got {re.escape(got)}"):
+        make(Regression, tmp_path)[1].run()
 
 
 @pytest.mark.parametrize(
