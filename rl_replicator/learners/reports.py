@@ -9,7 +9,7 @@ import numpy as np
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.metrics import MetricWriter, space_needed
 from rl_replicator.runs.progress_line import ProgressLine, RateWindow, clock, progress_text
-from rl_replicator.runs.run_directory import RunDirectory, folder_name
+from rl_replicator.runs.run_directory import NAMES, RunDirectory, folder_name
 
 # A run writes about `_ROWS` rows of training metrics, and at least one every `_MAX_STEPS_PER_ROW`
 # steps. Rows depend on the step and not on the clock, so that equal runs write equal tables.
@@ -80,7 +80,7 @@ class Reports:
           images: see `Learner.images`.
 
         Raises:
-          ConfigError: if they are no images, or one has a name that no folder can have.
+          ConfigError: if they are no images, or one has a name that its folder cannot have.
         """
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +184,8 @@ class ChiefReports(Reports):
                 f"expected images() to return images by name, got {type(images).__name__}; "
                 "return {} for none"
             )
-        for name, image in {name: _checked(name, image) for name, image in images.items()}.items():
+        checked = {name: _checked(self._run, name, image) for name, image in images.items()}
+        for name, image in checked.items():
             path = self._run.path / name / f"{step:07d}.png"
             with space_needed():
                 path.parent.mkdir(exist_ok=True)
@@ -199,12 +200,17 @@ class ChiefReports(Reports):
         self._writer.close()
 
 
-def _checked(name: Any, image: Any) -> np.ndarray:
+def _checked(run: RunDirectory, name: Any, image: Any) -> np.ndarray:
     """Returns one of `Learner.images`; raises `ConfigError` if it is none."""
     if not isinstance(name, str) or folder_name(name) != name or not name.strip("."):
         raise ConfigError(
             f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "
             "is that of a folder; rename it"
+        )
+    if name in NAMES or (run.path / name).is_file():
+        raise ConfigError(
+            f"expected names from images() that are none of the run's own files, got {name!r}; "
+            "rename it"
         )
     pixels = np.asarray(image)
     is_image = pixels.ndim == 3 and pixels.shape[-1] in (1, 3) and pixels.size

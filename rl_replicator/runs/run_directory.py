@@ -33,6 +33,11 @@ AUTO = "auto"
 # From pixels, "auto" is this discount of a step of the simulator to the power of the action repeat.
 DISCOUNT_OF_STEP = 0.97 ** (1 / 8)
 
+# The files above.
+NAMES = (
+    *("config.json", "metrics", "tensorboard", "checkpoints", "best"),
+    *("events.csv", "evaluation.png"),
+)
 # What a config may have.
 CONFIG_KEYS = ("trainable", "identity", "options", "score")
 # What else has a directory with a config: many runs, which lie in it.

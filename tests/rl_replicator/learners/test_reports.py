@@ -74,6 +74,8 @@ def test_steps_without_metrics_have_no_rows(tmp_path):
     [
         ("val/samples", np.zeros([8, 8, 3], np.uint8), "from images.., got 'val/samples'"),
         ("..", np.zeros([8, 8, 3], np.uint8), "from images.., got '..'"),
+        ("best", np.zeros([8, 8, 3], np.uint8), "none of the run's own files, got 'best'; rename"),
+        (".lock", np.zeros([8, 8, 3], np.uint8), "none of the run's own files, got '.lock'; ren"),
         ("a", np.zeros([8, 8, 3]), r"got 'a': float64 \[8, 8, 3\]; scale it to 0..255"),
         ("a", np.zeros([8, 8], np.uint8), r"got 'a': uint8 \[8, 8\]"),
         ("a", np.zeros([8, 0, 1], np.uint8), r"got 'a': uint8 \[8, 0, 1\]"),
@@ -84,11 +86,12 @@ def test_steps_without_metrics_have_no_rows(tmp_path):
 def test_what_is_no_image_is_refused_before_anything_is_written(tmp_path, name, image, message):
     made = make(tmp_path / "run")
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
     with pytest.raises(ConfigError, match=message):
         made.add_images(10, {"good": np.zeros([2, 2, 1], np.uint8), name: image})
     with pytest.raises(ConfigError, match="to return images by name, got NoneType"):
         made.add_images(10, None)
-    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".lock"]
     made.add_images(10, {"good": np.zeros([2, 2, 1], np.uint8)})
     made.close()
     assert (tmp_path / "run" / "good" / "0000010.png").exists()
