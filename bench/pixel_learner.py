@@ -7,7 +7,8 @@ that the learner is as fast as it can be. "waited" is the share of the time in w
 queue of batches was empty as a step began. "encoders alone" is the least that a step must do: one
 encoder forward and back, the other forward, on frames that are ready. "input" sides are batches
 that nobody uses, with items of several transitions and of one, at our default and at DrQ-v2's size.
-"actor" sides are the parts of an actor's loop, every part measured by itself.
+"actor" sides are the parts of an actor's loop, every part measured by itself. Where there is one
+GPU, XLA stands in the place of the second replica.
 """
 
 import contextlib
@@ -222,7 +223,7 @@ def main() -> None:
     server, address = serve(agent)
     fill(agent, task, address)
     one_gpu = len(tf.config.list_physical_devices("GPU")) == 1
-    names = ["single_device"] if one_gpu else ["single_device", "multi_device:2"]
+    names = ["single_device", "single_device:xla" if one_gpu else "multi_device:2"]
     learners = {name: agent.make_learner(rr.make(name), [address], 100_000) for name in names}
     for learner in learners.values():
         learner.step()  # Traces it, and starts its input: without it there is nothing to wait for.
