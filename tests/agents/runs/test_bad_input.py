@@ -51,7 +51,10 @@ TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
             ("--agent.policy-layers", "1000000", "1000000"),
             r"--agent\.policy-layers: expected one or more layer sizes from 1 to 8192, got",
         ),
-        (("--agent.value-max", "inf"), r"--agent\.value-max: expected a finite number, got inf"),
+        (
+            ("--agent.value-max", "inf"),
+            r"--agent\.value-max: expected a number from -1e.30 to 1e.30, got inf",
+        ),
         (("--agent.n-step", "100000"), r"--agent\.n-step: expected at most 1000, got 100000"),
         (
             ("--agent.exploration-sigma", "1e9"),
