@@ -101,7 +101,9 @@ class Replicator(abc.ABC):
     ) -> Any:
         """Makes `optimizer.apply` reduce the gradients over the replicas. Call it in `scope()`.
 
-        A gradient may be `tf.IndexedSlices`, or None if it is None on all replicas.
+        A gradient may be `tf.IndexedSlices`, or None if it is None on all replicas. Clipping, by
+        `max_global_norm` or by a Keras optimizer itself, counts it as the dense gradient: rows of
+        one index are summed first, which Keras alone does after clipping.
 
         Args:
           optimizer: optimizer of Sonnet or of Keras, whose `apply_gradients` works too. Not Keras'

@@ -20,6 +20,8 @@ from rl_replicator.optimizers.gradients import LossScaleGuard, Options
 # Their optimizers have no Python control flow that depends on tensors, so the step is traced faster
 # without AutoGraph. One of a user's own is converted as the rest of the step is.
 _WITHOUT_AUTOGRAPH = frozenset({"rl_replicator", "sonnet", "keras", "tensorflow"})
+# What makes a Keras optimizer clip gradients by itself.
+_CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 # The parameters, in order, whose slots a Sonnet optimizer has.
 _PARAMETERS: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 # By what each replica of a step multiplies the losses of an optimizer. Weak, because a scale refers
@@ -140,7 +142,8 @@ class Wrapped:
             updates = gradients.widen(updates)
         else:
             updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
-            updates = _alike_on_replicas(updates)
+        clips = any(getattr(self, name, None) for name in _CLIPPING)
+        updates = [_merged(update, clips) for update in updates]
         if options.loss_scale is not None:
             if enclosing is not None and enclosing not in _SCALES.get(self, ()):
                 raise errors.ConfigError(
@@ -161,14 +164,16 @@ class Wrapped:
         statistics.restore_unless(finite)
 
 
-def _alike_on_replicas(updates: Sequence[Any]) -> Sequence[Any]:
-    """Merges rows on GPUs, where optimizers would sum them in another order on each replica."""
-    return [
-        updates_lib.merge_rows(update)
-        if isinstance(update, tf.IndexedSlices) and updates_lib.is_on_gpu(update)
-        else update
-        for update in updates
-    ]
+def _merged(update: Any, optimizer_clips: bool) -> Any:
+    """Sums the rows of one index where an optimizer would not do it as other updates need it.
+
+    Keras clips rows before it sums them: the clipped gradient would depend on how often a row
+    occurs. On GPUs, optimizers add rows in another order on each replica.
+    """
+    if not isinstance(update, tf.IndexedSlices):
+        return update
+    merges = optimizer_clips or updates_lib.is_on_gpu(update)
+    return updates_lib.merge_rows(update) if merges else update
 
 
 class _Sonnet(Wrapped):

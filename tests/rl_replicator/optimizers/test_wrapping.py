@@ -370,6 +370,11 @@ def reference(name):
         with tf.GradientTape() as tape:
             loss = loss_of([*variables, None], (DATA[rows], WORDS[rows]))
         gradients = tape.gradient(loss, variables)
+        # One row for each index, which clipping counts once.
+        indices, places = np.unique(gradients[0].indices, return_inverse=True)
+        values = np.zeros([len(indices), 3], np.float32)
+        np.add.at(values, places, gradients[0].values)
+        gradients[0] = tf.IndexedSlices(tf.constant(values), tf.constant(indices))
         if isinstance(optimizer, snt.Optimizer):
             optimizer.apply(gradients, variables)
         else:
