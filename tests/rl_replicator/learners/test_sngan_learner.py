@@ -120,8 +120,10 @@ def test_replicas_do_what_one_does(folder, tmp_path, reference):
 def test_resumed_is_uninterrupted(folder, saved, reference):
     assert Checkpointer(saved / "checkpoints").latest().step == 7
     got = train(make(folder), saved)
+    # cuDNN adds up gradients of convolutions in any order.
+    bound = 1e-5 if tf.config.list_logical_devices("GPU") else 0
     for name, values in got.items():
-        np.testing.assert_array_equal(values, reference[name], name)
+        np.testing.assert_allclose(values, reference[name], 0, bound, err_msg=name)
 
 
 @pytest.fixture(scope="module")
