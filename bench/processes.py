@@ -19,6 +19,9 @@ import psutil
 
 from bench.harness import ROOT, Side, Unit
 
+# Sides wait beside each other: none may take all of a GPU's memory.
+_SHARED_GPU = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
 
 def serve(side: Side) -> None:
     """Measures a sample for each line of standard input, until it ends.
@@ -46,7 +49,7 @@ class Group:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", *words],
-                env={**os.environ, **setting},
+                env={**os.environ, **_SHARED_GPU, **setting},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
