@@ -74,11 +74,11 @@ def test_advice_for_gpus(monkeypatch):
     monkeypatch.setattr(precision, "_has_fast_bfloat16", lambda: True)
     waits = {"actor_wait": 0.4}
     xla = "the learner; --replicas single_device:xla"
-    assert xla in bottleneck.verdict(waits, {**WIDE, "replicas": "1"})
+    for options in (WIDE, PIXELS):
+        assert xla in bottleneck.verdict(waits, {**options, "replicas": "1"})
     for options in (STATE, {**STATE, "replicas": "single_device:xla"}):
         assert "the learner; --replicas N on as many GPUs" in bottleneck.verdict(waits, options)
-    # It was not measured from pixels.
-    pixels = {**PIXELS, "replicas": "1"}
+    pixels = {**PIXELS, "replicas": "single_device:xla"}
     assert "the learner; --agent.precision bfloat16" in bottleneck.verdict(waits, pixels)
 
 
