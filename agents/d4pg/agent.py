@@ -5,7 +5,7 @@ import numpy as np
 import rl_replicator as rr
 from agents.d4pg.config import MAX_RETURN
 from agents.d4pg.learner import D4PGLearner
-from agents.d4pg.losses import find_critic_loss
+from agents.d4pg.losses import CriticLoss, find_critic_loss
 from agents.d4pg.networks import CategoricalCritic, logits_around_zero
 from agents.off_policy_agent import OffPolicyAgent
 from rl_replicator.errors import ConfigError
@@ -29,7 +29,11 @@ class D4PG(OffPolicyAgent):
         """See `OffPolicyAgent`."""
         super().check_config()
         self.atoms()
-        find_critic_loss(self.config.critic_loss)
+        self.make_critic_loss()
+
+    def make_critic_loss(self) -> CriticLoss:
+        """Returns the critic's loss, which is called as `losses.categorical_td_loss`."""
+        return find_critic_loss(self.config.critic_loss)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> D4PGLearner:
         """See `OffPolicyAgent`."""
@@ -42,6 +46,7 @@ class D4PG(OffPolicyAgent):
             total_steps=total_steps,
             augment=self.observations.augment,
             replicator=replicator,
+            critic_loss=self.make_critic_loss(),
         )
 
     def atoms(self) -> np.ndarray:

@@ -36,6 +36,7 @@ class D4PGLearner(tf.Module):
         total_steps: int,
         augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         replicator: rr.Replicator,
+        critic_loss: losses.CriticLoss,
     ):
         """Copies `online` to `target` and makes the optimizers.
 
@@ -47,11 +48,12 @@ class D4PGLearner(tf.Module):
           total_steps: learner steps over which the importance exponent grows to its end.
           augment: (observations [B, ...], seed [2] int32) -> observations to train on.
           replicator: the replicator of the current scope.
+          critic_loss: has the arguments and results of `losses.categorical_td_loss`.
         """
         super().__init__(name="d4pg")
         self._config = config
         self._atoms = tf.constant(atoms, tf.float32)
-        self._critic_loss = losses.find_critic_loss(config.critic_loss)
+        self._critic_loss = losses.checked(critic_loss)
         self._total_steps = total_steps
         self._augment = augment
         self.step_seed = StepSeeds()

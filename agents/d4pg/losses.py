@@ -5,10 +5,16 @@ Barth-Maron et al. 2018, "Distributed Distributional Deterministic Policy Gradie
 Shapes: B is the batch, Z the number of atoms, A the number of action dimensions.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 from agents.registry import check_shape, find_part
 from rl_replicator.errors import ConfigError
+
+# See `categorical_td_loss`.
+CriticLoss = Callable[..., Any]
 
 
 def _check_atoms(atoms: tf.Tensor) -> None:
@@ -132,17 +138,29 @@ def edge_mass(probs):
 CRITIC_LOSSES = {"categorical": categorical_td_loss}
 
 
-def find_critic_loss(name: str):
+_OPTION = "agent.critic_loss"
+
+
+def find_critic_loss(name: str) -> CriticLoss:
     """Returns the function that `--agent.critic-loss` names (see `categorical_td_loss`).
 
     Raises:
-      ConfigError: if there is none. The function raises one for other results than a pair, and for
-        other shapes.
+      ConfigError: if there is none.
     """
-    option = "agent.critic_loss"
-    critic_loss = find_part(name, CRITIC_LOSSES, option)
+    return find_part(name, CRITIC_LOSSES, _OPTION)
 
-    def checked(logits_tm1, r_t, d_t, probs_t, atoms):
+
+def checked(critic_loss: CriticLoss) -> CriticLoss:
+    """Returns the function with a check of its results.
+
+    Args:
+      critic_loss: has the arguments and results of `categorical_td_loss`. It may be a user's own.
+
+    Returns:
+      The same, but it raises ConfigError for other results than a pair, and for other shapes.
+    """
+
+    def losses_of(logits_tm1, r_t, d_t, probs_t, atoms):
         results = critic_loss(logits_tm1, r_t, d_t, probs_t, atoms)
         # A tensor could be unpacked, too.
         if not (isinstance(results, tuple | list) and len(results) == 2):
@@ -151,8 +169,8 @@ def find_critic_loss(name: str):
                 f"targets [B, Z], got {type(results).__name__}; return these two"
             )
         losses, targets = (tf.convert_to_tensor(result) for result in results)
-        check_shape(option, "losses", losses.shape, r_t.shape)
-        check_shape(option, "targets", targets.shape, logits_tm1.shape)
+        check_shape(_OPTION, "losses", losses.shape, r_t.shape)
+        check_shape(_OPTION, "targets", targets.shape, logits_tm1.shape)
         return losses, targets
 
-    return checked
+    return losses_of

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
+import tree
 from acme import specs
 
 import environments
@@ -295,3 +296,27 @@ def test_a_policy_whose_actions_are_at_their_limits_comes_back(config, comes_bac
         action = policy(tf.zeros([1, *spec.observations.shape]))
     np.testing.assert_array_equal(action, tf.ones_like(action))
     assert (tape.gradient(action, bias).numpy() > 0.5).all() == comes_back
+
+
+class DoubledD4PG(D4PG):
+    """Weighs its losses with a number of its own."""
+
+    def make_critic_loss(self):
+        loss = super().make_critic_loss()
+
+        def doubled(*arguments):
+            losses, targets = loss(*arguments)
+            return 2 * losses, targets
+
+        return doubled
+
+
+def test_a_variation_has_its_own_critic_loss():
+    sample = tree.map_structure(tf.constant, fixed_samples.make_samples(8, 50.0, 90.0))
+    found = []
+    for agent_class in (D4PG, DoubledD4PG):
+        tf.random.set_seed(0)
+        module = agent_class(CONFIG, make_spec()).make_module(rr.make("single_device"), 100)
+        found.append(float(module.step_fn(sample).metrics["critic_loss"]))
+    assert found[0] > 0
+    np.testing.assert_allclose(found[1], 2 * found[0], 1e-5)

@@ -153,13 +153,13 @@ def test_a_loss_of_other_results_is_refused(name, message):
     """It would broadcast with the importance weights."""
     atoms, probs = tf.constant([0.0, 1.0, 2.0]), tf.fill([2, 3], 1 / 3)
     one = tf.ones([2])
-    found = losses.find_critic_loss("categorical")(probs, one, one, probs, atoms)
+    found = losses.checked(losses.find_critic_loss("categorical"))(probs, one, one, probs, atoms)
     for ours, theirs in zip(
         found, losses.categorical_td_loss(probs, one, one, probs, atoms), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match=message):
-        losses.find_critic_loss(f"{__name__}:{name}")(probs, one, one, probs, atoms)
+        losses.checked(losses.find_critic_loss(f"{__name__}:{name}"))(probs, one, one, probs, atoms)
 
 
 def test_an_unknown_loss_is_refused():

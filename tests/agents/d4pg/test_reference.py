@@ -10,6 +10,7 @@ import tensorflow as tf
 import rl_replicator as rr
 from agents.d4pg.config import D4PGConfig
 from agents.d4pg.learner import D4PGLearner
+from agents.d4pg.losses import categorical_td_loss
 from agents.d4pg.networks import CategoricalCritic
 from agents.learning.variables import copy_variables
 from agents.networks import policies
@@ -86,6 +87,7 @@ def make_module(config, replicator, make_encoder, augment=lambda observations, s
             total_steps=IMPORTANCE_STEPS,
             augment=augment,
             replicator=replicator,
+            critic_loss=categorical_td_loss,
         )
 
 
