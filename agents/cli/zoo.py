@@ -129,9 +129,10 @@ def _table(rows: Sequence[str], chosen: Any) -> str:
         [
             "# Trained policies",
             "",
-            "Each folder holds a policy for NumPy alone (`model.npz`, `model.py`), its model card "
-            f"and a film. Returns are the mean (lowest to highest) of {counted(chosen.episodes)} "
-            f"that the exported policy played, seed {chosen.seed}; the film shows the first one.",
+            "Each folder holds a policy that needs only NumPy (`model.npz`, `model.py`), its model "
+            "card and a film. Returns are the mean (lowest to highest) of "
+            f"{counted(chosen.episodes)} that the exported policy played, seed {chosen.seed}; the "
+            "film shows the first one.",
             "",
             "| policy | task | agent | environment steps | return | film |",
             "|---|---|---|---:|---:|---|",
