@@ -1,7 +1,7 @@
 """Hyper-parameters that agents share. Importing this file loads nothing heavy.
 
-An agent's config is a frozen dataclass that inherits the groups of settings which it needs and
-overrides their defaults where its paper does:
+An agent's config is a frozen dataclass that inherits the groups of settings that it needs, and
+overrides their defaults where its paper differs:
 
     class TD3Config(NoiseSettings, OffPolicyConfig): ...
     class PixelTD3Config(PixelSettings, TD3Config): ...
@@ -17,15 +17,15 @@ from rl_replicator.errors import check_option
 from rl_replicator.runs.plain_data import from_plain
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP
 
-# Larger values are typing mistakes: networks of such layers do not fit into memory, episodes have
-# fewer steps, and actions only span [-1, 1].
+# Larger values are typing mistakes: networks with such layers do not fit into memory, episodes have
+# fewer steps, and actions span only [-1, 1].
 _MAX_LAYER_SIZE = 8192
 _MAX_N_STEP = 1000
 _MAX_SIGMA = 10
 # Learner steps from one set of weights in a policy's average to the next: each costs 2 % of a step.
 AVERAGING_PERIOD = 10
 
-# What runs did that began before there was a setting for it. The prior of the critic only matters
+# The behaviour of runs that began before a setting existed. The prior of the critic matters only
 # until the first checkpoint.
 _BEFORE = {
     "normalize_observations": False,
@@ -44,15 +44,15 @@ _BEFORE_FROM_PIXELS = {**_BEFORE, "critic_prior": "zero"}
 class Settings:
     """Base of all groups of settings, so that each can check its own fields in `__post_init__`.
 
-    It has no fields, and neither group inherits from another one: a field that is inherited twice
-    would take the default of the wrong class.
+    It has no fields, and no group inherits from another: a field that is inherited twice would take
+    the default of the wrong class.
     """
 
     def __post_init__(self) -> None:
         """Ends the chain of checks."""
 
     def check(self, is_good: bool, name: str, expected: str) -> None:
-        """Raises ConfigError that names the option of field `name`, unless `is_good`."""
+        """Raises a ConfigError that names the option of field `name`, unless `is_good`."""
         check_option(is_good, f"agent.{name}", expected, getattr(self, name))
 
     def check_at_least(self, least: float, *names: str) -> None:
@@ -76,22 +76,22 @@ class OffPolicyConfig(Settings):
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers."""
     discount: float | Literal["auto"] = 0.99
-    """gamma, the discount of an action. `auto` is for `--pixels` alone."""
+    """gamma, the discount per action. `auto` only with `--pixels`."""
     n_step: int = 1
-    """Steps of reward in a return before it bootstraps."""
+    """Number of rewards in a return before it bootstraps."""
     global_batch_size: int = 256
-    """Transitions of one learner step, over all replicas."""
+    """Transitions in one learner step, over all replicas."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic."""
     policy_average: int = 1
-    """Learner steps over which the weights of the evaluated policy are averaged, more than 10; a
-    tenth of those done, as long as that is less. 1: the newest weights are evaluated, as in the
-    papers."""
+    """Number of last learner steps, more than 10, over which the weights of the evaluated policy
+    are averaged; early in training, a tenth of the steps so far. 1: the newest weights are
+    evaluated, as in the papers."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the matrix products of the learner's hidden layers of 128 units or more. bfloat16
-    pays on processors with bfloat16 units, with layers of about 512 units (docs/speed.md)."""
+    """Dtype of the matrix products in the learner's hidden layers with 128 or more units. bfloat16
+    pays off on processors with bfloat16 units, with layers of about 512 units (docs/speed.md)."""
     steps_per_call: int = 16
     """Learner steps inside one compiled call."""
     replay: ReplayConfig = ReplayConfig()
@@ -122,31 +122,31 @@ class OffPolicyConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class NoiseSettings(Settings):
-    """How the policy of an agent with deterministic actions is trained and explores."""
+    """How the policy of an agent with deterministic actions is trained, and how it explores."""
 
     squash_gradient: Literal["tanh", "inverting"] = "tanh"
-    """Derivative of the tanh that ends the policy. `tanh`, the true one, vanishes at the limits of
-    the action, where a policy may stay for long; `inverting` vanishes towards a limit but not away
-    from it (`agents.networks.policies.inverting_tanh`)."""
+    """Derivative of the tanh at the policy's output. `tanh`, the true derivative, vanishes at the
+    limits of the action, where a policy may get stuck; `inverting` vanishes towards a limit but not
+    away from it (`agents.networks.policies.inverting_tanh`)."""
     preactivation_penalty: float = 0.0
     """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
-    It holds a policy back from the limits of the action
+    It keeps a policy away from the limits of the action
     (`agents.networks.policies.preactivation_penalty`)."""
     exploration: str = "gaussian"
     """`gaussian`, `pink` (correlated over time), `none`, or the import path of a function
     (`agents.acting.exploration`)."""
     exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts; until then actions are random,
-    each kept for 8 steps on average."""
+    """Environment steps, over all actors, before the policy acts; until then, actions are random,
+    each held for 8 steps on average."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = None
     """Standard deviation of the noise after `--agent.exploration-steps`. Default: constant."""
     exploration_steps: int = 100_000
-    """Environment steps over which the standard deviation changes, linearly."""
+    """Environment steps over which the standard deviation changes linearly."""
     exploration_spread: float = 2.0
-    """With several environments over all actors, their standard deviations range from
-    sigma / spread to sigma * spread. 1: all are equal, as in the papers."""
+    """If there are several environments over all actors, the standard deviations of their noise
+    range from sigma / spread to sigma * spread. 1: all are equal, as in the papers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,11 +164,11 @@ class NoiseSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class PixelSettings(Settings):
-    """What an agent that learns from pixels needs beside its other settings."""
+    """The additional settings of an agent that learns from pixels."""
 
     discount: float | Literal["auto"] = "auto"
-    """gamma of an agent step, which is several steps of the simulator. "auto" is 0.97 for eight of
-    them, 0.985 for four and 0.992 for two. DrQ-v2 takes 0.99 for two."""
+    """gamma per agent step, which is several steps of the simulator. "auto" is 0.97 for eight
+    steps, 0.985 for four and 0.992 for two. DrQ-v2 uses 0.99 for two."""
     normalize_observations: bool = False
     """Frames are not normalised: the encoder scales them by a constant."""
     torso: str = "mlp"
@@ -179,12 +179,13 @@ class PixelSettings(Settings):
     """The convolutional network: `small`, `nature`, `drq_v2`, `impala`, or the import path of a
     function (`agents.networks.encoders`)."""
     feature_size: int = 50
-    """Units to which policy and critic narrow the features, each by a layer of its own."""
+    """Number of units to which policy and critic project the features, each with its own layer."""
     max_shift: int = 4
-    """Pixels by which training observations are shifted at random. 0: no augmentation."""
+    """Maximum number of pixels by which training observations are randomly shifted. 0: no
+    augmentation."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of the convolutions; "auto" is bfloat16 if this machine computes it fast. A run keeps
-    the dtype with which it began."""
+    its initial dtype."""
     replay: FrameReplayConfig = FrameReplayConfig()
     """The replay table."""
 
@@ -216,7 +217,7 @@ def at_repeat(config: Any, action_repeat: int) -> Any:
 
 
 def one_by_one(config: Any) -> Any:
-    """Returns the config of an agent with a replay table whose items are single transitions.
+    """Returns the agent's config with replay items of one transition each.
 
     Args:
       config: the config of any agent.

@@ -13,9 +13,9 @@
     replicator.gather(outputs["priorities"])        # NumPy [num_replicas, 10, B]
     step.cancel()                                   # from any thread: one call raises StepCancelled
 
-    replicator.build_optimizer(optimizer, params)   # its slots, now: needed before a restore
+    replicator.build_optimizer(optimizer, params)   # creates its slots, as a restore needs them
 
-Inside `step_fn`, replicas talk through `rr.collectives` only.
+Inside `step_fn`, replicas communicate only through `rr.collectives`.
 
     checkpointer = rr.checkpoints.Checkpointer(directory, keep=2)
     state = {"learner": rr.parts.TrackablePart(model=model, optimizer=optimizer),
@@ -25,7 +25,7 @@ Inside `step_fn`, replicas talk through `rr.collectives` only.
     writer = rr.metrics.MetricWriter(run_dir, x_axis="steps")
     writer.write("train", step_number, {"loss": 0.1})
 
-Errors that a user can act on are `rr.UsageError`, one line each.
+Errors that a user can act on are instances of `rr.UsageError`, with a message of one line.
 
 Importing this package does not import TensorFlow; the first use of a name that needs it does.
 """

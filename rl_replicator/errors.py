@@ -7,7 +7,7 @@ from typing import Any
 class UsageError(ValueError):
     """Bad input. The command line prints it as one line and exits with status 2."""
 
-    ag_pass_through = True  # AutoGraph must not wrap it in an error of its own.
+    ag_pass_through = True  # AutoGraph must not wrap it in its own error.
 
 
 class ConfigError(UsageError):
@@ -86,8 +86,8 @@ class StepCancelled(Exception):  # noqa: N818 - an event, not an error
     """`cancel()` ended a step before it changed anything. Every earlier step is complete.
 
     Attributes:
-      outputs: what the call would have returned for the k steps that it had taken, with a leading
-        axis [k]; None if k is 0, without `steps_per_call`, and with asynchronous workers.
+      outputs: the outputs of the k steps that the call had already taken, with a leading axis [k];
+        None if k is 0, without `steps_per_call`, and with asynchronous workers.
     """
 
     outputs: Any = None

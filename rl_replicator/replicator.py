@@ -19,8 +19,8 @@ from rl_replicator.step import inputs as inputs_lib
 class Replicator(abc.ABC):
     """Runs a step function on every replica, with equal variables on all of them.
 
-    Replicas start equal and stay equal, because each applies the same averaged gradients; this is
-    what `wrap_optimizer` does. After Buchlovsky et al. 2019, TF-Replicator (arXiv:1902.00465).
+    Replicas start equal and stay equal, because `wrap_optimizer` makes all of them apply the same
+    averaged gradients. After Buchlovsky et al. 2019, TF-Replicator (arXiv:1902.00465).
     """
 
     def __init__(self, host: host_lib.Host):
@@ -49,13 +49,13 @@ class Replicator(abc.ABC):
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """TensorFlow's own strategy on the same devices, for libraries with loops of their own.
+        """TensorFlow's own strategy on the same devices, for libraries with their own loops.
 
-        For Keras' `fit`, with the model created and compiled in `strategy.scope()`, and for an
-        Estimator's `train_distribute`. Steps of `replicate` use `scope()` instead.
+        Use it for Keras' `fit`, with the model created and compiled in `strategy.scope()`, and for
+        an Estimator's `train_distribute`. Steps of `replicate` use `scope()` instead.
 
         Raises:
-          ConfigError: if TensorFlow has no strategy that does the same as this replicator.
+          ConfigError: if TensorFlow has no strategy that is equivalent to this replicator.
         """
         return self._host.strategy
 
@@ -102,12 +102,13 @@ class Replicator(abc.ABC):
         """Makes `optimizer.apply` reduce the gradients over the replicas. Call it in `scope()`.
 
         A gradient may be `tf.IndexedSlices`, or None if it is None on all replicas. Clipping, by
-        `max_global_norm` or by a Keras optimizer itself, counts it as the dense gradient: rows of
-        one index are summed first, which Keras alone does after clipping.
+        `max_global_norm` or by a Keras optimizer itself, treats `tf.IndexedSlices` like the dense
+        gradient: rows with the same index are summed first. Without wrapping, Keras sums them after
+        clipping.
 
         Args:
-          optimizer: optimizer of Sonnet or of Keras, whose `apply_gradients` works too. Not Keras'
-            Nadam, which counts its steps in Python.
+          optimizer: an optimizer of Sonnet or Keras (where `apply_gradients` works, too), except
+            Keras' Nadam, which counts its steps in Python.
           reduction: "mean"; "sum" if the losses of the replicas add up to the whole loss; "none" if
             the step itself reduces the gradients, as it must to call `apply` inside `tf.cond`.
           max_global_norm: global norm to which each `apply` clips the reduced gradients; None for
@@ -116,22 +117,22 @@ class Replicator(abc.ABC):
             takes the gradient of `optimizer.scale_loss(loss)`, and `apply` divides by the scale.
           skip_nonfinite: whether to skip the update if a gradient is not finite. A skipped step
             changes no parameter, slot or step count on any replica, nor the moving statistics of
-            `CrossReplicaBatchNorm` and of Keras; those of Sonnet's own batch norm it does change.
-            `optimizer.num_skipped` counts skipped steps, and `optimizer.report_skipped()` warns of
-            them. A "dynamic" loss scale implies it.
+            `CrossReplicaBatchNorm` and of Keras; it does change those of Sonnet's own batch norm.
+            `optimizer.num_skipped` counts skipped steps, and `optimizer.report_skipped()` warns
+            about them. A "dynamic" loss scale implies `skip_nonfinite`.
 
         Returns:
           The same object, changed in place, so that checkpoints do not depend on the replicator.
 
         Raises:
           ConfigError: if the optimizer is neither Sonnet's nor Keras', if it is Keras' Nadam, if it
-            is wrapped already, or if an option is invalid.
+            is already wrapped, or if an option is invalid.
         """
         options = gradients.Options(reduction, max_global_norm, loss_scale, skip_nonfinite)
         return wrapping.wrap(optimizer, options)
 
     def build_optimizer(self, optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
-        """Creates the optimizer's slots now and not in its first `apply`.
+        """Creates the optimizer's slots now, rather than in its first `apply`.
 
         Call it before restoring a checkpoint, which needs existing variables.
 
@@ -153,18 +154,18 @@ class Replicator(abc.ABC):
 
         Args:
           input_fn: returns a `tf.data.Dataset` of per-replica batches, of which each replica takes
-            one in a step, or a callable without arguments that is traced as a part of the step and
-            returns tensors; what Python computes in it would be the same in every step. A dataset
-            is read without autotuning unless its options enable that.
-          per_replica: whether to call `input_fn` once per replica, which then has its own pipeline,
-            and not once per process.
-          pad_to: the per-replica batch size, to use finite data to its last example: shorter
-            batches are padded to it, and `step_fn` receives `(batch, mask)`; see `PaddedInputs`.
-            None to drop batches at the end that do not suffice for all replicas.
-          prefetch_to_device: whether to copy what is read ahead to the replicas' GPUs, so that the
-            copies overlap with steps. It takes the memory of three batches on each GPU. Tensors of
-            int32 and strings, and ragged and sparse tensors, stay on the host. No effect on CPUs,
-            on TPUs, on a mesh and in `multi_worker_async`.
+            one per step, or a callable without arguments that is traced as a part of the step and
+            returns tensors; values that it computes in Python are the same in every step. A dataset
+            is read without autotuning unless its options enable it.
+          per_replica: whether to call `input_fn` once per replica, so that each has its own
+            pipeline, instead of once per process.
+          pad_to: the per-replica batch size, to use every example of finite data: shorter batches
+            are padded to it, and `step_fn` receives `(batch, mask)`; see `PaddedInputs`. None drops
+            batches at the end that do not suffice for all replicas.
+          prefetch_to_device: whether to copy the next batches to the replicas' GPUs ahead of time,
+            so that the copies overlap with steps. This takes the memory of three batches on each
+            GPU. int32 and string tensors, and ragged and sparse tensors, stay on the host. No
+            effect on CPUs, on TPUs, on a mesh and in `multi_worker_async`.
 
         Returns:
           The input, which several steps may share.
@@ -202,7 +203,7 @@ class Replicator(abc.ABC):
           step_fn: maps an element of the input to a nest of tensors or None.
           inputs: return value of `make_inputs`; several steps may share it.
           steps_per_call: None for one step per call; K for K steps in one compiled call, whose
-            outputs are stacked to [K, ...]. So each must have the same shape in all K steps.
+            outputs are stacked to [K, ...]; so each output must have the same shape in all K steps.
           check_every: number of steps between comparisons of all copies of the step's variables,
             which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM or
             MEAN aggregation are not compared. A comparison takes about as long as a step.
@@ -211,9 +212,9 @@ class Replicator(abc.ABC):
           The compiled step.
 
         Raises:
-          ConfigError: if the step uses a variable that was created outside `scope()`; if it
-            creates one whose initial value it computes; if its replicas call different
-            collectives, or return different nests; if some replicas may skip a collective; or if
+          ConfigError: if the step uses a variable that was created outside `scope()`; if it creates
+            a variable with an initial value that it computes; if its replicas call different
+            collectives or return different nests; if some replicas may skip a collective; or if
             `check_every` is below 1.
         """
         if check_every is not None and check_every < 1:
@@ -234,7 +235,7 @@ class Replicator(abc.ABC):
 
         Args:
           function: takes steps of this replicator. Runs after all calls that began earlier.
-          cancel: makes `function` end early; called if the program exits meanwhile.
+          cancel: makes `function` end early; called if the program exits in the meantime.
 
         Returns:
           A future of the function's return value.
@@ -307,7 +308,7 @@ class Replicator(abc.ABC):
         return results.stack(self.local_results(outputs))
 
     def local_results(self, outputs: Any) -> tuple[Any, ...]:
-        """Splits outputs into those of each replica of this process.
+        """Splits outputs into the outputs of each replica of this process.
 
         Args:
           outputs: outputs of a step, or a part of them.

@@ -8,7 +8,7 @@ from rl_replicator.errors import check_option
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """The machines, and what cannot be measured on this one."""
+    """The machines, and the quantities that cannot be measured on this one."""
 
     machines: int = 1
     """Number of machines. The first ones hold the learner's processes and the replay servers; the
@@ -16,14 +16,14 @@ class Hardware:
     cores: float = 1.0
     """Processors of each machine, as fast as those of the measurement."""
     device_speedup: float | None = None
-    """How many times as fast a learner step is on one accelerator as on this machine. None:
-    learners use the processors."""
+    """Speed of a learner step on one accelerator, relative to this machine. None: learners use the
+    processors."""
     network_gbps: float = 10.0
     """Gigabits per second of each machine's network, in each direction."""
     link_gbps: float = 200.0
     """Gigabits per second between the accelerators of one machine."""
     latency_us: float = 50.0
-    """Microseconds of one message in an all-reduce between machines."""
+    """Latency of one message in an all-reduce between machines, in microseconds."""
     server_cores: float = 4.0
     """Processors that one replay server can keep busy."""
 

@@ -8,7 +8,7 @@ SUMMARY = "play an environment and list what is wrong with it: check-env module:
 
 
 def run(args: Sequence[str]) -> int:
-    """Examines an environment and prints one line a finding.
+    """Examines an environment and prints one line per finding.
 
     Args:
       args: the words after `check-env`.
@@ -32,8 +32,8 @@ def run(args: Sequence[str]) -> int:
     class CheckEnvOptions:
         """Play an environment with random actions and list what is wrong with it.
 
-        It looks at specs, bounds, numbers that are not finite, seeding, ends of episodes and
-        rendering; each line says what to do.
+        It checks specs, bounds, non-finite numbers, seeding, the ends of episodes and rendering;
+        each line says what to do.
         """
 
         env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
@@ -43,8 +43,8 @@ def run(args: Sequence[str]) -> int:
         time_limit: int | None = None
         """Steps after which an episode is truncated."""
         pixels: bool = False
-        """Examine what `train --pixels` observes, rendered frames, in place of the state. A step is
-        then an action, which is repeated as in training."""
+        """Examine rendered frames, as observed by `train --pixels`, in place of the state. A step
+        is then an action, which is repeated as in training."""
         max_steps: int = 10_000
         """Steps within which an episode must end."""
 

@@ -67,8 +67,8 @@ def _options_type() -> Any:
         """Predict how fast a run would be on other machines, and what would limit it.
 
         The parts of the run are measured on this machine. The options of 'rl-replicator train',
-        such as --actors, --replicas and --replay-shards, describe the run (not --deterministic and
-        --env-engine envpool); the options here describe the machines.
+        such as --actors, --replicas and --replay-shards, describe the run (except --deterministic
+        and --env-engine envpool); the options here describe the machines.
         """
 
         agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
@@ -76,11 +76,11 @@ def _options_type() -> Any:
         cores: float = float(len(os.sched_getaffinity(0)))
         """Processors of each machine, as fast as those of this one."""
         parts: Path | None = None
-        """File of the measured parts: read if it is there, otherwise written."""
+        """File of the measured parts: read if it exists, otherwise written."""
         measure_seconds: float = 30.0
-        """Roughly how long to measure, after start-up and compilation."""
+        """Approximate duration of the measurements, after start-up and compilation."""
         simulate_seconds: float = 60.0
-        """Seconds of the run to simulate; fewer if that would take more than some ten seconds."""
+        """Seconds of the run to simulate; fewer if that would take more than about ten seconds."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

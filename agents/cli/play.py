@@ -35,15 +35,15 @@ def run(args: Sequence[str]) -> int:
         path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
         """A run directory, or a folder made by 'rl-replicator export --format numpy'."""
         env: str | None = None
-        """Environment to play in. Default: the one that the policy was trained in."""
+        """Environment to play in. Default: the one in which the policy was trained."""
         output: Path | None = None
-        """Film to write, .mp4 or .gif. Default: a window, or play.mp4 if there is no display."""
+        """Video to write, .mp4 or .gif. Default: a window, or play.mp4 if there is no display."""
         episodes: int = 1
         """Number of episodes."""
         seed: int = 1000
         """Seed of the environment."""
         best: bool = False
-        """Take the checkpoint of a run with the best evaluation, in place of the newest."""
+        """Use the checkpoint of a run with the best evaluation, in place of the newest."""
 
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)

@@ -37,12 +37,12 @@ def run(args: Sequence[str]) -> int:
         format: Literal["minari"] = "minari"
         """Format of the dataset."""
         dataset: str | None = None
-        """ID of the new dataset in Minari's folder, such as cartpole/expert-v0. Default: from task
-        and agent, such as cartpole-swingup-d4pg-v0."""
+        """ID of the new dataset in Minari's folder, such as cartpole/expert-v0. Default: task and
+        agent, such as cartpole-swingup-d4pg-v0."""
         seed: int = 1000
         """Seed of the first episode; each further episode has the next number."""
         best: bool = False
-        """Take the checkpoint with the best evaluation during training, in place of the newest."""
+        """Use the checkpoint with the best evaluation during training, in place of the newest."""
         explore: bool = False
         """Explore as the actors of the run do."""
 

@@ -28,7 +28,7 @@ def run(args: Sequence[str]) -> int:
         """Write curves, results, films, time, settings and advice of runs into one HTML file.
 
         Runs that differ only in their seed are averaged. A folder of runs, such as that of a
-        suite or a sweep, stands for all its runs. The file needs no network.
+        suite or a sweep, includes all its runs. The file can be read offline.
         """
 
         run_dirs: options.RunDirs
@@ -36,7 +36,7 @@ def run(args: Sequence[str]) -> int:
         out: Path = Path("report.html")
         """The file to write."""
         figure: str | None = None
-        """The figure of the evaluations to draw, such as top_1. Default: the score of the runs."""
+        """The evaluation figure to plot, such as top_1. Default: the score of the runs."""
         film_megabytes: float = 16.0
         """Megabytes of films in the file; the newest film of each run comes first."""
 

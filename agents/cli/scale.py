@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-SUMMARY = "change a run's number of actors, also while it trains: scale RUN_DIR --actors N"
+SUMMARY = "change a run's number of actors, even while it trains: scale RUN_DIR --actors N"
 
 
 def run(args: Sequence[str]) -> int:
-    """Adds actors to a run, or takes some from it.
+    """Adds actors to a run, or removes some.
 
     Args:
       args: the words after `scale`.
@@ -29,8 +29,8 @@ def run(args: Sequence[str]) -> int:
     class ScaleOptions:
         """Change the number of actors of a run, whether it is running or stopped.
 
-        A live run adds actors within seconds. Actors that are taken away first finish the steps
-        that they were granted. The number holds when the run is continued with its command.
+        A live run adds actors within seconds. Actors that are removed first finish the steps that
+        they were granted. The number also applies when the run is continued with its command.
         """
 
         run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]

@@ -53,9 +53,9 @@ def _options_type() -> Any:
     class SuiteOptions:
         """Train a suite of tasks, each with several seeds, and compare it with published results.
 
-        A suite is dmc14 (state), dmc-hard (state), dmc-pixels, or a list of tasks. Runs that are
-        done are skipped, runs that were stopped are continued. Other options, such as
-        --agent.n-step or --actors, are passed to 'rl-replicator train'.
+        A suite is dmc14 (state), dmc-hard (state), dmc-pixels, or a list of tasks. Finished runs
+        are skipped, and stopped runs are continued. Other options, such as --agent.n-step or
+        --actors, are passed to 'rl-replicator train'.
         """
 
         tasks: Annotated[
@@ -67,13 +67,13 @@ def _options_type() -> Any:
         steps: int = 100_000
         """Environment steps of each run."""
         seeds: int = 1
-        """Number of seeds of each task: 1, 2, ..."""
+        """Number of seeds for each task: 1, 2, ..."""
         run_dir: Path = Path("runs/suite")
-        """Directory of the suite: one directory for each run, results.csv and results.png."""
+        """Directory of the suite, with a directory for each run, results.csv and results.png."""
         agent: str = "d4pg"
         """The agent to train."""
         parallel: int = 1
-        """Runs at a time. Each gets its share of the processors."""
+        """Number of runs at a time. Each gets its share of the processors."""
         anchors: Path | None = None
         """CSV file of published returns. Default: docs/results/anchors.csv of the repository."""
 

@@ -28,17 +28,17 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class WatchOptions:
-        """Show the report of a run in the browser, up to date while it trains.
+        """Show the report of a run in the browser, and update it while the run trains.
 
-        The page is served to this machine only. Ctrl-C ends it; the run goes on.
+        The page is served only to this machine. Ctrl-C ends the command; the run goes on.
         """
 
         run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
         """Directory of a run, or of a suite."""
         port: int = 8642
-        """Port on 127.0.0.1; 0 for any free one."""
+        """Port on 127.0.0.1; 0 picks any free port."""
         figure: str | None = None
-        """The figure of the evaluations to draw, such as top_1. Default: the score of the runs."""
+        """The evaluation figure to plot, such as top_1. Default: the score of the runs."""
         film_megabytes: float = 4.0
         """Megabytes of films on the page; the newest film of each run comes first."""
 

@@ -11,7 +11,7 @@ _FILM = "film.mp4"
 
 
 def run(args: Sequence[str]) -> int:
-    """Exports policies with a model card and a film each, and writes a table of their returns.
+    """Exports policies, each with a model card and a film, and writes a table of their returns.
 
     Args:
       args: the words after `zoo`.
@@ -30,20 +30,20 @@ def run(args: Sequence[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class ZooOptions:
-        """Export the policies of runs for NumPy, and play each to measure and film it."""
+        """Export the policies of runs for NumPy, and play each to measure its return."""
 
         run_dirs: options.RunDirs
         """Directories of runs of agents, one for each task and agent."""
         out: Path
-        """Folder to make: one folder for each policy, and README.md with the table."""
+        """Folder to create, with a folder for each policy, and README.md with the table."""
         episodes: int = 10
         """Episodes of each measurement; the first one is filmed."""
         seed: int = 1000
-        """Seed of their environment."""
+        """Seed of the environment."""
         best: bool = False
-        """Take the checkpoints with the best evaluation during training, not the newest."""
+        """Use the checkpoints with the best evaluation during training, not the newest."""
         license: str | None = None
-        """Licence that the model cards name. Default: they name none."""
+        """Licence named in the model cards. Default: none."""
 
         def __post_init__(self) -> None:
             check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)

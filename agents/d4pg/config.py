@@ -7,10 +7,11 @@ from agents.config import NoiseSettings, OffPolicyConfig, PixelSettings
 from agents.replay.config import ReplayConfig
 
 _MAX_ATOMS = 4096
-# Of the atoms' sizes. Near the limit of float32, the differences between atoms would be infinite.
+# Limit of the atoms' absolute values. Near the limit of float32, differences between atoms would be
+# infinite.
 MAX_RETURN = 1e30
-# No gradient reaches this norm. Near the limit of float32, clipping to a norm makes zeros, infinity
-# and NaN of all gradients.
+# No gradient reaches this norm. Near the limit of float32, clipping to a norm turns all gradients
+# into zeros, infinity and NaN.
 _MAX_NORM = 1e30
 
 
@@ -18,8 +19,8 @@ _MAX_NORM = 1e30
 class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Hyper-parameters of D4PG (Barth-Maron et al. 2018, arXiv:1804.08617).
 
-    Every default is the paper's or that of its published implementations, unless its line says
-    otherwise. `--preset paper` has none of these departures.
+    Defaults are those of the paper or its published implementations, unless stated otherwise.
+    `--preset paper` uses the published values throughout.
     """
 
     policy_layers: tuple[int, ...] = (256, 256)
@@ -27,10 +28,10 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of the critic's hidden layers. The paper uses 400 and 300."""
     global_batch_size: int = 128
-    """Transitions of one learner step, over all replicas. The paper uses 256. Half of that at
-    equal samples per insert makes twice as many learner steps."""
+    """Transitions in one learner step, over all replicas. The paper uses 256. Half of that, with
+    the same samples per insert, makes twice as many learner steps."""
     n_step: int = 3
-    """Steps of reward in a return before it bootstraps. The paper uses 5, with an eighth of the
+    """Number of rewards in a return before it bootstraps. The paper uses 5, with an eighth of the
     samples for each environment step."""
     num_atoms: int = 51
     """Atoms of the return distribution."""
@@ -41,39 +42,39 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
     """Highest atom. Default: from the environment's highest reward and the discount. The reference
     implementation uses 150."""
     critic_prior: Literal["zero", "uniform"] = "zero"
-    """Returns that a new critic expects: `zero`, near 0; `uniform`, the middle of the value range,
-    as in the paper. If the range is [0, 100], the policy of a critic that starts at 50 learns only
+    """Returns that a new critic predicts: `zero`, near 0; `uniform`, the middle of the value range,
+    as in the paper. If the range is [0, 100] and the critic starts at 50, the policy learns only
     that everything gets worse, and saturates."""
     critic_loss: str = "categorical"
     """`categorical`, or the import path of a function with the signature of
     `agents.d4pg.losses.categorical_td_loss`."""
 
     exploration_random_steps: int = 5_000
-    """Environment steps, over all actors, before the policy acts; until then actions are random,
-    each kept for 8 steps on average. The paper has none."""
+    """Environment steps, over all actors, before the policy acts; until then, actions are random,
+    each held for 8 steps on average. The paper has no random actions."""
     preactivation_penalty: float = 1e-3
-    """Weight, in the policy's loss, of half the squared excess of the inputs of the policy's tanh
-    over 2. The paper has none."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
+    tanh. The paper has no penalty."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy. The paper uses 1e-4."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critic. The paper uses 1e-4."""
     policy_average: int = 2000
-    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
-    done, as long as that is less. The paper evaluates the newest weights (1)."""
+    """Number of last learner steps over which the weights of the evaluated policy are averaged;
+    early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
     target_update_period: int = 100
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 1.0
-    """tau: how far an update takes the target to the online networks. 1 copies them."""
+    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
     max_action_gradient_norm: float | None = 1.0
-    """Largest norm of one example's dQ/da. None: no clipping."""
+    """Maximum norm of one example's dQ/da. None: no clipping."""
     max_gradient_norm: float | None = 40.0
-    """Largest global norm of a network's gradient. None: no clipping."""
+    """Maximum global norm of a network's gradient. None: no clipping."""
     replay: ReplayConfig = ReplayConfig(min_size=5_000, samples_per_insert=256.0)
     """The replay table. The learner starts after 5,000 transitions, when actions are no longer
-    random; the reference implementation after 1,000. 256 samples for each insert are two
-    learner steps per environment step; the reference implementation takes 32 samples. Sampled
-    uniformly; the paper prioritizes, and finds that it gains little."""
+    random; the reference implementation starts after 1,000. 256 samples per insert are two learner
+    steps per environment step; the reference implementation uses 32. Sampling is uniform; the paper
+    prioritizes, but finds little gain."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,8 +96,8 @@ class D4PGConfig(NoiseSettings, OffPolicyConfig):
         self.check(is_range, "value_min", f"less than value_max ({high})")
 
 
-# D4PG as published, for all but the paper's hardest tasks. What the paper leaves open is as in the
-# reference implementation: samples per insert, value range, clipped gradients.
+# D4PG as published, for all but the paper's hardest tasks. Where the paper gives no value, this is
+# the reference implementation's: samples per insert, value range, clipped gradients.
 PAPER = D4PGConfig(
     normalize_observations=False,
     torso="mlp",
@@ -129,33 +130,35 @@ PAPER = D4PGConfig(
 class PixelD4PGConfig(PixelSettings, D4PGConfig):
     """Hyper-parameters of D4PG from pixels.
 
-    Where they differ from D4PG from state they follow DrQ-v2 (Yarats et al. 2021,
-    arXiv:2107.09645), unless their line says otherwise.
+    Where they differ from D4PG from state, they follow DrQ-v2 (Yarats et al. 2021,
+    arXiv:2107.09645), unless stated otherwise.
     """
 
     exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
-    pixels the noise is as wide as the range of actions at first."""
+    """Environment steps, over all actors, before the policy acts. From state the default is 5,000;
+    from pixels, the initial noise is as wide as the range of actions."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
     """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
     exploration_steps: int = 40_000
-    """Environment steps over which the standard deviation changes, linearly. DrQ-v2 takes 100,000
-    for easy tasks."""
+    """Environment steps over which the standard deviation changes linearly. DrQ-v2 uses 100,000 for
+    easy tasks."""
     global_batch_size: int = 128
-    """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
+    """Transitions in one learner step, over all replicas. DrQ-v2 uses 256."""
     policy_average: int = 1
-    """Learner steps that the evaluated policy averages. From state it is 2000; from pixels an
-    average was not tried."""
+    """Learner steps over which the weights of the evaluated policy are averaged. From state the
+    default is 2000; from pixels, an average was not tried."""
     preactivation_penalty: float = 0.0
-    """Weight, in the policy's loss, of half the squared excess of the inputs of the policy's tanh
-    over 2. From state it is 1e-3; from pixels, where gradients are inverted, it was not tried."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
+    tanh. From state the default is 1e-3; from pixels, where gradients are inverted, a penalty was
+    not tried."""
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
+    """Derivative of the tanh at the policy's output. From state the default is `tanh`, as in
+    DrQ-v2."""
     target_update_period: int = 1
     """Learner steps between two updates of the target networks."""
     target_update_rate: float = 0.01
-    """tau: how far an update takes the target to the online networks. 1 copies them."""
+    """tau: how far an update moves the target networks towards the online networks. 1 copies."""
     steps_per_call: int = 4
     """Learner steps inside one compiled call."""

@@ -12,9 +12,9 @@ class EvaluationSchedule:
     """When to evaluate, and for how long."""
 
     every: int = 10_000
-    """Environment steps from one evaluation to the next."""
+    """Environment steps between evaluations."""
     episodes: int = 3
-    """Episodes of an evaluation during the run."""
+    """Episodes per evaluation during the run."""
     last_episodes: int = 10
     """Episodes of the evaluation at the end of the run."""
     max_episode_steps: int = 10_000

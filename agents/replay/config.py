@@ -16,32 +16,32 @@ class ReplayConfig:
     """A replay table, sampled uniformly or by priority (Schaul et al. 2016, arXiv:1511.05952)."""
 
     max_size: int = 1_000_000
-    """Transitions kept; the oldest leave first."""
+    """Capacity in transitions; the oldest are removed first."""
     min_size: int = 1_000
-    """Transitions in the table before the learner starts."""
+    """Transitions in the table when the learner starts."""
     samples_per_insert: float = 64.0
     """Transitions sampled for each one inserted, on average over the run."""
     priority_exponent: float = 0.0
-    """alpha: P(i) is proportional to priority**alpha, 0.6 in the paper of prioritized replay.
-    0 samples uniformly. New transitions have a constant priority, where the paper gives them the
-    highest one seen: for D4PG the highest one possible for a new critic, 1 for TD3 and SAC, whose
-    priorities are absolute TD errors. So TD3 and SAC come late to new transitions where TD errors
-    are above 1."""
+    """alpha: P(i) is proportional to priority**alpha; 0.6 in the paper on prioritized replay. 0
+    samples uniformly. New transitions have a constant priority; the paper gives them the highest
+    priority seen. It is the highest priority possible for a new critic for D4PG, and 1 for TD3 and
+    SAC, whose priorities are absolute TD errors. So TD3 and SAC sample new transitions late where
+    TD errors are above 1."""
     importance_exponent_start: float = 0.4
     """beta at the start of training; 1 corrects fully for the priorities, 0 not at all. D4PG's
-    paper takes 1."""
+    paper uses 1."""
     importance_exponent_end: float = 1.0
-    """beta at the end of training. It grows linearly in between; after a prefill, it is reached
+    """beta at the end of training; it grows linearly. After a prefill, the final value is reached
     `min_size` transitions before the end."""
     transitions_per_item: int = 8
-    """Consecutive transitions that are stored and sampled together, as one item of the table: this
-    takes less time and memory (docs/speed.md). A batch has one transition of each of as many items,
+    """Consecutive transitions that are stored and sampled together as one item of the table, which
+    takes less time and memory (docs/speed.md). A batch takes one transition from each item drawn,
     and the items serve as many batches as they have transitions. So the transitions of a batch are
     independent of each other; with 1, successive batches are, too. If a table is sampled by
     priority, each transition is an item."""
     max_in_flight_items: int = 32
-    """Transitions (not items of the table) that the actor of one environment may have sent and the
-    table has not yet confirmed."""
+    """Maximum number of transitions (not items of the table) per environment that were sent to the
+    table and not yet confirmed."""
 
     @property
     def item_length(self) -> int:
@@ -87,12 +87,12 @@ class FrameReplayConfig(ReplayConfig):
     """A replay table of frames."""
 
     max_size: int = 100_000
-    """Transitions kept; the oldest leave first. Each holds one frame."""
+    """Capacity in transitions; the oldest are removed first. Each holds one frame."""
     samples_per_insert: float = 128.0
     """Transitions sampled for each one inserted, on average over the run."""
     chunk_length: int = 4
-    """Frames that are compressed together. More of them take less memory and more time to sample,
-    since whole chunks are decompressed (`bench/pixel_replay.py`)."""
+    """Frames that are compressed together. More frames take less memory but more time to sample,
+    because whole chunks are decompressed (`bench/pixel_replay.py`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""What can be set for a run, whatever agent it trains."""
+"""The options of a run, whatever agent it trains."""
 
 import dataclasses
 from pathlib import Path
@@ -20,8 +20,8 @@ class AgentOptions:
     """Options of a run that trains an agent from the state of its environment."""
 
     preset: str = "default"
-    """Values that `--agent.*` start from: `default`, or `paper` for D4PG from state, the agent as
-    it was published."""
+    """Initial values of `--agent.*`: `default`, or `paper` for D4PG from state as it was
+    published."""
     env: str
     """Task: `domain:task` of the dm_control suite, `gym:ID`, `dm:manipulation/TASK`,
     `dm:locomotion/TASK`, or `package.module:function`."""
@@ -31,16 +31,16 @@ class AgentOptions:
     """Environment steps after which an episode is truncated. Default: the environment's own."""
     env_timeout: float = 300.0
     """Seconds after which a step or reset of an environment that has not returned counts as stuck.
-    Its node is restarted; with `--launch threads` the run saves and ends."""
+    Its node is restarted; with `--launch threads`, the run is saved and ends."""
     steps: int = 120_000
-    """Environment steps (frames of the simulator) in all, over all actors. With `--pixels` an
-    action lasts `--frame.action-repeat` of them."""
+    """Total number of environment steps (frames of the simulator) of all actors. With `--pixels`,
+    an action lasts `--frame.action-repeat` steps."""
     seed: int = 1
     """Seed of environments, noise, weights and evaluations."""
     actors: int = 1
-    """Actors: each takes steps on its own, in environments of its own."""
+    """Number of actors, which take steps independently, each in its own environments."""
     envs_per_actor: int = 1
-    """Environments of each actor, which it steps with one call of its policy for all."""
+    """Environments of each actor; one call of the policy computes the actions for all of them."""
     env_engine: Literal["dm_control", "envpool"] = "dm_control"
     """How actors step their environments: `dm_control`, one after the other (also for environments
     of other libraries); `envpool`, all at once in C++ threads (dm_control suite, from state)."""
@@ -48,26 +48,26 @@ class AgentOptions:
     """Learner replicas: a number of devices, `multi_worker:N` for N learner processes, or another
     string of `rl_replicator.make`."""
     learner_gpus: int | None = None
-    """GPUs of each learner process, not with `--launch threads`. Default: those of this machine,
+    """GPUs of each learner process; not with `--launch threads`. Default: the GPUs of this machine,
     divided evenly."""
     caches: int = 0
-    """Nodes that serve the learner's weights to the actors: for tens of actors."""
+    """Nodes that forward the learner's weights to the actors, for runs with tens of actors."""
     replay_shards: int = 1
-    """Replay servers, each with an equal part of the transitions: for more actors than one server
-    can take. Their number divides that of all environments."""
+    """Replay servers, each with an equal part of the transitions, for more actors than one server
+    can handle. Their number must divide the number of all environments."""
     prefill: str | None = None
-    """Minari dataset, its ID or its folder, whose episodes fill the replay before the actors start.
-    They count for `--agent.replay.min-size`, and make no learner steps due (docs/data.md)."""
+    """Minari dataset (ID or folder) whose episodes fill the replay before the actors start. They
+    count towards `--agent.replay.min-size`, but do not trigger learner steps (docs/data.md)."""
     launch: Literal["threads", "processes", "ray"] = "threads"
     """Where the nodes run: threads of one process, processes of this machine, or Ray."""
     address: str | None = None
     """Ray cluster to run on, `host:port`. Default: start Ray on this machine."""
     open_ports: bool = False
-    """Allow ports that other machines can reach without a password: that of TensorFlow in a learner
+    """Allow ports that other machines can reach without a password: TensorFlow's port in a learner
     on several machines, see SECURITY.md."""
     deterministic: bool = False
     """Run actor and learner in turn, so that runs with the same settings end with the same weights,
-    interrupted or not. One actor, from the state, in threads; slower."""
+    interrupted or not. Slower; only with one actor, from state, in threads."""
     run_dir: Path | None = None
     """Run directory; an existing run is continued. Default: a new one under `runs/`."""
     resume: bool = False
@@ -75,20 +75,20 @@ class AgentOptions:
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints (longer if one takes more than a twentieth of that)."""
     track: tuple[str, ...] = ()
-    """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
+    """Trackers for metrics, besides CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
     profile_steps: str | None = None
-    """Learner steps of which to write a profile for TensorBoard, START:END."""
+    """Learner steps to profile for TensorBoard, START:END."""
     keep_checkpoints: int = 2
-    """Newest checkpoints to keep; the policy with the best evaluation is kept beside them."""
+    """Number of newest checkpoints to keep; the policy with the best evaluation is kept, too."""
     evaluation: EvaluationSchedule = EvaluationSchedule()
     """When to evaluate."""
     video: bool = True
-    """Record a video of an episode at the end, which takes some seconds."""
+    """Record a video of an episode at the end of the run, which takes some seconds."""
     video_every: int | None = None
-    """Environment steps between films during the run, in `films/`. Each takes a process of its own
-    for some seconds. Default: none."""
+    """Environment steps between videos during the run, written to `films/`. Each needs a separate
+    process for some seconds. Default: no videos."""
     pixels: bool = False
-    """Learn from pixels in place of the state. Adds `--frame.*`, and more of `--agent.*`."""
+    """Learn from pixels in place of the state. Adds `--frame.*` and further `--agent.*` options."""
     agent: Any
     """Hyper-parameters: the config of an agent."""
 
@@ -101,13 +101,13 @@ class AgentOptions:
         check_option(seconds > 0, "checkpoint_seconds", "more than 0", seconds)
         timeout = self.env_timeout
         check_option(timeout > 0, "env_timeout", "more than 0 seconds", timeout)
-        check_option(0 <= self.caches <= self.actors, "caches", "0 to one an actor", self.caches)
+        check_option(0 <= self.caches <= self.actors, "caches", "0 to one per actor", self.caches)
         num_environments = self.actors * self.envs_per_actor
         check_option(
             self.replay_shards >= 1 and num_environments % self.replay_shards == 0,
             "replay_shards",
-            f"a divisor of {num_environments}, the environments of all actors (each environment "
-            "writes to one server)",
+            f"a divisor of {num_environments}, the number of environments of all actors (each "
+            "environment writes to one server)",
             self.replay_shards,
         )
         if self.profile_steps is not None:
@@ -172,7 +172,7 @@ class AgentOptions:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What distinguishes this run from others, as plain data for `AgentCommand.restore`."""
+        """The settings that identify this run, as plain data for `AgentCommand.restore`."""
         agent = to_plain(self.agent, "agent")
         identity = {"env": self.env, "seed": self.seed, "preset": self.preset, "agent": agent}
         # Left out if not set, as runs of earlier versions have it.
@@ -188,7 +188,7 @@ class AgentOptions:
 
     @property
     def score(self) -> Score:
-        """Which figure tells how good the run is."""
+        """The figure that measures how good the run is."""
         return Score("evaluator", "episode_return", every=self.evaluation.every)
 
     def plain(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class EvaluationOptions:
     seed: int = 1000
     """Seed of the environment."""
     best: bool = False
-    """Take the checkpoint with the best evaluation during training, in place of the newest."""
+    """Use the checkpoint with the best evaluation during training, in place of the newest."""
 
     def __post_init__(self) -> None:
         check_option(self.episodes >= 1, "episodes", "at least 1", self.episodes)
@@ -234,7 +234,7 @@ class PixelAgentOptions(AgentOptions):
         return super().identity | {"pixels": pixels}
 
     def plain(self) -> dict[str, Any]:
-        """See `AgentOptions`; the task's own action repeat is none that was asked for."""
+        """See `AgentOptions`; the task's default action repeat is stored as None."""
         plain = super().plain()
         if self.task.action_repeat == PixelConfig().repeats(self.env):
             plain["frame"]["action_repeat"] = None

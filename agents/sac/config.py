@@ -10,23 +10,23 @@ from agents.config import OffPolicyConfig, PixelSettings
 class SACConfig(OffPolicyConfig):
     """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv:1812.05905).
 
-    Every default is the paper's, unless its line says otherwise. Hidden layers are those of D4PG
-    (LayerNorm and tanh, then ELU), not the paper's ReLU.
+    Defaults are the paper's, unless stated otherwise. Hidden layers are those of D4PG (LayerNorm
+    and tanh, then ELU), not the paper's ReLU.
     """
 
     n_step: int = 3
-    """Steps of reward in a return before it bootstraps; the entropy of the steps in between is left
-    out. The paper uses 1."""
+    """Number of rewards in a return before it bootstraps; the entropy of the steps in between is
+    ignored. The paper uses 1."""
     initial_temperature: float = 0.1
-    """alpha at first: how much a nat of entropy is worth in units of reward. The paper uses 1."""
+    """Initial alpha: the value of a nat of entropy in units of reward. The paper uses 1."""
     target_entropy: float | None = None
     """Entropy of the policy, in nats, that the temperature maintains. Default: minus the number of
     action dimensions."""
     temperature_learning_rate: float = 3e-4
     """Adam's step size for the logarithm of the temperature."""
     target_update_rate: float = 0.01
-    """tau: how far an update takes the target to the online networks. The paper uses 0.005, with
-    four times as many learner steps for each environment step."""
+    """tau: how far an update moves the target networks towards the online networks. The paper uses
+    0.005, with four times as many learner steps for each environment step."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.td_losses`)."""
@@ -50,6 +50,6 @@ class PixelSACConfig(PixelSettings, SACConfig):
     """
 
     global_batch_size: int = 128
-    """Transitions of one learner step, over all replicas."""
+    """Transitions in one learner step, over all replicas."""
     steps_per_call: int = 4
     """Learner steps inside one compiled call."""

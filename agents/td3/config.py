@@ -11,8 +11,8 @@ from agents.replay.config import ReplayConfig
 class TD3Config(NoiseSettings, OffPolicyConfig):
     """Hyper-parameters of TD3 (Fujimoto et al. 2018, arXiv:1802.09477).
 
-    Every default is the paper's, unless its line says otherwise. Hidden layers are those of D4PG
-    (LayerNorm and tanh, then ELU), not the paper's ReLU.
+    Defaults are the paper's, unless stated otherwise. Hidden layers are those of D4PG (LayerNorm
+    and tanh, then ELU), not the paper's ReLU.
     """
 
     policy_layers: tuple[int, ...] = (256, 256)
@@ -20,38 +20,38 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
     critic_layers: tuple[int, ...] = (256, 256)
     """Units of each critic's hidden layers. The paper uses 400 and 300."""
     n_step: int = 3
-    """Steps of reward in a return before it bootstraps. The paper uses 1."""
+    """Number of rewards in a return before it bootstraps. The paper uses 1."""
     exploration_sigma: float = 0.3
     """Standard deviation of the actors' noise; actions span [-1, 1]. The paper uses 0.1."""
     exploration_random_steps: int = 5000
     """Environment steps, over all actors, before the policy acts. The paper uses 10,000 or 1,000,
-    and draws a new action in every step; here each is kept for 8 steps on average."""
+    and draws a new random action in every step; here, each is held for 8 steps on average."""
     preactivation_penalty: float = 1e-3
-    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the tanh
-    that ends it (`agents.networks.policies.preactivation_penalty`). The paper has none."""
+    """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of the policy's
+    tanh (`agents.networks.policies.preactivation_penalty`). The paper has no penalty."""
     global_batch_size: int = 256
-    """Transitions of one learner step, over all replicas. The paper uses 100."""
+    """Transitions in one learner step, over all replicas. The paper uses 100."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy. The paper uses 1e-3."""
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critics. The paper uses 1e-3."""
     policy_average: int = 1000
-    """Learner steps over which the weights of the evaluated policy are averaged; a tenth of those
-    done, as long as that is less. The paper evaluates the newest weights (1)."""
+    """Number of last learner steps over which the weights of the evaluated policy are averaged;
+    early in training, a tenth of the steps so far. The paper evaluates the newest weights (1)."""
     target_update_rate: float = 0.005
-    """tau: how far an update takes the target to the online networks."""
+    """tau: how far an update moves the target networks towards the online networks."""
     policy_delay: int = 2
     """Learner steps between two updates of the policy and of the target networks."""
     target_noise_sigma: float = 0.2
     """Standard deviation of the noise that smooths the target policy."""
     target_noise_clip: float = 0.5
-    """Largest size of that noise."""
+    """Maximum absolute value of that noise."""
     td_loss: str = "squared"
     """Loss of a TD error: `squared`, `huber`, or the import path of a function
     (`agents.learning.td_losses`)."""
     replay: ReplayConfig = ReplayConfig(samples_per_insert=256.0)
-    """The replay table. 256 samples for each insert are one learner step per environment step, as
-    in the paper."""
+    """The replay table. 256 samples per insert are one learner step per environment step, as in the
+    paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,32 +64,35 @@ class TD3Config(NoiseSettings, OffPolicyConfig):
 class PixelTD3Config(PixelSettings, TD3Config):
     """Hyper-parameters of TD3 from pixels.
 
-    Where they differ from TD3 from state they follow DrQ-v2 (Yarats et al. 2021,
-    arXiv:2107.09645), unless their line says otherwise.
+    Where they differ from TD3 from state, they follow DrQ-v2 (Yarats et al. 2021,
+    arXiv:2107.09645), unless stated otherwise.
     """
 
     squash_gradient: Literal["tanh", "inverting"] = "inverting"
-    """Derivative of the tanh that ends the policy. From state it is `tanh`, which DrQ-v2 uses."""
+    """Derivative of the tanh at the policy's output. From state the default is `tanh`, as in
+    DrQ-v2."""
     preactivation_penalty: float = 0.0
     """Weight, in the policy's loss, of half the squared excess over 2 of the inputs of that tanh.
-    From state it is 1e-3; from pixels, where gradients are inverted, it was not tried."""
+    From state the default is 1e-3; from pixels, where gradients are inverted, a penalty was not
+    tried."""
     exploration_random_steps: int = 0
-    """Environment steps, over all actors, before the policy acts. From state it is 5,000; from
-    pixels the noise is as wide as the range of actions at first."""
+    """Environment steps, over all actors, before the policy acts. From state the default is 5,000;
+    from pixels, the initial noise is as wide as the range of actions."""
     exploration_sigma: float = 1.0
     """Initial standard deviation of the actors' noise; actions span [-1, 1]."""
     exploration_sigma_end: float | None = 0.1
     """Standard deviation of the noise after `--agent.exploration-steps`. None: constant."""
     exploration_steps: int = 40_000
-    """Environment steps over which the standard deviation changes, linearly. DrQ-v2 takes 100,000
-    for easy tasks."""
+    """Environment steps over which the standard deviation changes linearly. DrQ-v2 uses 100,000 for
+    easy tasks."""
     global_batch_size: int = 128
-    """Transitions of one learner step, over all replicas. DrQ-v2 takes 256."""
+    """Transitions in one learner step, over all replicas. DrQ-v2 uses 256."""
     policy_average: int = 1
-    """Learner steps that the evaluated policy averages. From state it is 1000; from pixels an
-    average was not tried."""
+    """Learner steps over which the weights of the evaluated policy are averaged. From state the
+    default is 1000; from pixels, an average was not tried."""
     target_update_rate: float = 0.01
-    """tau: how far an update takes the target to the online networks. From state it is 0.005."""
+    """tau: how far an update moves the target networks towards the online networks. From state the
+    default is 0.005."""
     policy_delay: int = 1
     """Learner steps between two updates of the policy and of the target networks."""
     steps_per_call: int = 4

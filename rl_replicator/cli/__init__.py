@@ -1,2 +1,2 @@
-"""The command line `rl-replicator`. Each module is one subcommand; `main` imports only the one
-asked for."""
+"""The command line `rl-replicator`. Each module is one subcommand; `main` imports only the
+requested one."""

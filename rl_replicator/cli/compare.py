@@ -13,13 +13,13 @@ class CompareOptions:
     """Compare the runs of several configs: curves, settings that differ, and which one is better.
 
     Runs that differ only in task and seed belong to one config. A folder of runs, such as that of a
-    suite or a sweep, stands for all its runs. A run that cannot be read is left out.
+    suite or a sweep, includes all its runs. A run that cannot be read is left out.
     """
 
     run_dirs: options.RunDirs
     """Directories of runs, or folders of runs."""
     figure: str | None = None
-    """The figure of the evaluations to compare, such as top_1. Default: the score of the runs."""
+    """The evaluation figure to compare, such as top_1. Default: the score of the runs."""
     output: Path = Path("comparison.png")
     """The image of the curves, a PNG."""
 

@@ -31,7 +31,7 @@ _KNOWN_BREAKS = (
     ("numpy", ">=2", "TensorFlow 2.15 was built for NumPy 1"),
     ("protobuf", ">=5", "TensorFlow 2.15 fails to import with it"),
     ("tensorflow", ">=2.16", "dm-reverb 0.14 was built for TensorFlow 2.15"),
-    ("tensorflow-probability", ">=0.24", "it wants a newer TensorFlow than 2.15"),
+    ("tensorflow-probability", ">=0.24", "it needs a newer TensorFlow than 2.15"),
     ("keras", ">=3", "TensorFlow 2.15 works with Keras 2"),
     ("dm-acme", ">=0.3", "it brings dm-launchpad"),
 )
@@ -95,7 +95,7 @@ def _packages() -> Iterator[Finding]:
         yield Finding(
             WRONG,
             "dm-launchpad",
-            f"{version}; its package 'launchpad' hides the one of this project",
+            f"{version}; its package 'launchpad' hides this project's",
             "pip uninstall dm-launchpad",
         )
 
@@ -155,7 +155,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _allocator() -> Finding:
-    """Says which allocator `rl-replicator train` has."""
+    """Returns which allocator `rl-replicator train` will use."""
     preloaded = os.environ.get("LD_PRELOAD")
     if preloaded:
         return Finding(OK, "memory allocator", f"LD_PRELOAD is {preloaded}, which is kept")
@@ -165,7 +165,7 @@ def _allocator() -> Finding:
     if allocator.environment(os.environ):
         return Finding(OK, "memory allocator", "jemalloc")
     advice = "pip install ray, which brings it, to a path without spaces and colons"
-    return Finding(NOTE, "memory allocator", "the system's, as there is no jemalloc", advice)
+    return Finding(NOTE, "memory allocator", "the system's, because jemalloc was not found", advice)
 
 
 def _tensorflow() -> Iterator[Finding]:

@@ -13,22 +13,22 @@ from rl_replicator.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """Write the model of a run for programs that do without this project.
+    """Write the model of a run for programs that do not use this project.
 
-    Of an agent it is the policy without exploration, from the environment's observations to actions
-    in the environment's own range.
+    For an agent, this is the policy without exploration, which maps the environment's observations
+    to actions in the environment's own range.
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Directory of the run."""
     out: Path
-    """The folder to make."""
+    """The folder to create."""
     format: Literal["savedmodel", "onnx", "tflite", "numpy"] = "savedmodel"
-    """For TensorFlow, ONNX Runtime, TFLite's interpreter, or NumPy alone."""
+    """For TensorFlow, ONNX Runtime, TFLite's interpreter, or only NumPy."""
     best: bool = False
-    """Take the checkpoint with the best evaluation during training, in place of the newest."""
+    """Use the checkpoint with the best evaluation during training, in place of the newest."""
     license: str | None = None
-    """Licence that the model card names. Default: it names none."""
+    """Licence named in the model card. Default: none."""
 
 
 def run(args: Sequence[str]) -> int:

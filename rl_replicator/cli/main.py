@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "migrate": (
         "rl_replicator.cli.migrate",
-        "bring a run of an earlier version up to this one: migrate RUN_DIR",
+        "bring a run of an earlier version up to date: migrate RUN_DIR",
     ),
     "plot": ("rl_replicator.cli.plot", "plot the evaluations of runs: plot RUN_DIR..."),
     "compare": (
@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the words after `rl-replicator`. Default: those of this process.
 
     Returns:
-      The exit status: 0; 2 after bad input (one line says which); 74 if the disk is full (one
+      The exit status: 0; 2 after bad input (explained in one line); 74 if the disk is full (one
       line); 75 if another process of the job was lost (a supervisor then restarts the whole job);
-      1 after any other failure (with its traceback); 130 after an interrupt. What is printed after
-      its reader has left is dropped, and changes no status. So is what a command that trains prints
-      on a full disk.
+      1 after any other failure (with its traceback); 130 after an interrupt. Output that nobody
+      reads any more is dropped without changing the status, as is what a command that trains prints
+      to a full disk.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lasting_streams.open_closed()
@@ -123,8 +123,8 @@ def _choose_allocator() -> None:
 def search_working_directory_last() -> None:
     """Makes modules in the working directory importable, after all others.
 
-    A user's own factory, `--env my_module:make`, may be there. So may a folder that happens to be
-    called like one of our packages; it must not be imported in its place.
+    A user's own factory, `--env my_module:make`, may be there, but also a folder that happens to
+    have the name of one of our packages; it must not be imported in the package's place.
 
     Raises:
       UsageError: if the working directory was deleted.
@@ -144,7 +144,7 @@ def search_working_directory_last() -> None:
 
 
 def configure_libraries() -> None:
-    """Sets environment variables: TensorFlow and gRPC log errors only, NumPy takes one thread.
+    """Sets environment variables: TensorFlow and gRPC log only errors, NumPy uses one thread.
 
     The libraries read them once, when they are imported; child processes inherit them. Variables
     that the user has set are kept.
@@ -238,8 +238,8 @@ def _help() -> str:
             *lines,
             "",
             "'rl-replicator COMMAND --help' shows a command's options, for example",
-            "'rl-replicator train d4pg --help'. 'rl-replicator --print-completion bash' prints a",
-            "script with which the shell completes commands and options; zsh likewise.",
+            "'rl-replicator train d4pg --help'. 'rl-replicator --print-completion bash' (or zsh)",
+            "prints a script with which the shell completes commands and options.",
         ]
     )
 

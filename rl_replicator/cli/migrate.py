@@ -13,9 +13,9 @@ from rl_replicator.cli import options, trainables
 
 @dataclasses.dataclass(frozen=True)
 class MigrateOptions:
-    """Bring the directory of a run that an earlier version made up to this one.
+    """Bring the directory of a run that was made by an earlier version up to this version.
 
-    The run can be continued then. What was there is kept beside the new files.
+    The run can then be continued. The old files are kept next to the new ones.
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]

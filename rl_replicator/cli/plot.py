@@ -13,7 +13,7 @@ class PlotOptions:
     """Plot the evaluations of runs over their steps.
 
     Runs that differ only in their seed become one line, their mean, with a band from the lowest to
-    the highest seed. A folder of runs, such as that of a suite or a sweep, stands for all its runs.
+    the highest seed. A folder of runs, such as that of a suite or a sweep, includes all its runs.
     A run that cannot be read is left out.
     """
 

@@ -27,15 +27,15 @@ _OURS = ("--seed", "--resume", "--no-resume", "--config")
 class SweepOptions:
     """Search for good settings of an agent or a learner.
 
-    Every trial chooses a value for each searched option and trains a run for each seed, in a
-    directory of its own. Run the same command again to continue. Other options, such as --env or
-    --steps, are passed to 'rl-replicator train'.
+    Every trial chooses a value for each searched option, and trains a run for each seed in its own
+    directory. Run the same command again to continue. Other options, such as --env or --steps, are
+    passed to 'rl-replicator train'.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """What to train, as for 'rl-replicator train'."""
     search: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """An option and its values, 'agent.n-step=choice(1,3,5)'; once for each option. Values:
+    """An option and its values, such as 'agent.n-step=choice(1,3,5)'; once for each option. Values:
     choice(A,B,...), uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
     randint(LOW,HIGH) or lograndint(LOW,HIGH), ends included."""
     trials: int = 16
@@ -43,20 +43,21 @@ class SweepOptions:
     seeds: int = 1
     """Runs of each trial, with the seeds 1, 2, ...; their mean is the figure of the trial."""
     scheduler: Literal["asha", "fifo", "pbt"] = "asha"
-    """asha stops trials that are worse than others at the same evaluation; fifo stops none; pbt
-    continues the worst quarter, at every interval, as copies of good trials with other settings."""
+    """asha stops trials that are worse than others at the same evaluation; fifo stops none; at
+    every interval, pbt continues the worst quarter as copies of good trials with other settings."""
     interval: int | None = None
-    """Steps between two comparisons of pbt, as evaluations count them."""
+    """Steps between the comparisons of pbt, as evaluations count them."""
     grace: int = 1
-    """Evaluations before asha may stop a trial."""
+    """First evaluation at which asha may stop a trial."""
     reduction: int = 3
     """One of this many trials is continued at each rung of asha."""
     sampler: Literal["tpe", "random"] = "tpe"
     """How values are chosen: tpe learns from earlier trials."""
     parallel: int | None = None
-    """Trials at a time. Each gets its share of the processors. Default: one processor a run."""
+    """Number of trials at a time. Each gets its share of the processors. Default: one processor per
+    run."""
     run_dir: Path | None = None
-    """Directory of the sweep: one directory for each trial, and results.csv. Default:
+    """Directory of the sweep, with a directory for each trial, and results.csv. Default:
     runs/sweep/NAME."""
 
     def __post_init__(self) -> None:

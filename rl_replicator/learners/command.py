@@ -50,7 +50,7 @@ class LearnerEvaluationOptions:
     """Evaluate a checkpoint of a learner's run on all of its evaluation data."""
 
     best: bool = False
-    """Take the checkpoint with the best evaluation during training, in place of the newest."""
+    """Use the checkpoint with the best evaluation during training, in place of the newest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class LearnerCommand:
     """A learner on the command line: implements `rl_replicator.cli.trainables.Trainable`.
 
     Attributes:
-      name: the name under which the learner is registered. One that is loaded by an import path has
-        this path as its name.
+      name: the name under which the learner is registered; for a learner that is loaded by an
+        import path, this path.
       config_type: frozen dataclass with a default for every field. If it has a method
         `on_this_machine`, that replaces settings that are "auto"; the result is saved with the run.
       make_learner: (replicator, config) -> learner.
@@ -123,10 +123,10 @@ class LearnerCommand:
 
         Args:
           options: an instance of `options_type()`.
-          listener: hears of the run, and in the chief's process of its evaluations.
+          listener: is notified of the run and, in the chief's process, of its evaluations.
 
         Returns:
-          Exit status: 0 if the run is complete, 128 + signal if one ended it.
+          Exit status: 0 if the run is complete, 128 + signal if a signal ended it.
 
         Raises:
           UsageError: after bad input; no existing run was touched.

@@ -29,12 +29,12 @@ _DYNAMIC_SCALE = {
 
 @dataclasses.dataclass(frozen=True)
 class KerasConfig:
-    """Settings of a learner from a Keras model. Subclass it to add those of the model."""
+    """Settings of a learner from a Keras model. Subclass it to add the model's settings."""
 
     steps: int = 1000
     """Steps of the run."""
     global_batch_size: int = 32
-    """Examples of a step, over all replicas."""
+    """Examples in a step, over all replicas."""
     evaluate_every: int = 500
     """Steps between evaluations."""
 
@@ -57,15 +57,15 @@ def from_keras(
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
     A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
-    of `compile`, and with the regularisation losses of its layers. N replicas take the steps of
-    one, if all batch normalisation has `synchronized=True`. The metrics of `compile` are computed
-    in evaluations; their variables must hold sums over examples, as those of Keras do.
+    of `compile`, and with the regularisation losses of its layers. N replicas take the same steps
+    as one, if all batch normalisation has `synchronized=True`. The metrics of `compile` are
+    computed in evaluations; their variables must hold sums over examples, as Keras' metrics do.
 
     Args:
       model_fn: (config) -> compiled model. Its parameter is annotated with a frozen dataclass that
         extends `KerasConfig`, whose fields become options.
-      data_fn: (config) -> training data: single examples (x, y) or (x, y, weight), the same ones in
-        the same order at every call. It is repeated and batched here.
+      data_fn: (config) -> training data: single examples (x, y) or (x, y, weight), the same
+        examples in the same order at every call. `from_keras` repeats and batches them.
       evaluation_data_fn: (config) -> finite evaluation data, as above; None for no evaluation.
       best: figure that selects the best checkpoint: "accuracy" for the highest, "-loss" for the
         lowest.

@@ -1,4 +1,4 @@
-"""What can be set for a run of a learner, whatever it learns."""
+"""The options of a run, whatever learner it trains."""
 
 import dataclasses
 from pathlib import Path
@@ -20,20 +20,20 @@ class RunOptions:
     steps_per_call: int = 10
     """Steps in one compiled call, for a learner with a single step function."""
     checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of them."""
+    """Seconds between checkpoints; longer if a checkpoint takes more than 5 % of that."""
     track: tuple[str, ...] = ()
-    """Where metrics go beside CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
+    """Trackers for metrics, besides CSV files and TensorBoard: `jsonl`, `wandb`, `mlflow`."""
     keep_checkpoints: int = 2
-    """Newest checkpoints to keep; the one with the best evaluation is kept beside them."""
+    """Number of newest checkpoints to keep; the one with the best evaluation is kept, too."""
     evaluation_seconds: float = 3600.0
-    """Longest time of an evaluation in seconds; a longer one ends the run with an error."""
+    """Maximum seconds of an evaluation; a longer one ends the run with an error."""
     open_ports: bool = False
-    """Allow ports that other machines can reach without a password: that of TensorFlow in a job on
+    """Allow ports that other machines can reach without a password: TensorFlow's port in a job on
     several machines, see SECURITY.md."""
     deterministic: bool = False
-    """Make runs equal bit for bit, which is slower."""
+    """Make runs bitwise reproducible, which is slower."""
     profile_steps: str | None = None
-    """Steps of which to write a profile for TensorBoard, START:END."""
+    """Steps to profile for TensorBoard, START:END."""
 
     def __post_init__(self) -> None:
         for name in ("steps_per_call", "keep_checkpoints"):

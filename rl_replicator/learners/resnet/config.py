@@ -37,26 +37,26 @@ _BY_DATA: dict[str, dict[str, Any]] = {
 class ResNetConfig:
     """Train a ResNet v1.5 to classify images.
 
-    A setting that is None has a default that depends on the data set.
+    The default of a setting that is None depends on the data set.
     """
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
     data_dir: str | None = None
-    """Directory of the data. Default for Fashion-MNIST: that of Debian's package."""
+    """Directory of the data. Default for Fashion-MNIST: the directory of Debian's package."""
     depth: Literal[18, 34, 50, 101] | None = None
-    """Layers of the network."""
+    """Number of layers of the network."""
     width: int | None = None
-    """Channels of its first stage."""
+    """Number of channels in the network's first stage."""
     stem: Literal["imagenet", "small"] | None = None
     """First layers: for images of about 224x224 (imagenet) or 32x32 (small)."""
     image_size: int | None = None
     """Height and width to which images of TFRecord files are resized."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type in which the layers compute; auto is bfloat16 if this machine computes it fast. The run
-    keeps the type with which it began."""
+    """Dtype in which the layers compute; auto is bfloat16 if this machine computes it fast. A run
+    keeps its initial dtype."""
     epochs: float | None = None
-    """How often each image is seen."""
+    """Number of times that each image is seen."""
     global_batch_size: int | None = None
     """Images in a step, over all replicas."""
     micro_batches: int = 1
@@ -64,23 +64,24 @@ class ResNetConfig:
     optimizer: Literal["momentum", "lars"] = "momentum"
     """Nesterov's momentum, or layer-wise adaptive rates for large batches."""
     learning_rate: float | None = None
-    """Peak for a batch of 256; scaled with the batch. 0.1 for momentum, 1.0 for lars."""
+    """Peak learning rate for a batch of 256; scaled with the batch. Default: 0.1 for momentum, 1.0
+    for lars."""
     schedule: Literal["cosine", "step"] = "cosine"
     """Decay of the learning rate: a cosine, or a factor of 10 after 1/3, 2/3 and 8/9 of the run."""
     warm_up_epochs: float | None = None
-    """Epochs in which the learning rate rises linearly from 0."""
+    """Epochs over which the learning rate rises linearly from 0."""
     momentum: float = 0.9
     """Momentum: the factor by which the velocity decays."""
     weight_decay: float | None = None
-    """L2 penalty of all weights except biases and those of norms."""
+    """L2 penalty on all weights except biases and the parameters of norms."""
     label_smoothing: float | None = None
     """Probability mass spread evenly over all classes."""
     cross_replica_norm: bool = False
-    """Compute batch statistics over all replicas instead of each alone."""
+    """Compute batch statistics over all replicas instead of over each replica."""
     evaluate_epochs: float = 1.0
-    """Epochs from one evaluation to the next."""
+    """Epochs between evaluations."""
     seed: int = 1
-    """Seed of weights, and of order and augmentation of the images."""
+    """Seed of the weights, and of the order and augmentation of the images."""
 
     def __post_init__(self) -> None:
         for name in ("width", "global_batch_size", "micro_batches", "epochs", "learning_rate"):

@@ -48,31 +48,31 @@ _BY_DATA: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class SNGANConfig:
-    """Train a class-conditional SN-GAN to make images.
+    """Train a class-conditional SN-GAN to generate images.
 
-    A setting that is None has a default that depends on the data set.
+    The default of a setting that is None depends on the data set.
     """
 
     data: Literal["fashion_mnist", "cifar10", "imagenet"] = "fashion_mnist"
     """Data set; imagenet is any folder of TFRecord files with images, see docs/learners.md."""
     data_dir: str | None = None
-    """Directory of the data. Default for Fashion-MNIST: that of Debian's package."""
+    """Directory of the data. Default for Fashion-MNIST: the directory of Debian's package."""
     features: str | None = None
     """Features for FID and inception score: the run directory of a ResNet trained on the same data,
     or Inception's file classify_image_graph_def.pb. Default: neither is computed."""
     width: int | None = None
-    """Channels of the layers with the highest resolution."""
+    """Number of channels in the layers with the highest resolution."""
     image_size: int | None = None
-    """Height and width to which images of TFRecord files are resized, an even number from 8 on."""
+    """Height and width to which images of TFRecord files are resized; even and at least 8."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Type in which the layers compute; auto is bfloat16 if this machine computes it fast. The run
-    keeps the type with which it began."""
+    """Dtype in which the layers compute; auto is bfloat16 if this machine computes it fast. A run
+    keeps its initial dtype."""
     steps: int | None = None
     """Updates of the generator."""
     global_batch_size: int | None = None
     """Real images in an update, over all replicas."""
     discriminator_steps: int | None = None
-    """Updates of the discriminator for each one of the generator."""
+    """Updates of the discriminator per update of the generator."""
     generator_learning_rate: float | None = None
     """Learning rate of the generator's Adam."""
     discriminator_learning_rate: float | None = None
@@ -82,17 +82,18 @@ class SNGANConfig:
     beta_2: float = 0.9
     """Adam's decay of the mean of squared gradients."""
     decay_steps: int | None = None
-    """Steps at the end, at most all, in which the learning rates fall linearly to 0; 0 for none."""
+    """Steps at the end of the run (at most all) over which the learning rates fall linearly to 0; 0
+    for no decay."""
     noise_size: int = 128
-    """Size of the noise vector that the generator gets besides the class."""
+    """Size of the noise vector that the generator gets in addition to the class."""
     average_decay: float = 0.999
-    """Decay of the generator's moving average, which makes the samples."""
+    """Decay of the generator's moving average, which generates the samples."""
     samples: int = 10_000
-    """Images that an evaluation generates."""
+    """Number of images that an evaluation generates."""
     evaluate_steps: int | None = None
-    """Steps from one evaluation to the next."""
+    """Steps between evaluations."""
     seed: int = 1
-    """Seed of weights, noise and order of the images."""
+    """Seed of the weights, the noise and the order of the images."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -111,7 +112,7 @@ class SNGANConfig:
         size = self.image_size
         if self.data == "imagenet":
             is_size = size is None or (size >= 8 and size % 2 == 0)
-            check_option(is_size, "image_size", "an even number from 8 on", size)
+            check_option(is_size, "image_size", "an even number of at least 8", size)
         else:
             check_in_memory(self.data, size)
         for name in ("beta_1", "beta_2", "average_decay"):

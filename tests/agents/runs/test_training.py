@@ -250,7 +250,7 @@ def test_numbers_out_of_range_are_named():
         AgentOptions(env=TARGET, agent=SMALL, seed=-1)
     with pytest.raises(ConfigError, match="--address: expected --launch ray, got threads"):
         AgentOptions(env=TARGET, agent=SMALL, address="10.0.0.1:6379")
-    with pytest.raises(ConfigError, match="--caches: expected 0 to one an actor, got 2"):
+    with pytest.raises(ConfigError, match="--caches: expected 0 to one per actor, got 2"):
         AgentOptions(env=TARGET, agent=SMALL, caches=2)
     with pytest.raises(ConfigError, match="--replay-shards: expected a divisor of 3, .* got 2"):
         AgentOptions(env=TARGET, agent=SMALL, actors=3, replay_shards=2)

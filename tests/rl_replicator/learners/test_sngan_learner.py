@@ -47,7 +47,7 @@ def train(learner, path):
 
 @pytest.mark.parametrize("size", [-3, -8, 1, 2, 4, 6, 7, 33])
 def test_sizes_that_the_networks_cannot_have(size):
-    match = f"^--image-size: expected an even number from 8 on, got {size}$"
+    match = f"^--image-size: expected an even number of at least 8, got {size}$"
     with pytest.raises(rr.ConfigError, match=match):
         SNGANConfig(data="imagenet", image_size=size)
 
