@@ -38,7 +38,7 @@ class BatchActor(Protocol):
         ...
 
     def observe(self, index: int, action: npt.NDArray[Any], next_timestep: dm_env.TimeStep) -> None:
-        """Records an action in environment `index` and the time step that it led to."""
+        """Records an action in environment `index` and the resulting time step."""
         ...
 
     def update(self) -> None:
@@ -55,12 +55,14 @@ class BatchActor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What the exploration in one environment may depend on.
+    """The information that the exploration in one environment may use.
 
     Attributes:
       random: generator of its randomness; its state is part of a checkpoint.
-      environment_steps: returns the environment steps that all actors have taken, roughly.
-      rank: place of the environment among those of all actors, from 0 to 1; 0.5 for the only one.
+      environment_steps: returns the approximate number of environment steps that all actors have
+        taken.
+      rank: position of the environment among those of all actors, from 0 to 1; 0.5 if there is only
+        one.
       memory: arrays that the exploration keeps from one action to the next, by name. It starts
         empty in every node; checkpoints of deterministic runs hold it.
     """
@@ -105,7 +107,7 @@ class AgentLearner(VariableSource, Protocol):
         ...
 
     def refresh(self) -> None:
-        """Reads the variables again, after a restore or a cancelled call."""
+        """Reads the variables again after a restore or a cancelled call."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -129,7 +131,7 @@ class AgentLearner(VariableSource, Protocol):
 
 
 class Agent(Protocol):
-    """Everything that the program needs of an agent.
+    """Everything that the program needs from an agent.
 
     An agent is picklable, holds only its config and the environment's specs, and makes each part in
     the node that uses it. `agents.off_policy_agent.OffPolicyAgent` implements most of it.
@@ -162,8 +164,8 @@ class Agent(Protocol):
 
         Args:
           client: the client of the replay server.
-          on_wait: called with the seconds waited so far, twice a second, while the table accepts no
-            item; returns True if the writer is to go on all the same. May raise to give up.
+          on_wait: called twice per second, with the seconds waited so far, while the table accepts
+            no item; returns True if the writer is to continue anyway. May raise to give up.
         """
         ...
 
@@ -183,7 +185,7 @@ class Agent(Protocol):
         ...
 
     def make_evaluator(self, source: VariableSource) -> core.Actor:
-        """Makes the actor that is evaluated: deterministic, recording nothing.
+        """Makes the actor that is evaluated: it is deterministic and records nothing.
 
         Args:
           source: serves the weights.
@@ -213,7 +215,7 @@ class Agent(Protocol):
           total_agent_steps: actions of the whole run, for schedules.
 
         Raises:
-          ConfigError: if the agent cannot run so.
+          ConfigError: if the agent cannot run in this way.
         """
         ...
 

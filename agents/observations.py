@@ -1,4 +1,4 @@
-"""What depends on the kind of observation: its layout in the replay, its encoder, its batches.
+"""The parts that depend on the kind of observation: layout in the replay, encoder and batches.
 
 Everything else of an agent is the same from state and from pixels.
 """
@@ -55,10 +55,10 @@ class StateObservations:
         return TransitionLayout(self._environment_spec, extras_spec, self._replay.item_length)
 
     def estimate_memory(self, environment: dm_env.Environment) -> None:
-        """Returns None: a million rows are small beside the memory of most machines."""
+        """Returns None: a million rows are small compared with the memory of most machines."""
 
     def make_encoder(self, name: str) -> snt.Module:
-        """Makes an encoder that returns its input, normalised or as it is."""
+        """Makes an encoder that returns its input, normalised or unchanged."""
         return self._make_encoder(name)
 
     def augment(self, observations: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -72,10 +72,10 @@ class StateObservations:
 
 
 class PixelObservations:
-    """Observations that are stacks of frames: the methods of `StateObservations` for these.
+    """Observations that are stacks of frames, with the methods of `StateObservations`.
 
-    An actor's are [H, W, S * C] uint8. A batch has [B, S, H, W, C] uint8, which `augment` makes
-    [B, H, W, S * C] in the dtype of the convolutions.
+    An actor's observations are [H, W, S * C] uint8. A batch has [B, S, H, W, C] uint8, which
+    `augment` converts to [B, H, W, S * C] in the dtype of the convolutions.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PixelObservations:
 
     @property
     def feature_size(self) -> int:
-        """Units to which policy and critic narrow the encoder's features."""
+        """Units to which policy and critic project the encoder's features."""
         return self._settings.feature_size
 
     def spec(self) -> tf.TensorSpec:

@@ -1,6 +1,6 @@
-"""What off-policy agents share: from the replay table to the actors, all but networks and losses.
+"""What off-policy agents share, from the replay table to the actors: all but networks and losses.
 
-An agent subclasses `OffPolicyAgent` and gives it at least `make_module`: the variables and the step
+An agent subclasses `OffPolicyAgent` and provides at least `make_module`: the variables and the step
 of its learner. `docs/agents.md` adds one from scratch.
 """
 
@@ -42,9 +42,9 @@ from rl_replicator.runs.run_directory import AUTO
 class OffPolicyAgent(abc.ABC):
     """An agent with a policy and a critic that learns from n-step transitions in a replay table.
 
-    It implements `agents.agent.Agent`. The defaults are those of an agent with a deterministic
-    policy whose config has `NoiseSettings`; an agent with a stochastic policy overrides
-    `make_policy`, `greedy_action` and `make_exploration`.
+    It implements `agents.agent.Agent`. The defaults suit an agent with a deterministic policy whose
+    config has `NoiseSettings`; an agent with a stochastic policy overrides `make_policy`,
+    `greedy_action` and `make_exploration`.
     """
 
     extras_spec: Any = ()
@@ -81,7 +81,7 @@ class OffPolicyAgent(abc.ABC):
         return discount
 
     def check_config(self) -> None:
-        """Raises ConfigError if the config does not fit the environment or names no part of ours.
+        """Raises a ConfigError if the config does not fit the environment or names an unknown part.
 
         It is called before anything has started.
         """
@@ -96,7 +96,7 @@ class OffPolicyAgent(abc.ABC):
 
         Args:
           replicator: the replicator of that scope.
-          total_steps: learner steps of the whole run, roughly, for schedules.
+          total_steps: approximate number of learner steps of the whole run, for schedules.
         """
 
     # Networks.
@@ -112,7 +112,7 @@ class OffPolicyAgent(abc.ABC):
         return DeterministicPolicy(layers, num_actions, squash, find_torso(config.torso), name)
 
     def make_critic_torso(self) -> CriticTorso:
-        """Makes all of a critic but its last layer: ([B, F], [B, A]) -> [B, H]."""
+        """Makes a critic except for its last layer: ([B, F], [B, A]) -> [B, H]."""
         config = self.config
         return CriticTorso(
             config.critic_layers, self.observations.feature_size, find_torso(config.torso)
@@ -129,8 +129,8 @@ class OffPolicyAgent(abc.ABC):
     ) -> tuple[ActorCritic, ActorCritic]:
         """Makes and builds the online and the target networks.
 
-        Both have the same encoder if nothing of it is trained: the statistics of the observations
-        are those of the online and of the target networks.
+        Both share the encoder if it is not trained, so that online and target networks have the
+        same statistics of the observations.
 
         Args:
           make_critic: name -> unbuilt module, ([B, F] features, [B, A] actions) -> values.
@@ -164,7 +164,7 @@ class OffPolicyAgent(abc.ABC):
     # Acting.
 
     def make_exploring_policy(self, source: VariableSource) -> ActingPolicy:
-        """Makes the policy of an actor: the newest weights, and what the policy network returns.
+        """Makes the policy of an actor: the newest weights, and the outputs of the policy network.
 
         Args:
           source: serves the weights.
@@ -176,7 +176,7 @@ class OffPolicyAgent(abc.ABC):
         return self._acting_policy(networks, networks, lambda outputs: outputs)
 
     def make_evaluation_policy(self, source: VariableSource) -> ActingPolicy:
-        """Makes the policy without exploration, of evaluators and exported models.
+        """Makes the policy without exploration, for evaluators and exported models.
 
         With `policy_average`, its weights are the average.
 
@@ -207,7 +207,7 @@ class OffPolicyAgent(abc.ABC):
         )
 
     def greedy_action(self, outputs: Any) -> tf.Tensor:
-        """Returns the action without exploration, [B, A], given what the policy network returned.
+        """Returns the action without exploration, [B, A], given the outputs of the policy network.
 
         Args:
           outputs: the outputs of the policy network, a nest of [B, ...] tensors.
@@ -217,7 +217,7 @@ class OffPolicyAgent(abc.ABC):
     def make_exploration(
         self, context: ExplorationContext
     ) -> Callable[[Any], tuple[np.ndarray, Any]]:
-        """Makes what an actor does to the outputs of its policy network in one environment.
+        """Makes an actor's mapping from policy outputs to actions in one environment.
 
         Args:
           context: what it may depend on.

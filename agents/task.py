@@ -29,13 +29,13 @@ class Task:
 
     @classmethod
     def stored(cls, identity: Mapping[str, Any]) -> "Task":
-        """Returns the task of a run. It needs nothing of its agent.
+        """Returns the task of a run. It does not need the agent.
 
         Args:
           identity: `AgentOptions.identity`, from the run's directory or from a model card.
 
         Raises:
-          UsageError: if another version wrote it, or it is not whole.
+          UsageError: if another version wrote it, or it is incomplete.
         """
         is_pixels = identity.get("pixels") is not None
         plain = stored_part(identity, "pixels", Mapping) if is_pixels else None
@@ -53,7 +53,8 @@ class Task:
           seed: seed of everything random in it.
 
         Raises:
-          EnvironmentUsageError: if there is no such environment, or it cannot be rendered so.
+          EnvironmentUsageError: if there is no such environment, or it cannot be rendered in this
+            way.
         """
         return environments.make(self.name, seed, self.pixels, self.wrap, self.time_limit)
 

@@ -80,9 +80,9 @@ def make(
     """Makes an environment. The same seed gives the same episodes.
 
     Args:
-      name: a task of the dm_control suite, `cartpole:swingup`; an id of Gymnasium,
-        `gym:Pendulum-v1`; another task of dm_control, `dm:manipulation/reach_site_features`; or a
-        factory, `package.module:function`, which is called with `seed=seed` and returns a
+      name: a task of the dm_control suite, `cartpole:swingup`; a Gymnasium ID, `gym:Pendulum-v1`;
+        another task of dm_control, `dm:manipulation/reach_site_features`; or a factory,
+        `package.module:function`, which is called with `seed=seed` and returns a
         `dm_env.Environment` or a `gymnasium.Env`.
       seed: seed of the environment, from 0 to 2**32 - 1.
       pixels: configuration of frames, [height, width, 3] uint8, which are then the observations;
@@ -96,11 +96,11 @@ def make(
 
     Raises:
       EnvironmentNameError: if there is no environment of that name.
-      EnvironmentConstructionError: if the factory, the constructor of an id of Gymnasium's, or a
-        wrapper raises; its error is the cause.
+      EnvironmentConstructionError: if the factory, the constructor of a Gymnasium ID, or a wrapper
+        raises; its error is the cause.
       EnvironmentSpecError: if the actions are not continuous and bounded, or the environment cannot
         render frames.
-      RenderingUnavailableError: if frames are wanted and no OpenGL works on this machine.
+      RenderingUnavailableError: if frames are requested and no OpenGL works on this machine.
     """
     environment = _make(name, seed, drops_images=pixels is not None)
     if wrap or time_limit is not None:
@@ -143,7 +143,7 @@ def _make(name: str, seed: int, drops_images: bool) -> Environment:
 def adapt(
     environment: Any, seed: int = 0, name: str = "", drops_images: bool = False
 ) -> Environment:
-    """Adapts a continuous-control environment to the interface of those that `make` returns.
+    """Adapts a continuous-control environment to the interface of environments from `make`.
 
     Args:
       environment: a `dm_env.Environment` or a `gymnasium.Env` with bounded continuous actions.

@@ -37,7 +37,7 @@ class EnvironmentConstructionError(EnvironmentUsageError):
 
 
 class RenderingUnavailableError(RuntimeError):
-    """This machine lacks what draws frames: OpenGL without a screen, or a package."""
+    """This machine cannot draw frames: it lacks off-screen OpenGL, or a package."""
 
 
 # The errors that the command line prints as one line; registered in pyproject.toml.

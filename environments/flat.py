@@ -62,8 +62,8 @@ def checked_frame(
     Args:
       frame: what its `render` returned.
       name: name of the environment, for the error message.
-      height: height that was asked for; None if the environment chooses the size.
-      width: width that was asked for, likewise.
+      height: requested height; None if the environment chooses the size.
+      width: requested width, likewise.
 
     Returns:
       A new array, [height, width, 3] uint8.
@@ -201,7 +201,7 @@ class Environment(dm_env.Environment):
         """The random generator's state as plain data; None if the environment exposes none.
 
         After setting it, the next episode is the one that would have followed the saved state. It
-        contains no simulator state, so an episode in progress is not saved.
+        does not contain the simulator's state, so an episode in progress is not saved.
         """
         return None if self._random is None else self._random.get()
 
@@ -350,7 +350,7 @@ def own_render(environment: dm_env.Environment) -> Render | str:
 
 
 def find_randomness(environment: Any) -> Randomness | None:
-    """Looks for the NumPy generator of an environment.
+    """Finds the NumPy generator of an environment.
 
     Args:
       environment: has it in `random_state`, `task.random`, `random` or `_random`.

@@ -78,8 +78,8 @@ class GymnasiumEnvironment(dm_env.Environment):
     """A Gymnasium environment with dm_env's interface; also reads and writes its random state.
 
     A termination becomes a last step with discount 0, and a truncation one with discount 1. The
-    bounds of rewards are those of the attribute `reward_range`, which older environments have, if
-    they are finite and no wrapper around them may change rewards.
+    bounds of rewards are taken from the attribute `reward_range` of older environments, if they are
+    finite and no wrapper may change rewards.
     """
 
     def __init__(self, environment: gymnasium.Env, seed: int):

@@ -42,7 +42,7 @@ class Field(NamedTuple):
 
 
 def reward_limits(spec: specs.Array) -> tuple[float, float]:
-    """Returns the lowest and the highest reward to accept: the bounds, and room for rounding.
+    """Returns the lowest and the highest reward to accept: the bounds, with a margin for rounding.
 
     Args:
       spec: the spec of the reward, a scalar. Without bounds, every finite float32 is accepted.
@@ -76,8 +76,8 @@ class TimeStepConverter:
           name: name of the environment, for error messages.
           observation_spec: nest of `dm_env.specs.Array` of numbers.
           reward_spec: a scalar `dm_env.specs.Array`, with or without bounds.
-          drops_images: whether to leave out images, where rendered frames are observed instead of
-            the state, of which then nothing need remain.
+          drops_images: whether to leave out images, if rendered frames are observed instead of the
+            state; the state may then be empty.
 
         Raises:
           EnvironmentSpecError: if the specs do not fit.
@@ -92,7 +92,7 @@ class TimeStepConverter:
         self._lowest, self._highest = reward_limits(self.reward_spec)
 
     def begin(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        """Converts the first time step of an episode, whether or not the one before is over.
+        """Converts the first time step of an episode, whether or not the previous episode is over.
 
         Args:
           timestep: return value of the environment's `reset`.
@@ -122,8 +122,7 @@ class TimeStepConverter:
         Raises:
           EnvironmentDataError: if an observation, reward or discount is missing, not finite, or of
             another shape than its spec; if a reward or discount is out of bounds; also if the step
-            type is no `dm_env.StepType`, or an episode begins before the last step of the one
-            before.
+            type is not a `dm_env.StepType`, or an episode begins before the previous one has ended.
         """
         step_type, reward, discount, observation = timestep
         if step_type is _MID or step_type is _LAST:

@@ -16,7 +16,7 @@ except _metadata.PackageNotFoundError:
     pass
 else:
     raise ImportError(
-        f"dm-launchpad {_other} is installed beside rl-replicator; both have a package named "
+        f"dm-launchpad {_other} is installed next to rl-replicator; both have a package named "
         "'launchpad'. Remove it: pip uninstall dm-launchpad"
     )
 

@@ -38,9 +38,10 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
 class Address:
     """A placeholder for "host:port", bound late.
 
-    A server binds its port first and then tells where it is with `publish()`; everybody else waits
-    in `resolve()`. A node that owns the address (`assign()`) and resolves it unpublished gets a
-    port reserved for it: for servers, such as TensorFlow's, that must be told their port.
+    A server binds its port first and then announces its address with `publish()`; all others wait
+    in `resolve()`. A node that owns the address (`assign()`) and resolves it before it is published
+    gets a port that is reserved for it, for servers such as TensorFlow's, which need to be given a
+    port.
 
     Attributes:
       name: Name for messages, or None.
@@ -73,7 +74,7 @@ class Address:
         """Makes `node` the owner.
 
         Raises:
-          ValueError: another node owns it already.
+          ValueError: another node already owns it.
         """
         if self._owner is node:
             return

@@ -1,4 +1,4 @@
-"""What a node can ask about the launch that it belongs to (upstream's module of that name)."""
+"""Information for a node about its launch (upstream's module of the same name)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class ProgramStoppedError(LaunchpadError):
 
 
 class StatusNotOk(LaunchpadError):  # noqa: N818 - upstream's name
-    """A remote call failed: upstream's name, which programs catch. See `courier`."""
+    """A remote call failed. This is upstream's name, for programs that catch it; see `courier`."""
 
 
 class CourierError(StatusNotOk):
@@ -58,7 +58,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - a note, never raised by itself
 
 @dataclasses.dataclass(frozen=True)
 class ExceptionRecord:
-    """An exception in a form that crosses process borders whatever it holds.
+    """An exception in a form that can always be sent between processes.
 
     Attributes:
       type_name: Qualified name of the exception's class.
@@ -66,7 +66,7 @@ class ExceptionRecord:
       traceback_text: The formatted traceback, with causes.
       module: Module of the exception's class.
       pickled: The exception itself, or None where it does not pickle.
-      is_collateral: True if it says that a peer, not this code, went away.
+      is_collateral: True if it was caused by the loss of a peer, not by this code.
       stuck_secs: Seconds before the failure in which the node made no progress.
     """
 
@@ -113,8 +113,8 @@ class ExceptionRecord:
     def rebuild(self) -> BaseException | None:
         """Returns the exception, or None where that is impossible.
 
-        Only classes whose top-level package is imported here already are rebuilt: naming an error
-        of TensorFlow must not import TensorFlow into a process that does not use it.
+        Only classes whose top-level package is already imported here are rebuilt: an error of
+        TensorFlow must not import TensorFlow into a process that does not use it.
         """
         if self.pickled is None or self.module.partition(".")[0] not in sys.modules:
             return None

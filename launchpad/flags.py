@@ -17,20 +17,20 @@ LAUNCH_TYPE = flags.DEFINE_enum(
     "lp_launch_type",
     context.LaunchType.LOCAL_MULTI_THREADING.value,
     [t.value for t in context.LaunchType],
-    "How to launch a program when lp.launch() is not told.",
+    "How to launch a program if lp.launch() has no launch_type.",
     allow_override=True,
 )
 TERMINATION_NOTICE_SECS = flags.DEFINE_integer(
     "lp_termination_notice_secs",
     10,
-    "Seconds that nodes have between the request to stop and being killed; 0 kills at once, a "
-    "negative number never.",
+    "Seconds from the request to stop until nodes are killed; 0 kills at once, a negative number "
+    "never.",
     allow_override=True,
 )
 CLUSTER_ADDRESS = flags.DEFINE_string(
     "lp_address",
     None,
-    "Ray cluster to run on: host:port, or 'env' for RAY_ADDRESS; none for a Ray of its own.",
+    "Ray cluster to run on: host:port, or 'env' for RAY_ADDRESS; none to start a Ray.",
     allow_override=True,
 )
 

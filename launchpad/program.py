@@ -11,7 +11,7 @@ from launchpad.nodes import base
 
 
 class Program:
-    """A distributed program: nodes in labelled groups, joined by the handles they are given.
+    """A distributed program: nodes in labelled groups, connected by handles.
 
     For example, four actors that write to one replay:
 
@@ -70,7 +70,7 @@ class Program:
           label: Its group; needed outside a `group()` block.
 
         Raises:
-          ValueError: no label, another label than the open group's, or a server added twice.
+          ValueError: no label, a label other than the open group's, or a server added twice.
         """
         if self._current_group:
             if label and label != self._current_group:
@@ -83,7 +83,7 @@ class Program:
             raise ValueError("Label should not be empty.")
         if node.addresses and any(node is known for known in self.get_all_nodes()):
             raise ValueError(
-                f"this {type(node).__name__} is in the program already, and its address can have "
+                f"this {type(node).__name__} is already in the program, and its address can have "
                 "one server only; make another node"
             )
         self._groups.setdefault(label, []).append(node)

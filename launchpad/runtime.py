@@ -1,4 +1,4 @@
-"""What a running node knows: its name, its stop event, and where the other nodes are.
+"""The state of a running node: its name, its stop event, and the addresses of the other nodes.
 
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
@@ -353,8 +353,8 @@ def unambiguous() -> NodeRuntime | None:
     found = current()
     if found in _launcher_runtimes and len(_launcher_runtimes) > 1:
         raise RuntimeError(
-            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread is no node of "
-            "theirs: call this in the node's own thread, or use what lp.launch() returned"
+            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread belongs to no "
+            "node of them: call this in the node's own thread, or use what lp.launch() returned"
         )
     return found
 

@@ -78,7 +78,7 @@ class NumpyPolicy:
         if observations.shape != self._input.shape:  # NumPy would repeat a single number.
             raise ValueError(
                 f"expected observations of shape {self._input.shape}, got {observations.shape}; "
-                "give the policy what its environment gives"
+                "pass observations from its environment"
             )
         np.copyto(self._input, observations)
         with np.errstate(all="ignore"):  # As TensorFlow does.
@@ -136,7 +136,7 @@ class _Graph:
             elif id(outside) in paths:
                 resources[inside.name] = weights[paths[id(outside)]]
             else:
-                raise UnsupportedOperationError(f"a variable that is no weight: {inside.name}")
+                raise UnsupportedOperationError(f"a variable that is not a weight: {inside.name}")
         return resources
 
     def _translate(self, op: Any) -> None:

@@ -92,7 +92,7 @@ def _candidates(run: Deployment, hardware: Hardware) -> Iterator[tuple[str, Depl
     samples = run.samples_per_insert / 2
     fewer = dataclasses.replace(run, samples_per_insert=samples)
     yield (
-        f"--agent.replay.samples-per-insert {samples:g} (fewer learner steps an action)",
+        f"--agent.replay.samples-per-insert {samples:g} (fewer learner steps per action)",
         fewer,
         hardware,
     )

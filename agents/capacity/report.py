@@ -52,7 +52,7 @@ def lines(
             yield f"  {load:4.0%} of {resource.name}"
     if simulated is None:
         name = prediction.bottleneck.name
-        yield f"not simulated: without any action, the run takes more of {name} than there is"
+        yield f"not simulated: without any action, the run needs more of {name} than is available"
     else:
         yield from _simulated(simulated, prediction)
     yield "what would help" if changes else "no single option makes it faster"
@@ -87,18 +87,18 @@ def _measured(parts: Parts, run: Deployment) -> Iterator[tuple[str, str]]:
     """Yields what was measured, in processor time."""
     us = 1e6
     policy = parts.policy_call / run.envs_per_actor + parts.policy_row
-    yield "environment", f"{us * parts.environment:,.0f} us an action"
-    yield "policy", f"{us * policy:,.0f} us an action"
+    yield "environment", f"{us * parts.environment:,.0f} us per action"
+    yield "policy", f"{us * policy:,.0f} us per action"
     yield (
         "insertion",
-        f"{us * parts.insert_actor:,.0f} us a transition in the actor, "
+        f"{us * parts.insert_actor:,.0f} us per transition in the actor, "
         f"{us * parts.insert_server:,.0f} us in the server, {parts.insert_bytes:,.0f} bytes",
     )
     yield (
         "sampling and priorities",
-        f"{us * parts.sample_learner:,.1f} us a transition in the learner, "
+        f"{us * parts.sample_learner:,.1f} us per transition in the learner, "
         f"{us * parts.sample_server:,.1f} us in the server, {parts.sample_bytes:,.0f} bytes; "
-        f"at most {1 / max(parts.sample_thread, 1e-9):,.0f} a second in a stream",
+        f"at most {1 / max(parts.sample_thread, 1e-9):,.0f} per second and stream",
     )
     yield (
         "learner step",
@@ -119,7 +119,7 @@ def _assumed(hardware: Hardware) -> Iterator[tuple[str, str]]:
     if speedup is not None:
         yield (
             f"--device-speedup {speedup:g}",
-            "how many times as fast a learner step is on an accelerator as on this machine; there "
+            "speed of a learner step on an accelerator, relative to this machine; there "
             "it takes no processor",
         )
         yield f"--link-gbps {hardware.link_gbps:g}", "Gbit/s between accelerators of a machine"
@@ -148,5 +148,5 @@ def _count(number: int, noun: str) -> str:
 
 def _duration(steps: int, rate: float) -> str:
     if rate <= 0:
-        return "for ever"
+        return "forever"
     return f"{steps / rate / 60:,.1f} minutes"

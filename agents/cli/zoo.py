@@ -53,7 +53,9 @@ def run(args: Sequence[str]) -> int:
     if not chosen.run_dirs:
         raise UsageError("expected directories of runs after 'rl-replicator zoo', got none")
     if chosen.out.exists():
-        raise UsageError(f"--out: expected a new folder, got {chosen.out}, which is there")
+        raise UsageError(
+            f"--out: expected a new folder, got {chosen.out}, which exists; choose another"
+        )
     named = _named(chosen.run_dirs)
     # Under its name when all is there: what fails can be repeated.
     try:

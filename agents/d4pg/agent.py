@@ -1,4 +1,4 @@
-"""D4PG: its networks and its learner, on top of what off-policy agents share."""
+"""D4PG: its networks and its learner, on top of the parts that off-policy agents share."""
 
 import numpy as np
 
@@ -53,8 +53,8 @@ class D4PG(OffPolicyAgent):
         """Returns the support of the critic: [Z] float32, evenly spaced.
 
         The sum of gamma**t over all t is 1 / (1 - gamma). An episode may end at any step, with
-        returns near 0. So a return lies between the lowest reward, or 0 if that is less, times this
-        sum, and the highest reward, or 0 if that is more, times this sum.
+        returns near 0. So returns lie between min(lowest reward, 0) and max(highest reward, 0),
+        each times this sum.
 
         Raises:
           ConfigError: if neither the environment nor the config bounds the rewards, or the range is

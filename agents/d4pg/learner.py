@@ -1,4 +1,4 @@
-"""The learner's variables and one step of D4PG, written as if for one machine."""
+"""The learner's variables and one step of D4PG, written for a single device."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class D4PGLearner(tf.Module):
 
     Build it inside `replicator.scope()`; the caller then replicates `step_fn`. Replicas communicate
     in two places: the optimizers average gradients, and the importance weights are divided by the
-    largest one of the global batch.
+    largest weight in the global batch.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def find_critic_loss(name: str) -> CriticLoss:
     """Returns the function that `--agent.critic-loss` names (see `categorical_td_loss`).
 
     Raises:
-      ConfigError: if there is none.
+      ConfigError: if there is no such function.
     """
     return find_part(name, CRITIC_LOSSES, _OPTION)
 
@@ -157,7 +157,8 @@ def checked(critic_loss: CriticLoss) -> CriticLoss:
       critic_loss: has the arguments and results of `categorical_td_loss`. It may be a user's own.
 
     Returns:
-      The same, but it raises ConfigError for other results than a pair, and for other shapes.
+      The same function, but it raises ConfigError if its results are not a pair, or have other
+      shapes.
     """
 
     def losses_of(logits_tm1, r_t, d_t, probs_t, atoms):

@@ -17,9 +17,8 @@ def logits_around_zero(atoms: np.ndarray) -> np.ndarray:
     """Logits of a distribution over returns whose mode is the atom nearest to a return of 0.
 
     A critic that starts in the middle of a one-sided value range takes thousands of steps to come
-    down from there. Until then the policy follows a critic that knows only that everything gets
-    worse, and saturates: on reacher:hard it never recovered. DrQ-v2's scalar critic starts near 0
-    too.
+    down. Until then, the policy follows a critic that has learned only that everything gets worse,
+    and saturates: on reacher:hard it never recovered. DrQ-v2's scalar critic also starts near 0.
 
     Args:
       atoms: [Z] float32, evenly spaced.
@@ -44,7 +43,7 @@ class CategoricalCritic(snt.Module):
 
         Args:
           make_torso: makes all but the last layer.
-          initial_logits: [Z] float32, bias of the last layer at first.
+          initial_logits: [Z] float32, initial bias of the last layer.
           name: name of the module.
         """
         super().__init__(name=name)

@@ -159,7 +159,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
         if recorded != own:
             raise UsageError(
                 f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
-                "whose rewards are others"
+                "which has different rewards"
             )
     environment: Any = task.make(seed=0)
     action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()

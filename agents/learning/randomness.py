@@ -13,12 +13,12 @@ class StepSeeds:
     """The seeds of all randomness in the steps of one learner.
 
     They differ between runs with different seeds: the constructor draws a number after
-    `tf.random.set_seed`. Workers that train together need the same seed there, as a run's have;
-    otherwise each of them draws batches of its own.
+    `tf.random.set_seed`. Workers that train together need the same seed, as the workers of a run
+    have; otherwise each of them draws different numbers.
     """
 
     def __init__(self):
-        """Draws the number that the seeds of this learner have in common."""
+        """Draws the number that all seeds of this learner share."""
         self._key = int(tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int32))
 
     def __call__(self, step: tf.Tensor, stream: int) -> tf.Tensor:
@@ -52,8 +52,8 @@ def uniform_integers(shape, low: int, high: int, seed: tf.Tensor) -> tf.Tensor:
 
     Args:
       shape: the shape of the result, [B, ...]; B is the replica's batch size.
-      low: the least one.
-      high: one more than the greatest.
+      low: the lowest integer.
+      high: one more than the highest.
       seed: [2] int32, equal on all replicas.
 
     Returns:

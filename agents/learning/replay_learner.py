@@ -53,13 +53,13 @@ class _CallOutput(NamedTuple):
 
 
 class StepModule(Protocol):
-    """What an agent writes: variables, and one step as if for one machine.
+    """The part that an agent implements: variables, and one step written for a single device.
 
     It is a `tf.Module`, so that a checkpoint finds its variables.
 
     Attributes:
       num_steps: learner steps done, an int64 scalar; `step_fn` increments it.
-      acting_networks: networks that actors and evaluators need, by the names that these ask for.
+      acting_networks: networks that actors and evaluators need, by the names that they request.
     """
 
     num_steps: tf.Variable
@@ -67,14 +67,15 @@ class StepModule(Protocol):
 
     @property
     def trainable_variables(self) -> Sequence[tf.Variable]:
-        """What its gradients train, as of any `tf.Module`."""
+        """The variables that gradients train, as of any `tf.Module`."""
         ...
 
     def step_fn(self, sample: Sample) -> StepOutput:
         """Trains on one batch of this replica.
 
         If no Python control flow in it depends on tensors, as in the agents here, decorate it with
-        `tf.autograph.experimental.do_not_convert`: AutoGraph takes three seconds to find none.
+        `tf.autograph.experimental.do_not_convert`: otherwise AutoGraph spends three seconds looking
+        for it.
         """
         ...
 
@@ -108,11 +109,11 @@ class ReplayLearner:
           input_fn: `InputContext` -> dataset of `Sample`s.
           priorities: writes the new priorities; None if the table samples uniformly.
           steps_per_call: learner steps in one compiled call.
-          dtype: in which the step's layers compute, see `precision.autocast`.
+          dtype: the dtype in which the step's layers compute, see `precision.autocast`.
 
         Raises:
-          ConfigError: if the step assigns a variable that `module` does not track, leaves its
-            `num_steps` as it is, or returns no `StepOutput` with one priority for each key, and
+          ConfigError: if the step assigns a variable that `module` does not track, does not change
+            its `num_steps`, or does not return a `StepOutput` with one priority for each key, and
             scalars by name as metrics.
         """
         self._module = module
@@ -190,7 +191,7 @@ class ReplayLearner:
         """Returns the weights after the last call, by path.
 
         Args:
-          names: networks among `network_names`, `LEARNER_STEPS` for the steps that made the
+          names: networks among `network_names`, `LEARNER_STEPS` for the learner steps of the
             weights, or `EVERYTHING` for both.
 
         Raises:
@@ -205,7 +206,7 @@ class ReplayLearner:
         return {"module": self._module}
 
     def refresh(self) -> None:
-        """Reads the variables again, after a restore or a cancelled call."""
+        """Reads the variables again after a restore or a cancelled call."""
         self._num_steps = int(self._module.num_steps.numpy())
         weights = self._copy_weights()
         with self._lock:
@@ -301,7 +302,7 @@ def _check_counts(num_steps: tf.Variable, assigned: Sequence[tf.Variable]) -> No
     counter = assignments.handle_ids(num_steps)
     if all(counter.isdisjoint(assignments.handle_ids(variable)) for variable in assigned):
         raise ConfigError(
-            "expected step_fn to increment num_steps, which it leaves as it is; call "
+            "expected step_fn to increment num_steps, which it does not change; call "
             "self.num_steps.assign_add(1) in it"
         )
 

@@ -127,9 +127,9 @@ class ActorNode:
             self._runs_ahead = self._counter.may_run_ahead(self._feeds_several)
             if self._runs_ahead and not before:
                 _LOG.warning(
-                    "actor %d goes on without the replay: it takes no rows, because the learner "
-                    "waits for those of another replay server; at the end of a run, the learner "
-                    "does not train on them",
+                    "actor %d continues without the replay: it accepts no rows, because the "
+                    "learner waits for rows of another replay server; at the end of a run, the "
+                    "learner does not train on the last rows",
                     self._index,
                 )
         return self._runs_ahead

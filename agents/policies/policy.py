@@ -58,8 +58,8 @@ class Policy:
       agent: the agent that was trained.
       actor: the policy as a `core.Actor` for `agents.environment_loop`.
       weights: its weights.
-      environment_steps: steps of the run that made the weights.
-      learner_steps: learner steps that made them.
+      environment_steps: environment steps of the run at these weights.
+      learner_steps: learner steps at these weights.
       max_actions: actions after which the run's evaluations cut off an episode.
     """
 
@@ -82,7 +82,7 @@ class Policy:
           [A] float32 in [-1, 1], the form in which environments of `make_environment` take actions.
 
         Raises:
-          TypeError: if the observation is a nest of arrays, as environments of one's own return it.
+          TypeError: if the observation is a nest of arrays, as returned by your own environments.
         """
         if not hasattr(observation, "shape"):
             shape = list(self.agent.environment_spec.observations.shape)
@@ -94,7 +94,7 @@ class Policy:
         return self.actor.select_action(observation)
 
     def reset(self) -> None:
-        """Starts an episode: forgets the frames of the one before."""
+        """Starts an episode: forgets the frames of the previous one."""
         self.actor.observe_first(dm_env.restart(None))
 
     def make_environment(
@@ -113,7 +113,7 @@ def load_policy(run_dir: str | os.PathLike, best: bool = False) -> Policy:
 
     Args:
       run_dir: directory of a run that trains, or has trained, an agent; `~` is the home directory.
-      best: whether to take the checkpoint with the best evaluation, not the newest.
+      best: whether to use the checkpoint with the best evaluation, not the newest.
 
     Raises:
       UsageError: if it is not the directory of such a run, or has no checkpoint.

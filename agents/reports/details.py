@@ -121,10 +121,7 @@ def faults_survived(reading: Reading) -> Html | None:
     shown = element(
         "details", element("summary", f"{len(rows)} events"), whole, open_=0 < faults <= _MOST_OPEN
     )
-    about = (
-        "Faults are nodes that were started again, and continuations of runs that were killed or "
-        "had failed."
-    )
+    about = "Faults are restarted nodes, and continuations of runs that were killed or had failed."
     return section(
         "faults", "Faults", hint(f"{words}.", "" if faults else "good"), shown, about=about
     )
@@ -195,7 +192,7 @@ def settings(reading: Reading) -> Html:
 
 
 def advised(reading: Reading) -> Html | None:
-    """Returns the advice of the diagnostics for runs whose return stood still or stayed low."""
+    """Returns the advice of the diagnostics for runs whose return stagnated or stayed low."""
     items = []
     evaluated = [run for run in reading.runs if "evaluator" in run.tables]
     for run in evaluated:
@@ -214,12 +211,10 @@ def advised(reading: Reading) -> Html | None:
         body = element("ul", items, class_="advice")
     else:
         body = hint(
-            "No return stood still or stayed low over the last third of at least six evaluations.",
+            "No return stagnated or stayed low over the last third of at least six evaluations.",
             "good",
         )
-    return section(
-        "advice", "Advice", body, about="For runs whose return stood still or stayed low."
-    )
+    return section("advice", "Advice", body, about="For runs whose return stagnated or stayed low.")
 
 
 def list_of_runs(reading: Reading) -> Html:

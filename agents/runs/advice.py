@@ -45,7 +45,7 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
         size = known(options, "--agent.replay.min-size")
         return [
             "no learner step was taken: the learner starts when the replay holds "
-            f"{size or 'enough'} transitions (one an action, so fewer than environment steps if "
+            f"{size or 'enough'} transitions (one per action, so fewer than environment steps if "
             f"actions repeat); train longer{', or lower it' if size else ''}"
         ]
     returns = evaluator.get("episode_return", np.zeros(0))
@@ -172,7 +172,7 @@ def _causes(figures: Mapping[str, float], options: Mapping[str, Any]) -> Iterato
     if bias is not None and seen is not None and abs(bias) > _BIAS * max(abs(seen), 1.0):
         word = "over" if bias > 0 else "under"
         yield (
-            f"Q {word}estimates: it exceeds the discounted returns then seen ({seen:.1f}) by "
+            f"Q {word}estimates: it exceeds the discounted returns observed ({seen:.1f}) by "
             f"{bias:+.1f}{_remedy('lower', rates)}"
         )
     dormant = figures.get("dormant_share", 0.0)

@@ -1,4 +1,4 @@
-"""What the command line calls for an agent: train it, evaluate a run, record a video of it."""
+"""The command line of an agent: train it, evaluate a run, record a video."""
 
 import dataclasses
 import importlib
@@ -32,8 +32,8 @@ class AgentCommand:
     """An agent on the command line: the object behind an entry point of `rl_replicator.trainables`.
 
     Attributes:
-      name: the name under which the agent is registered. An agent that is loaded by an import path
-        has this path as its name.
+      name: the name under which the agent is registered; for an agent that is loaded by an import
+        path, this path.
       config: frozen dataclass of its hyper-parameters, each with a default.
       pixel_config: the same for learning from pixels, with `agents.config.PixelSettings`; None if
         the agent does not learn from pixels.
@@ -49,7 +49,7 @@ class AgentCommand:
     presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def options_type(self, args: Sequence[str] = ()) -> type[AgentOptions]:
-        """Returns the dataclass of everything that can be set.
+        """Returns the dataclass of all options.
 
         Args:
           args: words of the command; `--pixels` among them asks for the options from pixels, and
@@ -138,7 +138,7 @@ class AgentCommand:
           identity: `AgentOptions.identity`, from the run's directory.
 
         Raises:
-          UsageError: if another version wrote it, or it is not whole.
+          UsageError: if another version wrote it, or it is incomplete.
         """
         from agents.task import Task
 
@@ -152,10 +152,10 @@ class AgentCommand:
 
         Args:
           options: options of the run.
-          listener: hears of the run and its evaluations.
+          listener: is notified of the run and its evaluations.
 
         Returns:
-          Exit status: 0 when the run is complete, 128 and the signal's number when one ended it.
+          Exit status: 0 if the run is complete, 128 + signal if a signal ended it.
 
         Raises:
           UsageError: bad input; no existing run was touched.
@@ -176,7 +176,7 @@ class AgentCommand:
         return train(self, options, environment_spec, listener)
 
     def migrate(self, run_dir: Path) -> list[str]:
-        """Brings the run of an earlier version up to this one; see `agents.runs.migration`.
+        """Brings the run of an earlier version up to this version; see `agents.runs.migration`.
 
         Args:
           run_dir: directory of the run.
@@ -223,7 +223,7 @@ class AgentCommand:
         Args:
           run_dir: directory of the run.
           best: whether to take the checkpoint with the best evaluation, not the newest.
-          license_name: licence that the model card names; None for none.
+          license_name: licence named in the model card; None for none.
 
         Raises:
           UsageError: if there is no run or no checkpoint, or the agent cannot be exported.
@@ -262,7 +262,7 @@ class AgentCommand:
           pixels: whether the agent learns from pixels.
 
         Raises:
-          ConfigError: if the agent does not learn from pixels, and should.
+          ConfigError: if `pixels` is set but the agent does not learn from pixels.
         """
         if not pixels:
             return self.config

@@ -28,7 +28,7 @@ def line(run_dir: Path, stopped_at: float | None) -> str | None:
         return None
     lost, trained = found
     share = 1.0 - lost / trained
-    return f"goodput {share:.1%}: the learner got no further for {lost:.0f} s of {clock(trained)}"
+    return f"goodput {share:.1%}: the learner made no progress for {lost:.0f} s of {clock(trained)}"
 
 
 def lost_seconds(run_dir: Path, stopped_at: float | None) -> tuple[float, float] | None:

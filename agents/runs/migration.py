@@ -126,7 +126,7 @@ def _migrate_checkpoint(folder: Path) -> Iterator[str]:
         parts: dict[str, Any] = {name: _Copied(newest.path / name) for name in newest.parts}
         parts[_LEARNER] = VariableValues({names[name]: value for name, value in values.items()})
         made = checkpointer.save(newest.step, parts)
-        yield f"{made.path.name} has the variables of {newest.path.name} under their names of today"
+        yield f"{made.path.name} has the variables of {newest.path.name} under their current names"
 
 
 def _name(name: str) -> str:

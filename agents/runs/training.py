@@ -66,7 +66,7 @@ def train(
       source: makes the agent.
       options: options of the run.
       environment_spec: the spec of the environment that the options name.
-      listener: hears of the run and its evaluations.
+      listener: is notified of the run and its evaluations.
 
     Returns:
       Exit status: 0 when the run is complete, 128 and the signal's number when one ended it.
@@ -140,7 +140,7 @@ def _train_in(
         run.describe(source.name, identity, plain, options.score.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
         if options.actors != asked_actors:
-            print(f"actors: {options.actors}, as 'rl-replicator scale' has set", flush=True)
+            print(f"actors: {options.actors}, as set by 'rl-replicator scale'", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED
         events.record(run.path, events.RUN, how, f"--steps {options.steps:,}")
@@ -306,7 +306,7 @@ def _run(
     if noted and (told := goodput.line(run.path, stopped_at)):
         print(told, flush=True)
     if manager.signal_number is not None:
-        done = "stopped and saved" if saved else "stopped; what followed the last save is lost"
+        done = "stopped and saved" if saved else "stopped; everything after the last save is lost"
         command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"
         print(f"{done}; continue with: {command}", flush=True)
         name = signal.Signals(manager.signal_number).name

@@ -116,7 +116,7 @@ def run(plan: SuitePlan) -> int:
         except OSError as error:
             raise UsageError(
                 f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
-                "again, and continues what is not done"
+                "again, and continues unfinished runs"
             ) from error
         for one in left_out:
             print(f"left out {one}", file=sys.stderr)

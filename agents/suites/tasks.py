@@ -89,7 +89,7 @@ def find(words: Sequence[str]) -> Suite:
                 f"expected a suite ({known}) or a task such as cartpole:swingup, got {word!r}"
             )
         if words.count(word) > 1:
-            raise UsageError(f"expected every task once, got {word} {words.count(word)} times")
+            raise UsageError(f"expected each task once, got {word} {words.count(word)} times")
     return Suite("tasks", tuple(words))
 
 

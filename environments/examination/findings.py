@@ -178,7 +178,7 @@ class _Play:
                 NOTE,
                 "discount",
                 f"{min(self._inner_discounts):g} before the last step",
-                "the agent's own discount comes on top of it; return 1 unless that is meant",
+                "the agent's own discount comes on top of it; return 1 unless this is intended",
             )
         if min(self._rewards) == max(self._rewards):
             text = f"{self._rewards[0]:g} at every step of random play"
@@ -249,7 +249,7 @@ class _Observed:
         if constant:
             text = f"{constant} of {self._is_constant.size} numbers never changed"
             yield EnvironmentFinding(
-                NOTE, "observation", text, "leave them out if they say nothing"
+                NOTE, "observation", text, "leave them out if they carry no information"
             )
         if self._largest <= _LARGE and not constant:
             yield EnvironmentFinding(OK, "observation", f"values up to {self._largest:.4g}")
@@ -326,7 +326,7 @@ def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[Environment
         yield EnvironmentFinding(
             WRONG,
             "seeding",
-            "two environments of one seed differ",
+            "two environments with the same seed differ",
             "draw everything from a generator that is made from the seed",
         )
     elif np.array_equal(one, other):
@@ -366,4 +366,4 @@ def _rendering(environment: Any) -> EnvironmentFinding:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return EnvironmentFinding(WRONG, "rendering", text, "correct render(), or leave it out")
-    return EnvironmentFinding(OK, "rendering", "frames of the size that is asked for")
+    return EnvironmentFinding(OK, "rendering", "frames of the requested size")

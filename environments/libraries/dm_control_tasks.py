@@ -32,8 +32,8 @@ def make(name: str, seed: int) -> Any:
     known = names()
     if name not in known:
         raise EnvironmentNameError(
-            "expected 'dm:manipulation/TASK' or 'dm:locomotion/TASK' with a task that observes no "
-            f"pictures, got 'dm:{name}'{hint('dm:', name, known)}"
+            "expected 'dm:manipulation/TASK' or 'dm:locomotion/TASK' with a task without camera "
+            f"observations, got 'dm:{name}'{hint('dm:', name, known)}"
         )
     collection, _, task = name.partition("/")
     if collection == "manipulation":

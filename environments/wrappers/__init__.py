@@ -1,1 +1,1 @@
-"""What can be put around any environment: a user's own wrapper, and a limit of its time."""
+"""Wrappers for any environment: a user's own, and a time limit."""

@@ -1,4 +1,4 @@
-"""A limit of the steps of an episode."""
+"""A limit on the steps of an episode."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import dm_env
 
 
 class TimeLimit(dm_env.Environment):
-    """Cuts off episodes after some steps: a truncation, after which reward would have followed.
+    """Truncates episodes after a number of steps.
 
     An episode that ends by itself ends as before.
     """

@@ -1,4 +1,4 @@
-"""What can be put around any environment: a user's own wrapper, and a limit of its time."""
+"""Puts wrappers around any environment: a user's own, and a time limit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Wrapper = Callable[..., dm_env.Environment]
 
 
 class WrappedEnvironment(flat.Environment):
-    """An environment with something around it.
+    """An environment with wrappers around it.
 
     It renders as before, unless the class of `outer` has a method `render` of its own that takes
-    height, width and camera_id. Its random state is that of the environment and, if `outer` has a
-    NumPy generator, that of both.
+    height, width and camera_id. Its random state is the environment's and, if `outer` has a NumPy
+    generator, that of both.
     """
 
     def __init__(self, outer: dm_env.Environment, inner: flat.Environment, name: str):
@@ -93,7 +93,7 @@ class _RandomnessOf:
 
 
 def innermost(state: Any) -> Any:
-    """Returns the part of a random state that is that of the environment within all wrappers.
+    """Returns the part of a random state that belongs to the environment within all wrappers.
 
     Args:
       state: the `random_state` of an environment, with wrappers or without.
@@ -116,19 +116,19 @@ def wrap(
     """Puts wrappers around an environment, the first one innermost, and then the time limit.
 
     Args:
-      environment: the environment in the agents' form, which is what a wrapper gets.
+      environment: the environment in the form that agents see, which is what a wrapper gets.
       wrappers: import paths `package.module:function`; each function takes a `dm_env.Environment`
-        and returns one. If it accepts `seed=`, it gets a seed of its own.
+        and returns one. If it accepts `seed=`, it gets its own seed.
       time_limit: steps of an episode; None for no other limit than the environment's own.
       name: the name of the environment, for error messages.
-      seed: seed of the environment, from which those of the wrappers follow. They are others, so
-        that a wrapper does not draw the numbers that the environment draws.
+      seed: seed of the environment, from which the wrappers' seeds are derived. They differ from
+        it, so that a wrapper does not draw the same numbers as the environment.
 
     Raises:
       EnvironmentNameError: if there is no such function.
       EnvironmentConstructionError: if a wrapper raises.
-      EnvironmentSpecError: if a wrapper returns something else than an environment, or the limit is
-        less than 1.
+      EnvironmentSpecError: if a wrapper returns anything but an environment, or the limit is less
+        than 1.
     """
     for index, path in enumerate(wrappers):
         wrapper = find(path)

@@ -63,36 +63,38 @@ def launch(
 ) -> lp_manager.ProgramManager:
     """Starts a program and returns its manager at once.
 
-    A script that ends after `launch` waits for the program first; `manager.wait()` does so
-    explicitly. One that ends by an uncaught exception stops the program. With all but the test
-    types, Ctrl-C, SIGTERM and SIGHUP (the end of a terminal) stop the program in order.
+    A script that ends after `launch` first waits for the program, as `manager.wait()` does
+    explicitly. If it ends by an uncaught exception, it stops the program. With all launch types
+    except the test types, Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) stop the program in
+    order.
 
     Args:
-      programs: The program; of several, upstream's rule holds: only the first is launched.
+      programs: The program. If there are several, only the first is launched, as in upstream.
       launch_type: How to run it; None for the flag `--lp_launch_type`.
       xm_resources: Ignored; upstream's cluster resources.
       local_resources: Label -> launch configuration, such as `lp.PythonProcess(env=...)`.
       test_case: A unittest.TestCase at whose end the program is stopped.
       terminal: None or "current_terminal"; or, for processes of this machine, "tmux_session" (a
         window for each node) or "output_to_files" (a file for each node, in a new directory under
-        LAUNCHPAD_LOGGING_DIR or the system's one for temporary files). Upstream's other terminals
+        LAUNCHPAD_LOGGING_DIR or the system's for temporary files). Upstream's other terminals
         are accepted with a warning, and output goes to this terminal.
-      serialize_py_nodes: True to check that all nodes pickle, also where threads run them.
+      serialize_py_nodes: True to check that all nodes pickle, even if they run in threads.
       controller_xm_requirements: Ignored; upstream's cluster resources.
       termination_notice_secs: Seconds from the request to stop until nodes are killed; 0 kills at
         once, a negative number never; None for the flag `--lp_termination_notice_secs`.
-      restart_policies: Label -> what to do when a node of that group fails, for nodes without a
-        `restart_policy` of their own; by default a failure ends the program.
+      restart_policies: Label -> what to do when a node of that group fails, for nodes without their
+        own `restart_policy`; by default, a failure ends the program.
       address: "host:port" of the Ray cluster to run on, or "env" for the one that RAY_ADDRESS
-        names; None for the flag `--lp_address`. By default a Ray of the program's own is started
-        on this machine, and stopped with it.
+        names; None for the flag `--lp_address`. By default, the program starts its own Ray on this
+        machine, which stops with the program.
 
     Raises:
       ValueError: no program, no nodes, an unknown terminal, an unknown or unsupported launch type,
-        more resources than there are, text that an absl flag does not take, a malformed
-        LAUNCHPAD_SECRET; the program has servers and runs already, or two servers of one address.
-      TypeError: a node does not pickle, resources are not a PythonProcess, or what is to be done
-        when nodes fail is not a RestartPolicy.
+        more resources than are available, text that an absl flag does not accept, a malformed
+        LAUNCHPAD_SECRET; the program has servers and is already running, or has two servers with
+        one address.
+      TypeError: a node does not pickle, resources are not a PythonProcess, or a restart policy is
+        not a RestartPolicy.
       ConnectionError: there is no such cluster.
     """
     del xm_resources, controller_xm_requirements
@@ -216,8 +218,8 @@ def _owners(program: lp_program.Program, members: Sequence[lp_member.Member]) ->
         for address in member.node.addresses:
             if address.is_launched:
                 raise ValueError(
-                    f"program {program.name!r} runs already, or shares {member.name} with one that "
-                    "does: wait for its end, or make another program of new nodes"
+                    f"program {program.name!r} is already running, or shares {member.name} with "
+                    "one that is: wait for its end, or make another program of new nodes"
                 )
             if address.key in owners:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""What `launch` returns: a running program."""
+"""The return value of `launch`: a running program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ProgramManager:
 
     @property
     def restarts(self) -> tuple[lp_restarts.NodeRestart, ...]:
-        """The nodes that were started again so far, in order."""
+        """The nodes that were restarted so far, in order."""
         return tuple(self._supervisor.restarts)
 
     @property
@@ -76,22 +76,22 @@ class ProgramManager:
     ) -> bool:
         """Waits for the end of the program, or of some of its nodes.
 
-        It ends when it was stopped and all nodes have ended, or when every node with something to
-        do of its own has done it, in which case the servers are stopped here.
+        A program ends when it was stopped and all nodes have ended, or when every node with work of
+        its own has finished; in the latter case, the servers are stopped here.
 
         Args:
-          timeout: Seconds to wait; None for as long as it takes. A sequence is taken for
+          timeout: Seconds to wait; None for as long as it takes. A sequence is interpreted as
             `labels_to_wait_for`, which comes first in upstream's method.
           labels_to_wait_for: Waits for the nodes of these groups only; the others go on. A server
             without work of its own ends with the program. None or empty for all groups.
-          raise_error: False to return although a node has failed.
+          raise_error: False to return even if a node has failed.
           return_on_first_completed: Returns when the first node has ended.
 
         Returns:
-          True if what was waited for has ended, False if it goes on.
+          True if the program or the nodes have ended, False if they are still running.
 
         Raises:
-          NodeFailedError: a node failed, of whatever group; all nodes have ended.
+          NodeFailedError: a node of any group failed; all nodes have ended.
           ValueError: there is no such group.
           KeyboardInterrupt: Ctrl-C was pressed twice.
         """
@@ -159,7 +159,7 @@ class ProgramManager:
           timeout: Seconds to wait; None for as long as it takes.
 
         Returns:
-          True once all are up, False if the time is over or the program has ended before.
+          True once all are up, False if the time is over or the program ends before.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not self._supervisor.ready.wait(
@@ -178,7 +178,7 @@ class ProgramManager:
         Args:
           node: A node that serves no address, such as a `PyClassNode`.
           label: A group of the program.
-          index: Its index in the group: a new one, or that of a node that has ended.
+          index: Its index in the group: a new one, or the index of a node that has ended.
 
         Raises:
           ProgramStoppedError: the program is stopping, or has ended.
@@ -229,10 +229,10 @@ class ProgramManager:
     def take_signals(self) -> None:
         """Makes SIGINT, SIGTERM and SIGHUP stop the program.
 
-        A process that ignores one of them goes on to ignore it. Python lets only the main thread
-        handle signals: what is launched from another one is stopped once that has launched a
-        program, too. A program that a node has launched stops when the node's own does, which
-        handles the signals; in a process, SIGTERM is how the node itself is interrupted.
+        A process that ignores one of them continues to ignore it. Python lets only the main thread
+        handle signals: a program launched from another thread is stopped only if the main thread
+        has launched a program, too. A program that a node has launched stops with the node's own
+        program, which handles the signals; in a process, SIGTERM interrupts the node itself.
         """
         for manager in list(_taking_signals):
             if manager._supervisor.done.is_set():
@@ -306,7 +306,7 @@ _old_error: BaseException | None = None
 
 
 def await_at_exit(manager: ProgramManager) -> None:
-    """Makes the end of the main script wait for the program, as `lp.launch(p)` alone should.
+    """Makes the end of the main script wait for the program, even if it only calls `lp.launch(p)`.
 
     An uncaught exception of the script stops the program first.
     """

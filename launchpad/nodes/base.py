@@ -34,24 +34,24 @@ class Handle(dereference.Dereferenceable[ClientType], Generic[ClientType]):
 
 @dataclasses.dataclass(frozen=True)
 class RestartPolicy:
-    """When and how often a failed node is started again.
+    """When and how often a failed node is restarted.
 
     The n-th restart in a row comes after `initial_backoff_secs * 2**(n-1)` seconds, at most
-    `max_backoff_secs`. The node is constructed anew; it finds its state in its checkpoint.
+    `max_backoff_secs`. The node is constructed again, and restores its state from its checkpoint.
 
     Attributes:
       max_restarts: Restarts in a row; the failure after that ends the program.
       on_exception: False to restart only nodes whose process died.
-      together: True for nodes that can't go on without each other: when one is started again, all
-        of its group are, at new addresses, once every one of them has ended. It holds for the whole
-        group, also for nodes with another policy, or none; a node's own policy says whether its
-        failure is followed by a restart. For processes.
+      together: True for nodes that cannot continue without each other: when one is restarted, all
+        nodes of its group are restarted, at new addresses, once all of them have ended. It applies
+        to the whole group, even to nodes with another policy or none; a node's own policy decides
+        whether its failure is followed by a restart. For processes.
       initial_backoff_secs: Pause before the first restart.
       max_backoff_secs: Longest pause.
-      reset_after_secs: A node that lived this long starts counting anew.
-      frozen_after_secs: A process that shows no sign of life for this long is killed, and counts as
-        one that died; at least 10, or None to wait for ever. Only a process that holds the GIL, or
-        one on a lost machine, shows none; one that waits or computes does. A process of this
+      reset_after_secs: After a node has run for this long, its restarts are counted from 0 again.
+      frozen_after_secs: A process that does not respond for this long is killed, and counts as
+        dead; at least 10, or None to wait forever. A process stops responding only if it holds the
+        GIL, or if its machine is lost, but not while it waits or computes. A process of this
         machine that a signal has stopped is killed after ten seconds.
     """
 
@@ -76,7 +76,7 @@ class RestartPolicy:
             raise ValueError(
                 f"frozen_after_secs={self.frozen_after_secs:g}: expected at least {_FROZEN_SECS:g} "
                 f"(a process shows signs of life every {lp_runtime.HEARTBEAT_SECS:g} s, and later "
-                "on a busy machine), or None to wait for ever"
+                "on a busy machine), or None to wait forever"
             )
 
     def count(self) -> restarts.Restarts:
@@ -94,9 +94,9 @@ class Node(abc.ABC, Generic[HandleType]):
 
     Attributes:
       restart_policy: What to do when the node fails; None ends the program.
-      stops_last: True for stores that others write to until their own end: they are released
-        only after all other nodes have ended.
-      imports: Modules that the node imports when it runs; a process may have them before.
+      stops_last: True for stores to which other nodes write until they end: such stores are
+        released only after all other nodes have ended.
+      imports: Modules that the node imports when it runs; a process may import them earlier.
     """
 
     stops_last = False
@@ -126,10 +126,10 @@ class Node(abc.ABC, Generic[HandleType]):
         return context.get_context()
 
     def bind_addresses(self, **kwargs: Any) -> None:
-        """Gives each address of the node a free port of this machine, to run it without a launch.
+        """Assigns a free local port to each address of the node, to run it without a launch.
 
         Args:
-          **kwargs: Accepted for upstream's sake.
+          **kwargs: Accepted for compatibility with upstream.
         """
         del kwargs
         for address in self.addresses:

@@ -21,15 +21,15 @@ _LONGEST_TIMEOUT_SECS = 100 * 365 * 86400.0
 class CourierClient:
     """A client of a CourierNode: `client.method(*args)` runs `method` on the served object.
 
-    The first call waits for the server, and logs every 10 s what it waits for. An exception of the
-    method is raised here with the server's traceback as its cause.
+    The first call waits for the server, and logs this every 10 s. An exception of the method is
+    raised here with the server's traceback as its cause.
 
     A call whose connection breaks is sent again for `retry_secs`, to the server's current address.
-    A server that is still there runs it once only (see `launchpad.rpc.answers`); one that was
-    started again may run it a second time, if its predecessor died after it had run it. With
-    `retry_secs=0` nothing is sent twice: such a call raises CourierUnavailableError.
+    A server that is still running runs it only once (see `launchpad.rpc.answers`); a restarted
+    server may run it a second time, if its predecessor died after running it. With `retry_secs=0`,
+    nothing is sent twice: such a call raises CourierUnavailableError.
 
-    Clients are thread-safe and pickle; a pickled one connects anew.
+    Clients are thread-safe and can be pickled; an unpickled client opens its own connection.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class CourierClient:
           compress: gzip requests and answers.
           call_timeout: Deadline of each call in seconds; None or 0 for none.
           wait_for_ready: False to fail at once if the server is not there.
-          chunk_tensors: Accepted for upstream's sake; messages have no size limit.
-          load_balancing_policy: Accepted for upstream's sake; a node has one server.
-          propagate_deadline: Accepted for upstream's sake; a call has the deadline of its client.
+          chunk_tensors: Accepted for compatibility with upstream; messages have no size limit.
+          load_balancing_policy: Accepted for compatibility with upstream; a node has one server.
+          propagate_deadline: Accepted for compatibility with upstream; a call has its client's
+            deadline.
           retry_secs: How long a call waits for a server that went away, in seconds. A server
             forgets the calls of a client that was silent for an hour, and may then run them again.
         """

@@ -22,8 +22,8 @@ def split_cpu(num_devices: int) -> None:
       num_devices: number of logical devices.
 
     Raises:
-      ConfigError: if TensorFlow's devices are in use already and there are too few of them, or if
-        more than 256 are asked for.
+      ConfigError: if TensorFlow's devices are already in use and there are too few of them, or if
+        more than 256 are requested.
     """
     if num_devices > _MOST_CPU_DEVICES:
         raise errors.ConfigError(
@@ -64,10 +64,10 @@ def has_split_gpu() -> bool:
 
 
 def grow_gpu_memory() -> None:
-    """Lets TensorFlow take GPU memory as it needs it, instead of all of it at once.
+    """Lets TensorFlow allocate GPU memory as needed, instead of all of it at once.
 
     So several processes (a learner and its evaluator, renderers) can share a GPU. Does nothing if
-    the program has set limits of its own, has begun to use the GPUs, or says
+    the program has set its own limits, has begun to use the GPUs, or sets
     TF_FORCE_GPU_ALLOW_GROWTH=false.
     """
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("0", "false"):

@@ -27,7 +27,7 @@ class SingleDeviceReplicator(replicator.Replicator):
 
         Args:
           jit_compile: whether XLA compiles each step, without its input, into one kernel. A step
-            with an operation that XLA does not have raises `ConfigError` when it is called.
+            with an operation that XLA does not support raises `ConfigError` when it is called.
             Assertions and `tf.debugging.check_numerics` have no effect in a compiled step.
         """
         devices.grow_gpu_memory()

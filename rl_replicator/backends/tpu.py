@@ -40,10 +40,10 @@ class TpuReplicator(replicator.Replicator):
         """Connects to the TPU system and initialises it.
 
         Args:
-          address: name of a Cloud TPU, or "grpc://HOST:PORT"; "" for the TPU that the environment
-            variable TPU_NAME names, or if that is not set, for the TPU of this machine.
+          address: name of a Cloud TPU, or "grpc://HOST:PORT"; "" for the TPU named by the
+            environment variable TPU_NAME or, if that is not set, the TPU of this machine.
           deadline: seconds that connecting may take.
-          resolver: resolver of a TPU system that is initialised already; replaces the address.
+          resolver: resolver of a TPU system that is already initialised; replaces the address.
 
         Raises:
           ConfigError: if there is no TPU, or it does not answer in time.

@@ -46,8 +46,8 @@ class Part(Protocol):
 
     - `check(folder)` raises `CheckpointError` if the saved state does not fit. It is called after
       the checksums are verified and before any part is restored.
-    - `capture()` returns an object whose `save(folder)` writes the state of this moment, whatever
-      changes later. `Checkpointer.begin_save` needs it to write a part in the background.
+    - `capture()` returns an object whose `save(folder)` writes the state at the time of the call,
+      whatever changes later. `Checkpointer.begin_save` needs it to write a part in the background.
     """
 
     def save(self, folder: pathlib.Path) -> None:
@@ -74,7 +74,7 @@ class Part(Protocol):
 class Checkpointer:
     """Saves to and restores from a directory. Only one process at a time may save.
 
-    As a context manager, it waits at the end for a save in the background.
+    As a context manager, it waits at the end for a background save.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
@@ -145,7 +145,7 @@ class Checkpointer:
 
         Raises:
           ConfigError: see `save`.
-          CheckpointError: if the save before failed; see `save`.
+          CheckpointError: if the previous save failed; see `save`.
         """
         step = _checked_step(step)
         _check_names(parts)
@@ -242,9 +242,8 @@ class Checkpointer:
           The newest intact checkpoint; None if there is no checkpoint at all.
 
         Raises:
-          CheckpointError: if no checkpoint is intact, if one was written in a newer format, or if
-            the file system does not let one be read (none is renamed then); or if one cannot be
-            renamed.
+          CheckpointError: if no checkpoint is intact, if one has a newer format, or if one cannot
+            be read (nothing is renamed then); or if one cannot be renamed.
         """
         damaged: list[tuple[pathlib.Path, manifest.DamageError]] = []
         for folder in reversed(self._folders()):
@@ -287,8 +286,8 @@ class Checkpointer:
     def restore(self, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Restores parts from the newest checkpoint, after verifying their files.
 
-        Parts that belong together are restored by one call: while a run goes on, the next call may
-        find a newer checkpoint. A save that this object has begun is waited for.
+        Restore parts that belong together with one call: while a run goes on, the next call may
+        find a newer checkpoint. Waits for a save that this object has begun.
 
         Args:
           parts: parts to restore, by name: all parts of the checkpoint, or some.
@@ -300,7 +299,7 @@ class Checkpointer:
           CheckpointError: if there is no checkpoint; if a file is missing, truncated or changed, or
             cannot be read; if the format is newer than this program; or if a part is missing or
             does not fit. Nothing is restored then, unless a part's `restore` raised the error. Also
-            if the save that was waited for failed.
+            if the save for which it waited failed.
         """
         self.wait()
         info = self._of_newest(functools.partial(_restore, parts))
@@ -380,9 +379,9 @@ def _check_names(parts: Iterable[Any]) -> None:
 
 
 def check_local(path: str | os.PathLike) -> None:
-    """Checks that a path is one of the local file system, not a URL such as gs://bucket/run.
+    """Checks that a path is in the local file system, and not a URL such as gs://bucket/run.
 
-    Python's file functions would make a local folder called "gs:" of it.
+    Python's file functions would create a local folder called "gs:" for a URL.
 
     Raises:
       ConfigError: if it is a URL, or longer than the file system allows.

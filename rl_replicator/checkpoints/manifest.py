@@ -65,8 +65,7 @@ def read(folder: pathlib.Path) -> tuple[CheckpointInfo, dict[str, tuple[int, str
       The description of the checkpoint, and size and checksum of its files, by relative path.
 
     Raises:
-      CheckpointError: if its format is newer than this program's, or the file system does not let
-        it be read.
+      CheckpointError: if its format is newer than this program's, or it cannot be read.
       DamageError: if the manifest is missing or damaged.
     """
     path = folder / NAME
@@ -104,7 +103,7 @@ def verify(folder: pathlib.Path, file: str, size: int, checksum: str) -> None:
       checksum: its checksum.
 
     Raises:
-      CheckpointError: if the file system does not let it be read.
+      CheckpointError: if it cannot be read.
       DamageError: if the file is missing or differs.
     """
     path = folder / file

@@ -25,8 +25,8 @@ class TrackablePart:
     """Models, optimizers and variables, whatever replicator holds them.
 
     Finds the variables as `tf.train.Checkpoint(**trackables)` does, and writes their plain values
-    under its names. So any replicator can restore what another one saved. On several processes the
-    chief may save alone, and all processes restore.
+    under its names. So any replicator can restore what another one saved. With several processes,
+    the chief may save alone, and all processes restore.
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
     with `Replicator.build_optimizer`.
@@ -72,7 +72,7 @@ class TrackablePart:
 
             tf.train.Checkpoint(model=model).read(path).expect_partial()
 
-        Replicated variables are written as one value, whatever the number of replicas. On several
+        Replicated variables are written as one value, whatever the number of replicas. With several
         processes, the chief may call it alone.
 
         Args:
@@ -93,7 +93,7 @@ class TrackablePart:
             return tf.train.Checkpoint(**self._trackables).write(str(prefix))
 
     def check_holds(self, variables: "Iterable[tf.Variable]", owner: str) -> None:
-        """Checks that variables which training changes are among those that are saved.
+        """Checks that the variables that training changes are among those that are saved.
 
         A variable with SUM aggregation may be missing: it is the state of a metric, to which each
         replica adds its own, and no checkpoint can hold it.
@@ -267,12 +267,13 @@ class VariableValues:
 class TrackableSubset(TrackablePart):
     """Some of the objects of a saved `TrackablePart`, to restore without the others.
 
-    For example the network of a training run, without its optimizer:
+    For example, the network of a training run without its optimizer:
 
         checkpointer.restore({"learner": TrackableSubset(network=network)})
 
-    A variable that several objects share was saved as a part of one of them, by the alphabet the
-    first of those on the shortest path to it. Give that object too, or restoring is refused.
+    A variable that several objects share was saved as a part of one of them: of those on the
+    shortest path to it, the first in alphabetical order. Pass that object, too; otherwise the
+    restore is refused.
     """
 
     def capture(self) -> VariableValues:
@@ -289,8 +290,8 @@ class TrackableSubset(TrackablePart):
           folder: folder that `TrackablePart.save` wrote.
 
         Raises:
-          CheckpointError: if a variable was not saved, or with another shape or dtype; names the
-            first one.
+          CheckpointError: if a variable was not saved, or was saved with another shape or dtype;
+            names the first one.
         """
         self._check_present(folder)
 
@@ -316,7 +317,7 @@ class InputPart:
         self.capture().save(folder)
 
     def capture(self) -> "_Text":
-        """Returns the position of this moment, to save later."""
+        """Returns the current position, to save later."""
         return _Text(json.dumps({"position": self._inputs.position}))
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -326,7 +327,7 @@ class InputPart:
           folder: folder that `save` wrote.
 
         Raises:
-          ConfigError: if a step has used the input already.
+          ConfigError: if a step has already used the input.
         """
         self._inputs.go_to(json.loads((folder / _STATE).read_text())["position"])
 
@@ -334,8 +335,8 @@ class InputPart:
 class JsonPart:
     """State made of JSON types and NumPy arrays, such as counters and random states.
 
-    What would not come back equal is refused: keys of a dict that are no texts, arrays of objects,
-    structured arrays.
+    State that could not be restored exactly is refused: dicts with keys other than strings, arrays
+    of objects, structured arrays.
     """
 
     def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]):
@@ -343,8 +344,8 @@ class JsonPart:
 
         Args:
           get: returns the state to save.
-          set: is called with the saved state, in which tuples are lists, and NumPy's scalars
-            Python's.
+          set: is called with the saved state, in which tuples have become lists, and NumPy scalars
+            Python numbers.
         """
         self._get = get
         self._set = set
@@ -361,10 +362,10 @@ class JsonPart:
         self.capture().save(folder)
 
     def capture(self) -> "_Text":
-        """Returns the state of this moment, to save later.
+        """Returns the current state, to save later.
 
         Raises:
-          CheckpointError: if a value would not come back equal; names its place.
+          CheckpointError: if a value could not be restored exactly; names its position.
         """
         return _Text(plain_state.encode(self._get()))
 
@@ -408,7 +409,7 @@ def _children(view: Any, path: str, node: Any) -> Mapping[str, Any]:
         return view.children(node)
     except ValueError:
         raise errors.CheckpointError(
-            "expected dictionaries with texts as keys, and lists that only grow, among what is "
+            "expected dictionaries with strings as keys, and lists that only grow, among what is "
             f"saved, found something else at {path!r}; name its entries, or leave it out"
         ) from None
 

@@ -63,7 +63,7 @@ def _plain_dict(value: Mapping[Any, Any], where: str) -> dict[str, Any]:
     for key in value:
         if not isinstance(key, str):
             raise _refusal(
-                f"the key {key!r} of a dict", where, "use texts as keys, or a list of pairs"
+                f"the key {key!r} of a dict", where, "use strings as keys, or a list of pairs"
             )
     if value.keys() == _ARRAY_KEYS:
         raise _refusal(

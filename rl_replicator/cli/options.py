@@ -31,7 +31,7 @@ RunDirs = Annotated[
     tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(required)"),
 ]
 
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a string", "PATH": "a path"}
 # Terminal widths for tyro: wider than any message, so that none is broken into lines; and narrow
 # enough for the help to have its options in one column.
 _UNBROKEN, _ONE_COLUMN = 2000, 80

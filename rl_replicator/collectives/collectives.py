@@ -35,9 +35,9 @@ def replica_id() -> tf.Tensor:
 def replica_seed(seed: Any) -> tf.Tensor:
     """Derives this replica's seed from a common one, for `tf.random.stateless_*`.
 
-    Stateful random ops need no such seed: without a seed of their own they draw different numbers
-    on each replica, even after `tf.random.set_seed`. (Except on TPUs, where replicas share a
-    trace, and in a `tf.function` that several replicas of a process share.)
+    Stateful random ops need no such seed: without a seed of their own, they draw different numbers
+    on each replica, even after `tf.random.set_seed` (except on TPUs, where replicas share a trace,
+    and in a `tf.function` that several replicas of a process share).
 
     Args:
       seed: [2] int32 or int64, equal on all replicas and different in every step.
@@ -54,8 +54,8 @@ def all_reduce(x: Any, op: str = "sum") -> Any:
 
     Args:
       x: nest of tensors, `tf.IndexedSlices` or None. Slices may have different numbers of rows on
-        different replicas, and the result has the rows of all replicas; they have a "sum" and a
-        "mean" only. Complex numbers have no "min" or "max", and bools have no "sum".
+        different replicas, and the result has the rows of all replicas; they support only "sum" and
+        "mean". Complex numbers do not support "min" and "max", and bools do not support "sum".
       op: "sum", "mean", "min" or "max". For bools, "min" is a logical and, "max" a logical or.
 
     Returns:

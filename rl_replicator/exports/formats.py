@@ -35,7 +35,7 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
         expressed in the format.
     """
     if out.exists():
-        raise UsageError(f"--out: expected a new folder, got {out}, which is there; choose another")
+        raise UsageError(f"--out: expected a new folder, got {out}, which exists; choose another")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
@@ -97,7 +97,7 @@ def _write_tflite(model: ExportedModel, folder: Path) -> None:
     except Exception as error:  # The converter raises classes of its own, with pages of text.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
-            f"--format tflite: expected operations that TFLite has, got: {lines[0]}; choose "
+            f"--format tflite: expected operations that TFLite supports, got: {lines[0]}; choose "
             "--format savedmodel"
         ) from error
     (folder / "model.tflite").write_bytes(converted)

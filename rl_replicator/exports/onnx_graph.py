@@ -67,7 +67,7 @@ def build(program: PortableProgram, card: str) -> Any:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise UsageError(
-            f"--format onnx: expected operations and dtypes that ONNX has, got: "
+            f"--format onnx: expected operations and dtypes that ONNX supports, got: "
             f"{' '.join(str(error).split())}; choose --format savedmodel"
         ) from error
     return model

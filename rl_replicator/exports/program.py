@@ -169,8 +169,8 @@ def _check_dtypes(op: Any) -> None:
     for output in op.outputs:
         if np.dtype(output.dtype.as_numpy_dtype).isbuiltin != 1:  # Of another package.
             raise UsageError(
-                f"expected dtypes that NumPy has, got {output.dtype.name} ({op.name}); compute in "
-                "float32 what is exported, or export it with --format savedmodel"
+                f"expected dtypes that NumPy supports, got {output.dtype.name} ({op.name}); "
+                "compute the exported function in float32, or export it with --format savedmodel"
             )
 
 
@@ -249,8 +249,8 @@ def _shape(tensor: Any) -> list[int]:
     sizes = tensor.shape.as_list() if tensor.shape.rank is not None else [None, None]
     if sizes.count(None) > 1:
         raise UsageError(
-            f"expected shapes that are known but for the batch, got {tensor.shape} ({tensor.name});"
-            " export it with --format savedmodel"
+            f"expected shapes that are known except for the batch, got {tensor.shape} "
+            f"({tensor.name}); export it with --format savedmodel"
         )
     return [-1 if size is None else size for size in sizes]
 

@@ -55,7 +55,7 @@ class Model:
         if hasattr(observation, "values"):
             raise TypeError(
                 f"expected one array {self.inputs['observation'][0]}, got arrays by name; pass "
-                f"what the card says: {self.card.get('observation')}"
+                f"what the card describes: {self.card.get('observation')}"
             )
         inputs = {"observation": np.asarray(observation)[None]}
         if "stack" in self.inputs:

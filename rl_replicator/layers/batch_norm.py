@@ -12,7 +12,7 @@ from rl_replicator.layers import statistics
 class MovingAverage(snt.Metric):
     """`value <- decay value + (1 - decay) x`, from a given start and without bias correction.
 
-    The same as in Keras. `snt.ExponentialMovingAverage` starts at 0 and corrects for that.
+    The same as in Keras. `snt.ExponentialMovingAverage` starts at 0 and corrects the bias.
     """
 
     def __init__(self, decay: float, start: float, name: str | None = None):
@@ -56,12 +56,12 @@ class CrossReplicaBatchNorm(snt.Module):
     Ioffe & Szegedy 2015, Algorithm 1 (arXiv:1502.03167), with the biased variance. The statistics
     take one exchange of 2C + 1 numbers forward and one backward. They are equal on all replicas,
     and so are the moving statistics. A step that a wrapped optimizer skips does not update them.
-    For float16 and bfloat16 inputs all statistics and parameters are float32; for float64 inputs
-    the moving statistics are, because Sonnet's averages take no others.
+    For float16 and bfloat16 inputs, all statistics and parameters are float32; for float64 inputs,
+    only the moving statistics are, because Sonnet's averages support no other dtype.
 
     Arguments, attributes and calls are those of Sonnet's batch norms, as are the names and shapes
-    of the variables. Called outside of a step, for example to build a model, it normalizes over
-    the batch that it is given.
+    of the variables. Called outside of a step, for example to build a model, it normalizes over its
+    input batch.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class CrossReplicaBatchNorm(snt.Module):
             offset is not None and self._create_offset
         ):
             raise errors.ConfigError(
-                "expected no scale or offset beside the created ones, got one; create none"
+                "expected no scale or offset besides the created ones, got one; create none"
             )
         inputs = tf.convert_to_tensor(inputs)
         if not inputs.dtype.is_floating:  # The result, in that dtype, would be truncated.
@@ -210,7 +210,7 @@ def moments(x: tf.Tensor, axis: tuple[int, ...]) -> tf.Tensor:
 
     Args:
       x: float tensor of any rank; the batch may be empty.
-      axis: all dimensions but that of the channels.
+      axis: all dimensions except the channels.
 
     Returns:
       [1 + 2C]: number of values per channel, means, sums; the input of `combine`.
@@ -250,10 +250,10 @@ def combine(gathered: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def average_declared(variables: Iterable[tf.Variable]) -> None:
     """Averages the moving statistics that a step has updated over the replicas.
 
-    Called at the end of the trace of every replica. The layers' authors declare such variables:
-    not trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving statistics of
+    Called at the end of the trace of every replica. The layers' authors declare such variables: not
+    trainable, floating, and with `tf.VariableAggregation.MEAN`, as the moving statistics of
     `tf.keras.layers.BatchNormalization` are. All share one exchange; a variable that the step only
-    reads is left alone.
+    reads is left unchanged.
 
     Args:
       variables: the replicator's, as they were created: each with the copies of all replicas; in

@@ -18,12 +18,13 @@ _autocast: contextvars.ContextVar[tf.DType] = contextvars.ContextVar("autocast",
 
 
 def resolve(name: str) -> str:
-    """Replaces "auto" by the name of the dtype that this machine computes fastest.
+    """Replaces "auto" with the name of the dtype that this machine computes fastest.
 
     Save the result, not "auto": a run that is resumed on another machine must keep its dtype.
 
     Args:
-      name: of a dtype, or "auto": "bfloat16" on hardware with bfloat16 units, else "float32".
+      name: the name of a dtype, or "auto": "bfloat16" on hardware with bfloat16 units, else
+        "float32".
 
     Returns:
       The name of a dtype.
@@ -42,11 +43,11 @@ def choose(name: str) -> tf.DType:
 def autocast(dtype: tf.DType) -> Iterator[None]:
     """Lets the layers that are called within it, in this thread, compute in a dtype.
 
-    These are `linear.Linear`; others ignore it. In a `tf.function`, what counts is where it is
-    traced.
+    This applies to `linear.Linear`; other layers ignore it. For a `tf.function`, the context in
+    which it is traced counts.
 
     Args:
-      dtype: `tf.bfloat16`, or `tf.float32` for no change. float16 would need its losses scaled.
+      dtype: `tf.bfloat16`, or `tf.float32` for no change. float16 would require loss scaling.
 
     Raises:
       ValueError: if it is another one.
@@ -66,7 +67,7 @@ def autocast_dtype() -> tf.DType:
 
 
 def has_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN; True unless on x86, as others have kernels of their own."""
+    """Whether TensorFlow uses oneDNN; always True on machines other than x86."""
     if platform.machine() != "x86_64":
         return True
     return importlib.import_module("tensorflow.python.util._pywrap_util_port").IsMklEnabled()

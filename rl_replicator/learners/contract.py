@@ -1,11 +1,11 @@
-"""The contract of a learner, which `rl-replicator train module:make_learner` expects of a module.
+"""The contract of a learner, which `rl-replicator train module:make_learner` expects from a module.
 
     def make_learner(replicator: rr.Replicator, config: Config) -> Learner
 
 `Config` is a frozen dataclass with a default for each field; its fields become options. The learner
 creates its variables in `replicator.scope()` and wraps its optimizers with
 `replicator.wrap_optimizer`. The training loop does the rest: replicas, checkpoints, metrics,
-progress, evaluation, resume.
+progress, evaluation, and resuming.
 """
 
 import abc
@@ -28,7 +28,7 @@ StepFn = Callable[[Any], "Mapping[str, tf.Tensor]"]
 
 
 def check_steps(name: str, number: Any, remedy: str) -> None:
-    """Checks a number of steps, which may be an integer of NumPy's.
+    """Checks a number of steps, which may be a NumPy integer.
 
     Args:
       name: what has it, for the error.
@@ -36,7 +36,7 @@ def check_steps(name: str, number: Any, remedy: str) -> None:
       remedy: what to do, for the error.
 
     Raises:
-      ConfigError: if it is no integer, or below 1. Steps are compared with multiples of it.
+      ConfigError: if it is not an integer, or below 1. Steps are compared with multiples of it.
     """
     try:
         is_good = operator.index(number) >= 1
@@ -65,10 +65,11 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """Sums with which every evaluation compares its own: those of real images, for example.
+    """Sums with which every evaluation compares its own, such as sums over real images.
 
     They are computed before the first evaluation of a run, and again in a continued run, so they
-    must not depend on what is trained. All replicas compute them, and a signal interrupts it.
+    must not depend on trained variables. All replicas compute them; a signal interrupts the
+    computation.
 
     Attributes:
       input_fn: see `Evaluation`.
@@ -113,7 +114,7 @@ class Evaluation:
 
 
 def are_names_of_a_graph(names: Sequence[str]) -> bool:
-    """Returns whether a graph, and so an export, leaves names of inputs or outputs as they are."""
+    """Returns whether a graph, and so an export, keeps names of inputs or outputs unchanged."""
     are_usable = all(
         re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) and not keyword.iskeyword(name)
         for name in names
@@ -140,7 +141,7 @@ class Served:
         if not are_names_of_a_graph(list(self.inputs)):
             raise ConfigError(
                 "expected inputs of served() with names of letters from A to Z, digits and '_', "
-                "which begin with a letter and differ not by case alone, got "
+                "which begin with a letter and differ in more than case, got "
                 f"{', '.join(map(repr, self.inputs))}; rename them"
             )
 
@@ -148,7 +149,7 @@ class Served:
         """Returns the specs of what the function returns, by name. It is traced for them.
 
         Raises:
-          ConfigError: if it returns something else than tensors by name.
+          ConfigError: if it returns anything but tensors by name.
         """
         import tensorflow as tf
 
@@ -216,8 +217,8 @@ class Learner(abc.ABC):
     def trackables(self) -> dict[str, Any]:
         """Returns the models, optimizers and variables of a checkpoint, by name.
 
-        A learner whose steps assign a variable that is not among them is refused. Only states of
-        metrics may be missing, which have SUM aggregation.
+        A learner whose steps assign any other variable is refused. Only the states of metrics,
+        which have SUM aggregation, may be missing.
         """
 
     def evaluation(self) -> Evaluation | None:
@@ -225,20 +226,20 @@ class Learner(abc.ABC):
         return None
 
     def served(self) -> Served | None:
-        """Returns what `rl-replicator export` writes; None for nothing."""
+        """Returns the function that `rl-replicator export` writes; None if there is none."""
         return None
 
     def images(self, step: int) -> "Mapping[str, np.ndarray]":
         """Returns images to write after an evaluation, as PNG files and for TensorBoard.
 
-        Called in the chief process only, so it must not use collectives.
+        Called only in the chief process, so it must not use collectives.
 
         Args:
           step: number of steps taken.
 
         Returns:
-          Images by name, [height, width, 1 or 3] uint8. The name, of letters, digits, "_", "-" and
-          ".", is that of a folder in the run directory.
+          Images by name, [height, width, 1 or 3] uint8. Each name, of letters, digits, "_", "-" and
+          ".", becomes a folder in the run directory.
         """
         del step
         return {}
@@ -246,12 +247,12 @@ class Learner(abc.ABC):
     def input_fn_from(
         self, context: "InputContext", batches: int
     ) -> "tf.data.Dataset | Callable[[], Any]":
-        """Returns the training data of a resumed run: that of `input_fn` after the first batches.
+        """Returns the training data of a resumed run: `input_fn` after the first batches.
 
         Reads and drops the first batches of a dataset. Override it if your data can skip them
-        faster. A callable is not called for them: it is a part of the step, so the variables that
-        tell it the batch, such as the seed of its next random numbers, belong in `trackables()`,
-        and are restored.
+        faster. A callable is not called for them, because it is a part of the step: the variables
+        that determine its batch, such as the seed of its next random numbers, belong in
+        `trackables()`, and are restored.
 
         Args:
           context: see `input_fn`.

@@ -442,7 +442,7 @@ def _check_average(optimizer: Any) -> None:
     """Raises `ConfigError` if Keras would replace the weights by their average only after `fit`."""
     if getattr(optimizer, "use_ema", False) and not optimizer.ema_overwrite_frequency:
         raise ConfigError(
-            "expected an average of the weights (use_ema) that enters them during training, got "
+            "expected an average of the weights (use_ema) that is applied during training, got "
             "one that fit applies at its end; set ema_overwrite_frequency, such as to the steps "
             "between evaluations"
         )

@@ -205,7 +205,7 @@ def _checked(run: RunDirectory, name: Any, image: Any) -> np.ndarray:
     if not isinstance(name, str) or folder_name(name) != name or not name.strip("."):
         raise ConfigError(
             f"expected names of letters, digits, '_', '-' and '.' from images(), got {name!r}: it "
-            "is that of a folder; rename it"
+            "is the name of a folder; rename it"
         )
     if name in NAMES or (run.path / name).is_file():
         raise ConfigError(

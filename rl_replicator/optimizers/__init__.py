@@ -1,4 +1,4 @@
-"""Optimizers on fused kernels, and what is done to gradients before they are applied."""
+"""Optimizers on fused kernels, and the processing of gradients before they are applied."""
 
 from rl_replicator.optimizers.adam import Adam
 from rl_replicator.optimizers.momentum import LARS, Momentum

@@ -12,7 +12,7 @@ from rl_replicator.optimizers import updates as updates_lib
 
 
 class Adam(snt.optimizers.Adam):
-    """Sonnet's Adam with one kernel per parameter in place of a dozen small operations.
+    """Sonnet's Adam, with one kernel per parameter in place of a dozen small operations.
 
     Arguments, attributes (`step`, `m`, `v`) and results are those of `snt.optimizers.Adam`, so
     checkpoints of the two are exchangeable. Kingma & Ba 2015, Algorithm 1 (arXiv:1412.6980).
@@ -27,7 +27,7 @@ class Adam(snt.optimizers.Adam):
         """Updates the parameters in place; skips those whose update is None.
 
         Raises:
-          ConfigError: parameters of 16 bits.
+          ConfigError: a parameter has a dtype of 16 bits.
           ValueError: lengths or dtypes differ, no parameter, or no update at all.
         """
         for parameter in parameters:

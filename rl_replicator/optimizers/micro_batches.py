@@ -36,8 +36,8 @@ def accumulate(function: Callable[[Any], Any], batch: Any, num_micro_batches: in
       bfloat16 are summed in float32, and the mean of integers and bools is float32.
 
     Raises:
-      ConfigError: if `num_micro_batches` does not divide B, the tensors of the batch have
-        different lengths, or it holds what is no dense tensor.
+      ConfigError: if `num_micro_batches` does not divide B, or the tensors of the batch are not all
+        dense and of the same length.
       InvalidArgumentError: when the step runs, if B is dynamic and not divisible.
     """
     batch = leaves.as_tensors(batch, "in the batch")

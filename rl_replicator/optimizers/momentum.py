@@ -1,4 +1,4 @@
-"""Optimizers whose learning rate follows a schedule and whose decay leaves some variables out."""
+"""Optimizers with a schedule of the learning rate, and weight decay that can exclude variables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -134,8 +134,8 @@ class LARS(_Scheduled):
 
     Attributes:
       step: int64, steps taken.
-      scaled_velocities: one for each parameter. They contain the rate; those of `Momentum` do not,
-        so a checkpoint of one optimizer is none of the other.
+      scaled_velocities: one for each parameter. They contain the rate, unlike those of `Momentum`,
+        so neither optimizer can restore a checkpoint of the other.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class Pair:
         if not np.isfinite(low):
             return "one seed: no interval"
         if low <= 0 <= high:
-            return "not told apart by these seeds"
+            return "not distinguishable with these seeds"
         higher, lower = (self.first, self.second) if low > 0 else (self.second, self.first)
         return f"{lower} is lower" if self.is_lowest_best else f"{higher} is higher"
 

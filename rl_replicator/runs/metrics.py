@@ -78,12 +78,12 @@ class MetricWriter:
         return time.monotonic() - self._start
 
     def check(self, group: str, names: Iterable[str], reserved: Iterable[str] = ()) -> None:
-        """Checks that metrics can be told from the columns that every row of a group has.
+        """Checks that metrics do not have the names of columns that every row of a group has.
 
         Args:
           group: see `write`.
           names: names of the metrics.
-          reserved: names of further columns, beside the x-axis and `wall_time`.
+          reserved: names of further columns, besides the x-axis and `wall_time`.
 
         Raises:
           ConfigError: if a metric has the name of such a column.
@@ -103,7 +103,7 @@ class MetricWriter:
         values: Mapping[str, float],
         clocks: Mapping[str, float] | None = None,
     ) -> None:
-        """Adds a row. Any thread may call.
+        """Adds a row. Thread-safe.
 
         Args:
           group: letters, digits, "_", "-" and "."; the name of the file.
@@ -114,7 +114,7 @@ class MetricWriter:
         Raises:
           ConfigError: if `group` has other characters, its file has another x-axis, or a value has
             the name of the x-axis, of a clock, or `wall_time`.
-          DiskError: if it cannot be written, because the disk is full for example.
+          DiskError: if it cannot be written, for example because the disk is full.
         """
         clocks = clocks or {}
         self.check(group, values, clocks)
@@ -129,7 +129,7 @@ class MetricWriter:
             board.flush()
 
     def write_image(self, group: str, step: int, name: str, image: np.ndarray) -> None:
-        """Adds an image, for TensorBoard only. Any thread may call.
+        """Adds an image, only for TensorBoard. Thread-safe.
 
         Args:
           group: see `write`.

@@ -1,9 +1,9 @@
-"""Configs as plain data, which is what JSON and TOML hold, and back.
+"""Converts configs to plain data, as in JSON and TOML, and back.
 
-`to_plain` and `from_plain` are inverse for dataclasses of these types: bool, int, float, str, None,
-paths, `Literal`, `Enum` (stored by name, as the command line has it), lists, tuples, sets, mappings
-with keys that are stored as text, dataclasses, and unions of these. `as_stored` refuses the rest
-before a run begins that could not go on.
+`to_plain` and `from_plain` are inverses for dataclasses of these types: bool, int, float, str,
+None, paths, `Literal`, `Enum` (stored by name, as on the command line), lists, tuples, sets,
+mappings with keys that are stored as strings, dataclasses, and unions of these. `as_stored` refuses
+all other values before a run begins, because the run could not be continued.
 """
 
 import dataclasses
@@ -45,15 +45,15 @@ _STORABLE = "bool, int, float, str, Path, Literal, Enum, list, tuple, set, dict,
 
 
 def to_plain(value: Any, name: str = "") -> Any:
-    """Returns settings as plain data: dictionaries, lists, numbers, texts, booleans and None.
+    """Returns settings as plain data: dictionaries, lists, numbers, strings, booleans and None.
 
     Args:
       value: a config dataclass, or any value of a setting.
-      name: what to call it in a message.
+      name: its name in messages.
 
     Returns:
-      Equal data for equal settings: sets are sorted. Fields that `__init__` does not take are left
-      out, because they follow from the others.
+      Equal data for equal settings: sets are sorted. Fields that are not arguments of `__init__`
+      are left out, because they follow from the others.
 
     Raises:
       ConfigError: if a value is of another type.
@@ -72,7 +72,9 @@ def to_plain(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         keys = [to_plain(key, f"{name}[{key!r}]") for key in value]
         if wrong := [key for key in keys if not isinstance(key, str)]:
-            raise ConfigError(f"expected texts as keys of {name!r}, got {wrong[0]!r}; use texts")
+            raise ConfigError(
+                f"expected strings as keys of {name!r}, got {wrong[0]!r}; use strings"
+            )
         items = zip(keys, value.values(), strict=True)
         return {key: to_plain(item, _join(name, key)) for key, item in items}
     if isinstance(value, list | tuple | set | frozenset):
@@ -80,9 +82,9 @@ def to_plain(value: Any, name: str = "") -> Any:
         return sorted(plain, key=json.dumps) if isinstance(value, set | frozenset) else plain
     remedy = f"use one of these: {_STORABLE}"
     if inspect.isroutine(value):
-        remedy = f"give its import path as a text, {_import_path(value)}"
+        remedy = f"give its import path as a string, {_import_path(value)}"
     raise ConfigError(
-        f"expected a type that config.json gives back for {name!r}, got "
+        f"expected a type that config.json can restore for {name!r}, got "
         f"{type(value).__name__}: {value!r} cannot be stored; {remedy}"
     )
 
@@ -102,23 +104,23 @@ def from_plain(
     beside: Collection[str] = (),
     group: str = "",
 ) -> Any:
-    """Rebuilds a config dataclass from what `to_plain` has made of it.
+    """Rebuilds a config dataclass from the result of `to_plain`.
 
     Args:
       kind: the dataclass.
       plain: its part of `RunDirectory.config`, or of a file that a user has written.
-      command: what lists the settings, if a user may have written them; empty if a run has stored
-        them. It makes the messages.
+      command: the command that lists the settings, if a user may have written them; empty if a run
+        has stored them. It is used in messages.
       beside: names of other settings that a user may have meant.
-      group: what comes before the names in messages, `agent.`.
+      group: prefix of the names in messages, such as `agent.`.
 
     Returns:
-      An instance of `kind`. What `plain` lacks has its default. For `Sequence` it has tuples, and
-      for abstract sets frozensets.
+      An instance of `kind`. Settings that `plain` lacks have their defaults. A `Sequence` is
+      rebuilt as a tuple, and an abstract set as a frozenset.
 
     Raises:
-      UsageError: if `plain` has a setting that `kind` lacks, lacks one without default, or has one
-        of another type.
+      UsageError: if `plain` has a setting that `kind` lacks, lacks a setting without default, or
+        has a value of another type.
     """
     hints = typing.get_type_hints(kind)
     fields = _fields(kind)
@@ -145,7 +147,7 @@ def from_plain(
 
 
 def stored_part(identity: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Returns a part of what a run has stored about itself.
+    """Returns a part of the identity that a run has stored.
 
     Args:
       identity: the identity of a run, from its directory or from a model card.
@@ -153,7 +155,7 @@ def stored_part(identity: Mapping[str, Any], name: str, kind: type) -> Any:
       kind: its type.
 
     Raises:
-      UsageError: if it is not there, or of another type.
+      UsageError: if it is missing, or of another type.
     """
     value = identity.get(name)
     if not isinstance(value, kind):
@@ -165,20 +167,20 @@ def stored_part(identity: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def as_stored(config: Any, group: str = "") -> Any:
-    """Returns a config as the directory of its run will give it back.
+    """Returns a config as it will be restored from the directory of its run.
 
-    A run that trains with this one continues, and is evaluated, with an equal one.
+    A run that trains with this config is continued, and evaluated, with an equal one.
 
     Args:
       config: a config dataclass.
-      group: what comes before the names in messages.
+      group: prefix of the names in messages.
 
     Returns:
       A config of the same class with the same values. Sequences and sets are of the type that
       `from_plain` makes for their annotation; on the command line they may be of another one.
 
     Raises:
-      ConfigError: if it would not be given back like this. The line names the setting and its type.
+      ConfigError: if it could not be restored exactly. The message names the setting and its type.
     """
     kind = type(config)
     hints = typing.get_type_hints(kind)
@@ -192,15 +194,15 @@ def as_stored(config: Any, group: str = "") -> Any:
             rebuilt = _value(hint, plain, name, "")
         except UsageError as error:
             raise ConfigError(
-                f"expected a type that config.json gives back for {name!r}, got {_named(hint)}: "
+                f"expected a type that config.json can restore for {name!r}, got {_named(hint)}: "
                 f"{value!r} cannot be rebuilt as one; annotate {name!r} with the type that it has, "
                 f"one of these: {_STORABLE}"
             ) from error
         if not _is_same(value, rebuilt):
             raise ConfigError(
-                f"expected a type that config.json gives back for {name!r}, got {_named(hint)}: "
-                f"{value!r} would come back as {rebuilt!r}; annotate {name!r} with one type, not "
-                "with a choice of types that are stored alike"
+                f"expected a type that config.json can restore for {name!r}, got {_named(hint)}: "
+                f"{value!r} would be restored as {rebuilt!r}; annotate {name!r} with one type, not "
+                "with a union of types that are stored alike"
             )
     stored = from_plain(kind, to_plain(config, group.rstrip(".")), group=group)
     for field in fields:

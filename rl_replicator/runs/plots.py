@@ -141,9 +141,9 @@ def curves(runs: Sequence[EvaluatedRun]) -> list[Curve]:
     labels = {(run.series.x_label, run.series.y_label) for run in runs}
     if len(labels) > 1:
         raise UsageError(
-            "expected runs with one figure over one kind of steps, got "
+            "expected runs with the same figure and kind of steps, got "
             f"{', '.join(f'{y} over {x}' for x, y in sorted(labels))}; choose a --figure that all "
-            "have, or plot them apart"
+            "have, or plot them separately"
         )
     found = merged(runs)
     for one in [one for curve in found for one in curve.left_out]:
@@ -155,7 +155,7 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     """Groups the series of runs that have equal settings.
 
     Args:
-      evaluated: runs with one figure over one kind of steps.
+      evaluated: runs with the same figure and kind of steps.
 
     Returns:
       One curve for each set of settings, in the order of the runs. It is of as many runs as have a

@@ -7,7 +7,7 @@ Its files:
     RUN_DIR/tensorboard/     the same for TensorBoard
     RUN_DIR/checkpoints/     the newest checkpoints
     RUN_DIR/best/            the checkpoint with the best evaluation, if the run keeps one
-    RUN_DIR/events.csv       starts, ends, and nodes that were started again
+    RUN_DIR/events.csv       starts, ends, and restarted nodes
     RUN_DIR/evaluation.png   the plot of the evaluations
 """
 
@@ -85,10 +85,10 @@ class RunDirectory:
         return self.path / "best"
 
     def checkpointer(self, best: bool = False) -> Checkpointer:
-        """Returns what restores the newest checkpoint, or the best one.
+        """Returns the checkpointer that restores the newest checkpoint, or the best one.
 
         Args:
-          best: whether the best one is wanted.
+          best: whether to restore the best one.
 
         Raises:
           UsageError: if there is none.
@@ -149,7 +149,7 @@ class RunDirectory:
 
     @property
     def collection(self) -> str:
-        """`SWEEP` or `SUITE` if the directory holds many runs, and is that of none; else ""."""
+        """`SWEEP` or `SUITE` if the directory holds many runs and is not a run itself; else ""."""
         try:
             kind = self.config().get("trainable")
         except UsageError:
@@ -157,10 +157,10 @@ class RunDirectory:
         return kind if kind in (SWEEP, SUITE) else ""
 
     def check_single(self) -> None:
-        """Checks that this is not the directory of many runs.
+        """Checks that this is the directory of a single run.
 
         Raises:
-          UsageError: if it is that of a sweep or a suite.
+          UsageError: if it is the directory of a sweep or a suite.
         """
         if self.collection:
             found = runs_within(self.path)
@@ -186,7 +186,7 @@ class RunDirectory:
     def opened(
         self, trainable: str, identity: Mapping[str, Any], free: Collection[str] = ()
     ) -> Iterator[bool]:
-        """Creates the directory, or opens that of the same run, and locks out other processes.
+        """Creates the directory or opens that of the same run, and locks out other processes.
 
         Args:
           trainable: name of what is trained.
@@ -230,7 +230,7 @@ class RunDirectory:
           trainable: name of what is trained.
           identity: see `opened`.
           options: all settings, for people who read the file.
-          score: which figure tells how good the run is: a `Score` as plain data, or None.
+          score: the figure that measures how good the run is: a `Score` as plain data, or None.
 
         Raises:
           UsageError: if it cannot be written.
@@ -246,10 +246,10 @@ class RunDirectory:
         self._write(config)
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
-        """Writes another config; the one that was there is kept in `config.json.old`.
+        """Replaces the config; the old one is kept in `config.json.old`.
 
         Args:
-          config: what `config` is to return.
+          config: the new return value of `config`.
 
         Raises:
           UsageError: if it cannot be written.
@@ -370,7 +370,7 @@ def _how_to_migrate(path: Path, there: Mapping[str, Any], wanted: Mapping[str, A
     """Returns what to do, if the run lacks settings because an earlier version made it."""
     agent, now = there.get("agent", {}), wanted.get("agent", {})
     is_older = isinstance(agent, Mapping) and isinstance(now, Mapping) and set(now) > set(agent)
-    return f"; 'rl-replicator migrate {path}' adds what it lacks" if is_older else ""
+    return f"; 'rl-replicator migrate {path}' adds the missing settings" if is_older else ""
 
 
 def _differences(
@@ -387,7 +387,7 @@ def _differences(
 
 
 def settled(config: Any, stored: Mapping[str, Any]) -> Any:
-    """Replaces settings that are "auto": by those of the run, or else as suits this machine.
+    """Replaces settings that are "auto" with those of the run or, for a new run, of this machine.
 
     Args:
       config: a config dataclass. Its method `on_this_machine`, if there is one, returns it with
@@ -398,7 +398,7 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
       A config of the same class.
 
     Raises:
-      UsageError: if `stored` is something else than settings by name.
+      UsageError: if `stored` is anything but settings by name.
     """
     if not isinstance(stored, Mapping):
         raise UsageError(f"expected the settings of a run by name, got {stored!r}")
@@ -425,7 +425,7 @@ def folder_name(text: str) -> str:
     """Returns a name as a part of a folder's name.
 
     Args:
-      text: any name; characters but letters, digits, "_", "-" and "." become "-".
+      text: any name; characters other than letters, digits, "_", "-" and "." become "-".
     """
     return re.sub(r"[^\w.-]+", "-", text)
 
@@ -440,10 +440,10 @@ def choose(
     resume: bool,
     free: Collection[str] = (),
 ) -> Iterator[RunDirectory]:
-    """Chooses the directory that the options of a run ask for.
+    """Chooses the directory that the options of a run request.
 
-    That of a new run without `--run-dir` is made at once, so that runs which start together have
-    different ones. If the run raises before anything is in it, it is removed.
+    The directory of a new run without `--run-dir` is created at once, so that runs that start at
+    the same time have different ones. It is removed if the run raises before anything is in it.
 
     Args:
       root: directory of the runs of this kind.

@@ -67,8 +67,8 @@ def making_folder(path: Path) -> Iterator[Path]:
     try:
         if not _is_taken(lock, new):
             raise UsageError(
-                f"expected a new folder, got {path}, which another process makes; wait for it, or "
-                "choose another name"
+                f"expected a new folder, got {path}, which another process is creating; wait for "
+                "it, or choose another name"
             )
         try:
             for old in new.iterdir():

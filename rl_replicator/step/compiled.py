@@ -41,7 +41,7 @@ class ReplicatedStep:
     """A compiled step; call it to take the step. Made by `Replicator.replicate`.
 
     Attributes:
-      steps_per_call: number of steps in one call; None for one whose outputs are not stacked.
+      steps_per_call: number of steps in one call; None for one step whose outputs are not stacked.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class ReplicatedStep:
     def assigned_variables(self) -> list[tf.Variable]:
         """Returns the variables that the step assigns, in the order of their creation.
 
-        Those are what training changes, so a checkpoint has to hold them. What the step only reads
-        is left out, and so are variables of the replicator's own.
+        Training changes these variables, so a checkpoint has to contain them. Variables that the
+        step only reads are left out, as are the replicator's own.
         """
         return self._host.registry.assigned_by(self._traced)
 
     def cancel(self) -> None:
         """Ends a call that waits for input, or the next one. Callable from any thread.
 
-        One `cancel` makes one call raise `StepCancelled`: the one that waits, or the first to
-        reach the mark behind the rows that are ready. Later calls work again. Steps that share
-        their inputs share the mark too.
+        One `cancel` makes one call raise `StepCancelled`: the call that is waiting, or the first
+        that needs a row beyond those that are ready. Later calls work again. Of steps that share
+        their inputs, only one call raises.
         """
         self._inputs.cancel()
 
@@ -144,7 +144,7 @@ class ReplicatedStep:
         one has ended. When the program exits, a call that waits for data is cancelled.
 
         Returns:
-          A future of what calling the step returns, or raises.
+          A future of the call's return value or exception.
         """
         return self._host.call_order.begin(self._call, self.cancel)
 

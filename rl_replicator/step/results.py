@@ -37,7 +37,7 @@ def join(results: Sequence[Any]) -> Any:
 
 
 def places(result: Any) -> list[str]:
-    """Describes where the tensors of one replica's result are, and where it has None.
+    """Describes the positions of the tensors and of None in one replica's result.
 
     Args:
       result: nest of tensors or None.

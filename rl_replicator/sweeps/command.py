@@ -116,7 +116,7 @@ def run(plan: SweepPlan) -> int:
                     _write(plan.run_dir / "results.csv", trials)
                 _write_rounds(plan.run_dir / "rounds.csv", study)
             except OSError as error:  # The runs are worth more than their table.
-                _LOG.warning("no results are written before the next trial changes: %s", error)
+                _LOG.warning("results are not written until the next trial changes: %s", error)
 
         runner = SweepRunner(
             scheduler, plan.command, plan.run_dir / "logs", plan.parallel, note, drawn.refresh

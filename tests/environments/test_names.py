@@ -89,7 +89,7 @@ def test_a_module_that_registers_its_environments(tmp_path, monkeypatch, identif
         ("environments.no_such_module:make", "no domain and no module 'environments.no_such_mod"),
         ("environments.:make", "no domain and no module 'environments.' was found"),
         ("dm:manipulation/reach_site", "did you mean dm:manipulation/reach_site_features"),
-        ("dm:manipulation/reach_site_vision", "a task that observes no pictures"),
+        ("dm:manipulation/reach_site_vision", "a task without camera observations"),
         ("dm:walker", "expected 'dm:manipulation/TASK'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_wrappers_that_are_none(path, message):
         ("bad_close", 1, "ok    seeding: the seed decides"),
         ("bad_close", 1, "WRONG close: RuntimeError: was never open; raise nothing in close"),
         ("strict", 0, "ok    seeding: the seed decides"),
-        ("unseeded", 1, "WRONG seeding: two environments of one seed differ"),
+        ("unseeded", 1, "WRONG seeding: two environments with the same seed differ"),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
         (

@@ -191,7 +191,7 @@ def test_a_program_that_runs_is_not_launched_again():
     program, recorder = programs.recorder_program()
     for _ in range(2):
         manager = lp.launch(program, "test_mt")
-        with pytest.raises(ValueError, match="'test' runs already.*recorder/0.*make another"):
+        with pytest.raises(ValueError, match="'test' is already running.*recorder/0.*make another"):
             lp.launch(program, "test_mt")
         assert manager.resolve(recorder).entries() == []
         manager.stop_and_wait()

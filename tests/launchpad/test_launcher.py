@@ -412,7 +412,7 @@ def test_a_thread_that_may_belong_to_two_programs_stops_neither():
     while not told:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert "2 Launchpad programs run here, and this thread is no node of theirs" in told[0]
+    assert "2 Launchpad programs run here, and this thread belongs to no node of them" in told[0]
     assert not one.wait(timeout=0.3) and not two.wait(timeout=0.3)
     two.stop_and_wait()
     stop()  # One program is left.

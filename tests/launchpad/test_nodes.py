@@ -240,7 +240,7 @@ def test_a_policy_limits_restarts():
     ):
         with pytest.raises(ValueError, match="negative"):
             lp.RestartPolicy(**wrong)
-    told = "^frozen_after_secs=1: expected at least 10 .*every 2 s.* or None to wait for ever$"
+    told = "^frozen_after_secs=1: expected at least 10 .*every 2 s.* or None to wait forever$"
     with pytest.raises(ValueError, match=told):
         lp.RestartPolicy(frozen_after_secs=1)
     assert lp.RestartPolicy(frozen_after_secs=None) != lp.RestartPolicy(frozen_after_secs=10.0)

@@ -159,7 +159,7 @@ class ForkServer:
     def _count_end(self, end: str) -> None:
         self._num_unproven += 1
         if self._num_unproven < _MOST_UNPROVEN:
-            logger.warning("the fork server ended: %s; it is started again", end)
+            logger.warning("the fork server ended: %s; restarting it", end)
         else:
             self._give_up(f"the fork server ended {self._num_unproven} times: {end}")
 

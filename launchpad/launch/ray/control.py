@@ -90,7 +90,7 @@ def call(address: tuple[str, int], secret: bytes, key: bytes) -> lp_channel.Chan
     except OSError as error:
         raise ConnectionError(
             f"the launcher at {address[0]}:{address[1]} can't be reached from "
-            f"{socket.gethostname()}: {error}; nodes need a way to every port of its machine"
+            f"{socket.gethostname()}: {error}; nodes must be able to reach all ports of its machine"
         ) from error
     challenge = secrets.token_bytes(16)
     hello = _HELLO.pack(challenge, key, os.getpid())

@@ -1,4 +1,4 @@
-"""A node that stands between a server and many clients, and remembers answers."""
+"""A node between a server and many clients that caches answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _CacheEntry:
 
 
 class Cacher:
-    """Answers calls from memory. Requests and answers stay encoded: nothing is unpickled."""
+    """Answers calls from memory. Requests and answers stay encoded; nothing is unpickled."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Cacher:
         self._lock = threading.Lock()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns an answer that is at most `stale_after_secs` old, or one that comes only now."""
+        """Returns an answer that is at most `stale_after_secs` old, or waits for a new one."""
         with self._lock:
             entry = self._entries.setdefault(request, _CacheEntry())
             entry.asked_at = time.monotonic()
@@ -66,7 +66,7 @@ class Cacher:
         return call.result()
 
     def refresh(self) -> None:
-        """Asks the server again for what was asked for lately."""
+        """Repeats at the server the calls that clients made recently."""
         now = time.monotonic()
         with self._lock:
             unused_secs = _UNUSED_REFRESHES * max(
@@ -106,18 +106,18 @@ class Cacher:
 class CacherNode(python.PyNode[courier.CourierHandle, None]):
     """Serves the methods of another CourierNode from memory.
 
-    Calls with equal arguments are answered by about one call of the server each
-    `refresh_interval_ms`, or `stale_after_ms` if that is shorter, however many clients there are:
-    for weights that many actors fetch.
+    For calls with equal arguments, the server is called about once per `refresh_interval_ms`, or
+    per `stale_after_ms` if that is shorter, however many clients there are. Use it for weights that
+    many actors fetch.
     """
 
     def __init__(self, handle: base.Handle[Any], refresh_interval_ms: int, stale_after_ms: int):
         """Describes the node.
 
         Args:
-          handle: The server whose answers are remembered.
+          handle: The server whose answers are cached.
           refresh_interval_ms: Milliseconds between two refreshes.
-          stale_after_ms: An older answer is not given: the caller waits for a new one.
+          stale_after_ms: An older answer is not returned: the caller waits for a new one.
 
         Raises:
           ValueError: the times are not positive.

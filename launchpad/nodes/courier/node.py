@@ -39,7 +39,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
     """Constructs an object in the node and serves its public methods and `__call__`.
 
     `run()` is called once the object is served. The node serves until the program stops and all
-    nodes have left their `run()`, so methods can still be called while others clean up.
+    nodes have left their `run()`, so its methods can still be called while others clean up.
 
     An object with a `set_courier_server()` method gets the server and starts and stops it itself.
     """
@@ -123,7 +123,7 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         """Runs the node in the calling thread.
 
         Without a program, its address must be bound (`bind_addresses`). It then serves until the
-        object's `run()` ends, or for ever if there is none.
+        object's `run()` ends, or forever if there is none.
 
         Raises:
           OSError: the port of its address is taken.

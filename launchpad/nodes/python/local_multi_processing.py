@@ -1,4 +1,4 @@
-"""How the processes of one group are started, and what they may use."""
+"""How the processes of a group are started, and the resources that they may use."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP
 class PythonProcess:
     """Launch configuration of one group: a value of `local_resources`.
 
-    Every node of the group gets this for itself. Threads share one process, and ignore it.
+    It applies to each node of the group. Threads share one process, so they ignore it.
 
     Attributes:
       args: absl flags for the processes of the group, over those of the launcher. Text is parsed as
         on a command line.
       env: Environment variables, set before anything is imported in the process.
-      interpreter: Python executable; the launcher's where empty. Ray always uses its own.
-      cpus: CPUs that Ray keeps for the node; processes only check that the machine has them.
+      interpreter: Python executable; the launcher's if empty. Ray always uses its own.
+      cpus: CPUs that Ray reserves for the node; processes only check that the machine has them.
       gpus: GPUs that the node sees, whole ones or a part of one; 0 hides all. None is 0 on Ray, and
-        leaves the environment alone elsewhere.
-      threads: Threads of a numeric library, such as OpenMP's pool or TensorFlow's; None for what
-        the library chooses.
-      fresh_interpreter: True to start a Python interpreter for each node, which imports everything
-        anew, in place of a fork of a process that has done so.
+        leaves the environment unchanged elsewhere.
+      threads: Threads of a numeric library, such as OpenMP's or TensorFlow's pool; None for the
+        library's default.
+      fresh_interpreter: True to start a new Python interpreter for each node, which imports
+        everything itself, instead of forking a process that has already done so.
     """
 
     args: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)

@@ -25,7 +25,7 @@ _BIND_ATTEMPTS = 5
 class ReverbHandle(base.Handle["reverb.Client"]):
     """Handle of a ReverbNode; becomes a `reverb.Client` in the node that gets it.
 
-    Between machines the client's connections are encrypted; see `tunnel`.
+    Between machines, the client's connections are encrypted; see `tunnel`.
     """
 
     def __init__(self, address: lp_address.Address):

@@ -18,21 +18,22 @@ from rl_replicator.step import inputs as inputs_lib
 
 
 class MeshReplicator(replicator.Replicator):
-    """Distributes each step over a mesh of devices, by TensorFlow's DTensor.
+    """Distributes each step over a mesh of devices, with TensorFlow's DTensor.
 
     The mesh is one replica: `num_replicas` is 1, `per_replica_batch_size(B)` is B, `step_fn` sees
     the global batch, and collectives are those of a single replica. So a step that was written for
     one device runs unchanged with the same results, and the statistics of batch normalisation are
     global. Inputs are sharded along their first dimension over the mesh dimension "data", and
-    variables as `layouts` says. DTensor distributes every operation and adds the communication.
+    variables as specified by `layouts`. DTensor distributes every operation and adds the
+    communication.
 
     A step on a mesh cannot use the following; it raises an error that names the operation.
 
     - Stateful random ops, such as `tf.random.uniform` and dropout. `tf.random.stateless_uniform`
-      works, with other numbers than on one device. So do a `tf.random.Generator` that was created
-      in `scope()`, and noise from a callable input, which runs on the host.
-    - Fused batch norm, of which Keras' `LayerNormalization` is made unless its epsilon is at most
-      1e-5; `rr.CrossReplicaBatchNorm` and `snt.LayerNorm` work.
+      works, but draws other numbers than on one device. A `tf.random.Generator` that was created in
+      `scope()` also works, as does noise from a callable input, which runs on the host.
+    - Fused batch norm, which Keras' `LayerNormalization` uses unless its epsilon is at most 1e-5;
+      `rr.CrossReplicaBatchNorm` and `snt.LayerNorm` work.
     - Python callbacks, printing, sparse updates of variables, masks that change shapes, and sharded
       filters of convolutions.
 

@@ -31,8 +31,8 @@ class MultiWorkerReplicator(replicator.Replicator):
     same variables, build the same steps, take them together, and call `gather` and `reduce`
     together. A process has one replica on its CPU, or one on each of its GPUs.
 
-    When a process dies or freezes, the calls of all others raise `WorkerLost`. They must end then,
-    and the whole group must be restarted, as rl_replicator.jobs does.
+    When a process dies or freezes, the calls of all others raise `WorkerLost`. The others must then
+    end, and the whole group must be restarted, as rl_replicator.jobs does.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class MultiWorkerReplicator(replicator.Replicator):
             checkpoint.
 
         Raises:
-          ConfigError: if the cluster is missing or invalid, if this process has a
-            MultiWorkerReplicator already, if TensorFlow's devices are in use already, or if a
-            timeout is not positive.
+          ConfigError: if the cluster is missing or invalid, if this process already has a
+            MultiWorkerReplicator, if TensorFlow's devices are already in use, or if a timeout is
+            not positive.
           WorkerLost: if workers did not start; names them.
         """
         for name, seconds in (
@@ -111,7 +111,7 @@ class MultiWorkerReplicator(replicator.Replicator):
           See `Replicator.gather`.
 
         Raises:
-          ConfigError: if another process gathers another nest, or other shapes.
+          ConfigError: if another process gathers a different nest or different shapes.
           StepFailed: if another process does not call it within `call_timeout`.
           WorkerLost: if another process died or froze.
         """

@@ -177,7 +177,7 @@ class WorkerInputs(inputs_lib.Inputs):
     def ended(self, status: int) -> Exception:
         if status == inputs_lib.CANCELLED:
             return errors.StepCancelled("the step was cancelled")
-        return errors.EndOfData("the data of all workers has ended; repeat() it to train on")
+        return errors.EndOfData("the data of all workers has ended; repeat() it to train longer")
 
     def close(self) -> None:
         with self._schedule.news:

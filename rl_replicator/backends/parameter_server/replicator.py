@@ -22,7 +22,7 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     All tasks of the cluster run the same program. In the `chief`, the constructor returns and the
     program continues. In a `worker` or `ps`, the constructor serves the chief and ends the process
-    when the chief has ended; on several machines, when it has not been started again in time.
+    when the chief has ended or, on several machines, when the chief has not been restarted in time.
 
     Each step runs on one worker, so there is one replica and nothing to average;
     `per_replica_batch_size(B)` is B. `input_fn` is called once for every worker, which should read
@@ -31,11 +31,12 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
     The staleness of a step is the number of updates by other steps between its read of the
     variables and its own update. `max_staleness` bounds it, and `step.staleness()` returns it.
     Every step is taken at least once: if a worker dies, another repeats its call, while the updates
-    that it made remain. The repeated call counts against the bound too.
+    that it made remain. The repeated call also counts towards the bound.
 
     Use optimizers that update a variable in a single operation, such as `rr.optimizers.Adam` and
-    `snt.optimizers.SGD`. Others read, compute and assign, and if two workers do so at the same
-    time, one update is lost. So may be those of one row of a sparse gradient with Adam.
+    `snt.optimizers.SGD`. Other optimizers read, compute and assign, and if two workers do so at the
+    same time, one update is lost. With Adam, updates of the same row of a sparse gradient may be
+    lost, too.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
         Args:
           cluster: one chief, workers and parameter servers; None to read it from TF_CONFIG.
-          max_staleness: greatest staleness of a step. 0 runs one call after the other. None allows
+          max_staleness: maximum staleness of a step. 0 runs one call after the other. None allows
             up to two calls per worker at the same time. With `steps_per_call=K`, a bound below K
             runs one call after the other.
           start_timeout: seconds for all processes to start, and for a chief on several machines to
-            be started again.
+            be restarted.
           worker_timeout: seconds to wait if all workers are unreachable, or if no results arrive
             and a worker or parameter server does not answer.
 

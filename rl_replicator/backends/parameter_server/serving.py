@@ -75,7 +75,7 @@ def _wait_for(coordinator: str, timeout: float) -> None:
 def _is_back(coordinator: str, timeout: float) -> bool:
     """Waits for a coordinator that has ended, or was cut off, to listen again."""
     logging.getLogger(__name__).warning(
-        "the coordinator (%s) is gone; waiting %g s for it to be started again",
+        "the coordinator (%s) is gone; waiting %g s for it to be restarted",
         coordinator,
         timeout,
     )

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: `RUN_DIR/metrics/GROUP.jsonl`, one object a row."""
+"""Metrics as JSON lines: `RUN_DIR/metrics/GROUP.jsonl`, one object per row."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""From the names of trackers to what writes metrics to them."""
+"""Creates trackers by name, and writes metrics to them."""
 
 import difflib
 import importlib
@@ -43,7 +43,7 @@ class Tracker(Protocol):
         """
 
     def discard(self, group: str) -> None:
-        """Removes the rows of a table beyond the resume step now, not when the next row comes.
+        """Removes the rows of a table beyond the resume step now, not when the next row is written.
 
         A tracker may do without this method.
 
@@ -120,11 +120,11 @@ class Trackers:
 
 
 def add_files(run: RunDirectory, without: str | None = None) -> None:
-    """Hands plots, films and the newest checkpoint to the trackers that a run's settings name.
+    """Passes plots, films and the newest checkpoint to the trackers that a run's settings name.
 
     Args:
       run: the run, which is complete: no process writes its metrics any more.
-      without: parts of the checkpoint whose name begins so are left out.
+      without: parts of the checkpoint whose name has this prefix are left out.
     """
     trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
     pictures = (path for path in run.path.iterdir() if path.suffix in (".png", ".mp4"))
@@ -138,9 +138,9 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
 
 
 def fail(run: RunDirectory) -> None:
-    """Notes with the trackers that a run's settings name that it has failed.
+    """Notifies the trackers that a run's settings name that the run has failed.
 
-    Does nothing for a run without any metrics, which no tracker knows. Raises nothing: the run's
+    Does nothing for a run without metrics, which no tracker knows. Never raises, because the run's
     own error is the one to show.
 
     Args:
@@ -153,7 +153,7 @@ def fail(run: RunDirectory) -> None:
         trackers.fail()
         trackers.close()
     except Exception as error:  # Such as settings that cannot be read any more.
-        _LOG.warning("the trackers were not told that the run has failed: %s", error)
+        _LOG.warning("the trackers could not be notified that the run has failed: %s", error)
 
 
 def check(names: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ class WandbTracker:
         )
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Logs a row; every group has an x-axis of its own."""
+        """Logs a row; every group has its own x-axis."""
         axis = f"{group}/{self._x_axis}"
         if group not in self._known:
             self._known.add(group)

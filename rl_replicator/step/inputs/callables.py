@@ -32,7 +32,7 @@ def refuse_constants(function: Callable[[], Any]) -> Callable[[], Any]:
                     "expected tensors from a callable input, which is traced once, got a "
                     f"{type(leaf).__name__}, which would be the same in every step; compute it in "
                     "tf.numpy_function, return a tf.data.Dataset from input_fn, or use tf.constant "
-                    "if it shall stay the same"
+                    "if it should stay the same"
                 )
         return element
 

@@ -21,7 +21,7 @@ class InputContext:
       num_replicas: number of replicas of the step, over all processes.
       input_pipeline_id: index of this pipeline, from 0.
       num_input_pipelines: number of pipelines, which is how often `input_fn` is called: once per
-        process, or once per replica. Each pipeline should read a part of its own; see `shard`.
+        process, or once per replica. Each pipeline should read its own part; see `shard`.
     """
 
     num_replicas: int
@@ -68,7 +68,7 @@ class Inputs(abc.ABC):
 
     Attributes:
       specs: specs of a row's tensors.
-      argument_specs: specs of what the compiled step must be called with, see `arguments`.
+      argument_specs: specs of the arguments of the compiled step, see `arguments`.
     """
 
     specs: tuple[tf.TensorSpec, ...] = ()
@@ -127,9 +127,9 @@ class Inputs(abc.ABC):
     def keep_unused_rows(self) -> None:  # noqa: B027 - there may be no rows to lose.
         """Makes the steps that are traced from now on keep rows that they do not use.
 
-        For steps of several processes: when one process cancels a step, the others have taken
-        their rows already, or the ends of their data. The next step must find them, or the
-        processes would be out of step.
+        For steps of several processes: when one process cancels a step, the others have already
+        taken their rows, or reached the end of their data. The next step must find these rows;
+        otherwise the processes would get out of step.
         """
 
     def keep_unused(  # noqa: B027 - likewise
@@ -168,8 +168,8 @@ class Inputs(abc.ABC):
     def go_to(self, position: int) -> None:
         """Starts at a later row, as if those before it had been used.
 
-        The data is read again, and dropped, up to there. So with the same `input_fn` and global
-        batch the data continues where it was left, whatever the number of replicas is now.
+        The data before it is read again and dropped. So with the same `input_fn` and global batch,
+        the data continues where it stopped, whatever the number of replicas is now.
 
         Args:
           position: number of rows to skip.
@@ -182,7 +182,7 @@ class Inputs(abc.ABC):
     def restart(self) -> None:
         """Starts again with the first row, whether or not the data was used to its end.
 
-        A step that waits for a row meanwhile raises `StepCancelled`.
+        A step that is waiting for a row raises `StepCancelled`.
         """
 
     @abc.abstractmethod
@@ -217,7 +217,7 @@ class Inputs(abc.ABC):
     def close(self) -> None:
         """Ends the input for good: a step that waits, and every later one, raises `EndOfData`.
 
-        A call of several steps that is interrupted returns no outputs of those before. Rows on
+        A call of several steps that is interrupted returns no outputs of its earlier steps. Rows on
         devices are freed with the input.
         """
 

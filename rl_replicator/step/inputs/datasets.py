@@ -180,7 +180,7 @@ class DatasetInputs(contract.Inputs):
                 self._num_cancels = max(0, self._num_cancels - 1)
             return contract.cancelled()
         if status == contract.END:
-            self._end = errors.EndOfData("the dataset has ended; repeat() it to train on")
+            self._end = errors.EndOfData("the dataset has ended; repeat() it to train longer")
         else:
             self._end = self._own_error() or errors.StepFailed(
                 "the input of another process failed, see there"

@@ -219,7 +219,7 @@ def _closing() -> "queues.SimpleQueue[Callable[[], None]]":
             try:
                 close()
             except Exception:  # Others are to be closed all the same.
-                _LOG.exception("an input that is out of use could not be closed")
+                _LOG.exception("an unused input could not be closed")
             del close  # Or what it holds would stay until the next one comes.
 
     threading.Thread(target=work, name="inputs-closer", daemon=True).start()

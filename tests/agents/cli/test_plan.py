@@ -102,8 +102,8 @@ def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
         line.startswith("  0 environment steps/s, 0.0 learner steps/s, for") for line in lines
     )
     assert (
-        "not simulated: without any action, the run takes more of the network out of the learner "
-        "than there is" in lines
+        "not simulated: without any action, the run needs more of the network out of the learner "
+        "than is available" in lines
     )
     helps = lines[lines.index("what would help") + 1 :]
     assert len(helps) == 1 and helps[0].startswith("  --network-gbps 3: ") and "inf" not in helps[0]

@@ -97,7 +97,7 @@ def test_rewards_may_be_beyond_their_bounds_by_what_a_run_allows():
         ),
         ({"rewards": np.array([-0.0002, 0.5])}, {}, "expected rewards from 0 to 1, .* got -0.0002"),
         ({}, {"wrap": ["a:b"]}, f"expected episodes of {RANGED} in .* those of {RANGED} in a:b"),
-        ({}, {"env": "walker:walk"}, "got those of walker:walk, whose rewards are others"),
+        ({}, {"env": "walker:walk"}, "got those of walker:walk, which has different rewards"),
     ],
 )
 def test_one_line(changes, specs, message):

@@ -251,7 +251,7 @@ def test_an_actor_that_would_wait_for_ever_takes_its_last_steps(
         actor.join(0.2)
     assert counter.progress().environment_steps == 100 and counter.progress().steps_done
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 20
-    assert "actor 0 goes on without the replay" in caplog.text
+    assert "actor 0 continues without the replay" in caplog.text
     server.stop()
 
 

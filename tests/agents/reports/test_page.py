@@ -82,7 +82,7 @@ def test_it_shows_the_figures_of_the_runs(run_dirs):
     assert "Bottleneck: the actors; the largest part of their work is t" in document.section("time")
     assert "agent.n_step 5 1" in document.section("settings")
     assert document.section("runs").count("complete") == 4
-    assert "No return stood still" in document.section("advice")
+    assert "No return stagnated" in document.section("advice")
 
 
 def test_runs_of_one_seed_count_once(make_run):

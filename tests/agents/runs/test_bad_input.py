@@ -99,7 +99,7 @@ def test_a_hyper_parameter_that_a_run_would_not_give_back(tmp_path):
     args = [*TRAIN, "--agent.value-max", "20", "--steps", "9", "--no-video"]
     args += ["--run-dir", str(tmp_path / "run")]
     with pytest.raises(
-        UsageError, match=r"gives back for 'agent.teacher', got str \| pathlib.Path"
+        UsageError, match=r"can restore for 'agent.teacher', got str \| pathlib.Path"
     ):
         agent.train(options.parse(agent.options_type(args), "rl-replicator train d4pg", args))
     assert not (tmp_path / "run").exists()

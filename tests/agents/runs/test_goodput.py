@@ -31,7 +31,7 @@ def test_the_time_of_a_restart_and_of_repeated_steps_is_lost(tmp_path):
     lost, trained = goodput.lost_seconds(tmp_path, None)
     assert lost == pytest.approx(15.0, abs=0.1) and trained == pytest.approx(89.0)
     assert goodput.line(tmp_path, None) == (
-        f"goodput {74 / 89:.1%}: the learner got no further for 15 s of 1:29"
+        f"goodput {74 / 89:.1%}: the learner made no progress for 15 s of 1:29"
     )
 
 

@@ -334,7 +334,7 @@ def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys,
     assert Checkpointer(tmp_path / "run" / "checkpoints").latest() is not None
     out = capsys.readouterr().out
     assert ("stopped and saved; continue" in out) == is_saved
-    assert ("stopped; what followed the last save is lost; continue" in out) != is_saved
+    assert ("stopped; everything after the last save is lost; continue" in out) != is_saved
 
 
 @pytest.mark.parametrize("at_step", [400, 1000])  # The last may come when all nodes have ended.
@@ -418,7 +418,7 @@ def test_the_same_program_runs_in_processes_and_outlives_one_of_its_replays(tmp_
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "stopped and saved" in output, output
     assert "replay/0 is up again" in output
-    assert "goodput " in output and ": the learner got no further for " in output
+    assert "goodput " in output and ": the learner made no progress for " in output
     assert "reverb/cc" not in output
     assert faults() == [fault]
     parts = Checkpointer(run_dir / "checkpoints").latest().path.glob("replay*")

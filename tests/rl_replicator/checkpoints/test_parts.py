@@ -114,7 +114,7 @@ def test_of_several_that_do_not_fit_the_first_is_named(tmp_path):
         (lambda: 0.1, "variables to save, got a float for 'x'; make it a tf.Variable"),
         (lambda: None, "got a NoneType for 'x'"),
         (lambda: np.ones(2), "got a ndarray for 'x'"),
-        (lambda: {"a": {1: tf.Variable(0.0)}}, "texts as keys, .* something else at 'x/a'; name"),
+        (lambda: {"a": {1: tf.Variable(0.0)}}, "strings as keys, .* something else at 'x/a'; name"),
     ],
     ids=["float", "none", "array", "keys"],
 )
@@ -263,7 +263,7 @@ ITSELF.append(ITSELF)
     ("value", "found"),
     [
         ({"seen": {1}}, r"got set at state\['seen'\]; convert"),
-        ([{1: 2}], r"got the key 1 of a dict at state\[0\]; use texts"),
+        ([{1: 2}], r"got the key 1 of a dict at state\[0\]; use strings"),
         ({"a": {None: 2}}, r"got the key None of a dict at state\['a'\]"),
         (np.array(["a", None]), "got an array of object at state; save"),
         (np.zeros(2, [("x", "f4")]), r"got an array of \[\('x', '<f4'\)\] at state"),

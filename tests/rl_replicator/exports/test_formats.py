@@ -88,7 +88,7 @@ def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
     x = np.array([[100, 100, 99], [1, 2, 3]], dtype)  # The first sum is beyond uint8.
     model = model_of(reductions, x=tf.TensorSpec([None, 3], dtype))
     if (runtime, dtype) == (onnx, "uint8"):
-        with pytest.raises(UsageError, match="that ONNX has, got: .*Sum.*; choose --format saved"):
+        with pytest.raises(UsageError, match="ONNX supports, got: .*Sum.*; choose --format saved"):
             formats.write(model, "onnx", tmp_path / "model")
         return
     formats.write(model, runtime.__name__, tmp_path / "model")

@@ -227,7 +227,7 @@ def test_a_setting_that_would_not_come_back_is_refused_before_there_is_a_run(
     words = ["train", f"{__name__}:make_ambiguous", "--run-dir", str(tmp_path / "runs" / "run")]
     assert main.main(words) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "expected a type that config.json gives back for 'place', got str | pathlib.Pa" in line
+    assert "expected a type that config.json can restore for 'place', got str | pathlib.Pa" in line
     assert not list(tmp_path.iterdir())
 
 

@@ -84,7 +84,7 @@ def test_noise_is_no_difference(make_run):
         for seed, value in enumerate(random.normal(500, 100, 5))
     ]
     (pair,) = comparison.pairs(_configs(dirs))
-    assert pair.verdict == "not told apart by these seeds"
+    assert pair.verdict == "not distinguishable with these seeds"
     assert pair.improvement.low < 0.5 < pair.improvement.high
 
 

@@ -137,12 +137,12 @@ def test_nan_comes_back():
         (
             str | Path,
             Path("a"),
-            r"'field', got str \| pathlib.Path: PosixPath\('a'\) would come back as 'a'; annotate "
-            "'field' with one type",
+            r"'field', got str \| pathlib.Path: PosixPath\('a'\) would be restored as 'a'; "
+            "annotate 'field' with one type",
         ),
-        (Path | str, "a", r"'a' would come back as PosixPath\('a'\)"),
-        (Color | str, "RED", "'RED' would come back as <Color.RED"),
-        (set[int] | list[int], [2, 1], r"\[2, 1\] would come back as {1, 2}"),
+        (Path | str, "a", r"'a' would be restored as PosixPath\('a'\)"),
+        (Color | str, "RED", "'RED' would be restored as <Color.RED"),
+        (set[int] | list[int], [2, 1], r"\[2, 1\] would be restored as {1, 2}"),
         (Inner | Other, Inner, "'field', got type: <class .*Inner'> cannot be stored"),
         (
             Activation,
@@ -153,15 +153,15 @@ def test_nan_comes_back():
         (
             typing.Callable,
             math.hypot,
-            "got builtin_function_or_method: .* give its import path as a text, 'math:hypot'$",
+            "got builtin_function_or_method: .* give its import path as a string, 'math:hypot'$",
         ),
         (
             typing.Callable,
             lambda: None,
             "cannot be stored; .* 'package.module:function', and define it in such a module$",
         ),
-        (dict[int, int], {1: 2}, "texts as keys of 'field', got 1; use texts"),
-        (typing.Any, Level.LOW, "got Any: <Level.LOW: 1> would come back as 'LOW'"),
+        (dict[int, int], {1: 2}, "strings as keys of 'field', got 1; use strings"),
+        (typing.Any, Level.LOW, "got Any: <Level.LOW: 1> would be restored as 'LOW'"),
         (int, None, "'field', got int: None cannot be rebuilt as one; annotate 'field' with the"),
         (Inner, Other(), r"got Inner: Other\(x=1, .* cannot be rebuilt as one"),
     ],
@@ -173,7 +173,7 @@ def test_what_would_not_come_back_is_refused(hint, value, error):
 
 def test_the_innermost_setting_is_named():
     outer = make(Inner, make(int, None))
-    with pytest.raises(ConfigError, match="gives back for 'agent.field.field', got int"):
+    with pytest.raises(ConfigError, match="can restore for 'agent.field.field', got int"):
         as_stored(outer, "agent.")
 
 
@@ -187,7 +187,7 @@ def test_a_config_that_changes_with_each_copy_is_refused():
             object.__setattr__(self, "rate", self.rate * 2)
             object.__setattr__(self, "half", self.rate / 2)
 
-    error = r"expected Scaled\(...\) to leave rate = 2.0 as it is, got 4.0; change __post_init__"
+    error = r"expected Scaled\(...\) to leave rate = 2.0 unchanged, got 4.0; change __post_init__"
     with pytest.raises(ConfigError, match=error):
         as_stored(Scaled())
 

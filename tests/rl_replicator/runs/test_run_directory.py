@@ -127,7 +127,8 @@ def test_what_lacks_a_setting_is_migrated_if_it_is_a_run(tmp_path, kind):
     there.describe(trainable, {"agent": {"x": 1}}, {})
     with pytest.raises(UsageError) as error, there.opened(trainable, {"agent": {"x": 1, "y": 2}}):
         pass
-    hint = f"; 'rl-replicator migrate {tmp_path}' adds what it lacks" if kind == "a run" else ""
+    migrate = f"; 'rl-replicator migrate {tmp_path}' adds the missing settings"
+    hint = migrate if kind == "a run" else ""
     assert str(error.value) == (
         f"{tmp_path} holds {kind} with other settings (agent.y was None and is now 2); use its "
         f"settings or another --run-dir{hint}"

@@ -261,7 +261,7 @@ def test_a_failure_before_the_first_row_begins_nothing(tmp_path, monkeypatch, ca
     write(run_dir)
     (run_dir / "config.json").write_text("{")  # The run's own error is the one to show.
     trackers.fail(RunDirectory(run_dir))
-    assert "trackers were not told that the run has failed" in caplog.text
+    assert "trackers could not be notified that the run has failed" in caplog.text
 
 
 def test_weights_and_biases_is_told_that_a_run_has_failed(tmp_path, monkeypatch):

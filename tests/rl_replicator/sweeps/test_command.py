@@ -154,7 +154,7 @@ def test_results_that_cannot_be_written_end_no_trials(
     monkeypatch.setattr(sweep.command, "_write_rows", write_or_fail)
     words = ["sweep", HILL, "--search", "place=uniform(0,1)", "--trials", "2", "--run-dir", "s"]
     assert main.main([*words, "--parallel", "1"]) == expected
-    assert caplog.text.count("before the next trial changes: No space left") == min(failures, 2)
+    assert caplog.text.count("until the next trial changes: No space left") == min(failures, 2)
     if expected == 0:
         assert {row["state"] for row in results(tmp_path / "s")} <= {"done", "stopped"}
     else:
