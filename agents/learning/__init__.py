@@ -1,1 +1,1 @@
-"""The replicated learner, and what the steps of agents share."""
+"""The replicated learner, and the parts that the steps of agents share."""

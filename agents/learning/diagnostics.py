@@ -1,7 +1,7 @@
 """Figures of a learner step that show why an agent does not learn.
 
-`agents.runs.advice` reads them at the end of a run. They are cheap: nothing but norms of what the
-step has computed anyway.
+`agents.runs.advice` reads them at the end of a run. They are cheap: only norms of values that the
+step computes anyway.
 """
 
 from collections.abc import Sequence
@@ -54,10 +54,10 @@ def dormant_share(
     The dormant neurons of Sokar et al. 2023 (arXiv:2302.12902), found by the gradient of a unit's
     incoming weights in place of its activation: a unit is dormant if the norm of that gradient is
     at most 2.5 % of the mean over its layer. Last layers, named "head", are left out: an atom
-    without mass is no dormant unit.
+    without mass is not a dormant unit.
 
     Args:
-      gradients: the gradients of the loss; None is that of a variable which does not influence it.
+      gradients: the gradients of the loss; None for a variable that does not influence it.
       variables: one for each gradient; those of rank 2 are the weights of a layer, [inputs, units].
 
     Returns:

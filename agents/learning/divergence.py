@@ -1,4 +1,4 @@
-"""A learner whose weights are no numbers any more."""
+"""Detects a learner whose weights are NaN or infinite."""
 
 from agents.agent import AgentLearner
 from rl_replicator.checkpoints import Checkpointer, pending_work
@@ -18,7 +18,7 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
       checkpointer: knows the newest checkpoint, from which the run could continue.
 
     Raises:
-      LearnerDiverged: if a variable holds NaN or infinity. Saved, it would take the place of the
+      LearnerDiverged: if a variable holds NaN or infinity. If it were saved, it would replace the
         checkpoints from which the run can still continue.
     """
     with pending_work.paused():

@@ -45,7 +45,7 @@ def normalized_weights(
 ) -> tf.Tensor:
     """Importance weights of a batch, divided by the largest one of the global batch.
 
-    So they only scale updates down. They are all 1 if the table samples uniformly.
+    So they can only scale updates down. They are all 1 if the table samples uniformly.
 
     Args:
       sample: a batch of this replica.

@@ -21,7 +21,7 @@ def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_coun
     """Computes the moments of two samples together from the moments of each.
 
     Chan et al. 1983, "Algorithms for computing the sample variance", in the form that does not
-    cancel if the mean is large beside the standard deviation:
+    cancel if the mean is large compared with the standard deviation:
 
         mean' = mean + delta m / (n + m)
         variance' = (n variance + m variance_m + delta**2 n m / (n + m)) / (n + m)
@@ -52,9 +52,9 @@ def merged_moments(mean, variance, count, batch_mean, batch_variance, batch_coun
 class RunningNormalization(snt.Module):
     """An encoder of states: [B, N] float32 -> (x - mean) / standard deviation, clipped to +-10.
 
-    The moments are those of all observations in the batches that `update` was given. They are
-    variables that no optimizer trains: checkpoints hold them, and actors receive them with the
-    weights. Before the first update the encoder only clips.
+    The moments are those of all observations in the batches passed to `update`. They are variables
+    that no optimizer trains: checkpoints hold them, and actors receive them with the weights.
+    Before the first update, the encoder only clips.
     """
 
     def __init__(self, name: str = "encoder"):
@@ -78,7 +78,7 @@ class RunningNormalization(snt.Module):
         return tf.clip_by_value(normalised, -_MAX, _MAX)
 
     def update(self, observation: tf.Tensor) -> None:
-        """Takes a batch into the moments. All replicas call it, with batches of equal size.
+        """Adds a batch to the moments. All replicas call it, with batches of equal size.
 
         Args:
           observation: [B, N] float32 of a replica's batch.
@@ -97,10 +97,10 @@ class RunningNormalization(snt.Module):
 
 
 def update_statistics(networks: Iterable[snt.Module], observation: tf.Tensor) -> None:
-    """Takes a batch into the moments of those networks that normalise observations.
+    """Adds a batch to the moments of the networks that normalise observations.
 
     Args:
-      networks: built modules; those of other kinds are left alone.
+      networks: built modules; those of other kinds are left unchanged.
       observation: [B, ...] of a replica's batch.
     """
     for network in networks:

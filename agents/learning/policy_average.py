@@ -29,22 +29,23 @@ def without_averages(names: Iterable[str]) -> list[str]:
 class PolicyAverage(tf.Module):
     """A step module that also keeps an average of the networks that act.
 
-    Adam's steps have the same size however small a gradient is. The weights of a policy that has
-    learned all that the critic knows wander on therefore, and from one step to the next some starts
-    of an episode fail that did not fail before. The exponential average of the weights does not
-    follow these steps (Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
-    averaging"). It is evaluated, saved and exported. Actors explore with the newest weights, so
-    the training is the same as without an average. It implements
+    Adam's steps have the same size however small a gradient is. Therefore the weights of a policy
+    that has learned all that the critic knows keep wandering, and from one step to the next, the
+    policy may fail from starts of an episode from which it did not fail before. The exponential
+    average of the weights does not follow these steps (Polyak and Juditsky 1992, "Acceleration of
+    stochastic approximation by averaging"). It is evaluated, saved and exported. Actors explore
+    with the newest weights, so the training is the same as without an average. It implements
     `agents.learning.replay_learner.StepModule`.
     """
 
     def __init__(self, module: StepModule, networks: Mapping[str, snt.Module], num_steps: int):
-        """Copies the weights of the networks that act.
+        """Copies the weights of the acting networks.
 
         Args:
           module: trains. A network without trainable variables has no average.
           networks: built networks like those of `module.acting_networks`, which become the
-            averages. What else is there has none: evaluators do not act with it.
+            averages. Other acting networks have no average, because evaluators do not act with
+            them.
           num_steps: learner steps that the average spans, more than `AVERAGING_PERIOD`: it takes
             the weights of every tenth step, at the rate 10 / num_steps.
         """
@@ -69,7 +70,7 @@ class PolicyAverage(tf.Module):
 
     @property
     def trainable_variables(self) -> Sequence[tf.Variable]:
-        """What gradients train: not the averages."""
+        """The variables that gradients train, without the averages."""
         return self._module.trainable_variables
 
     def step_fn(self, sample: Sample) -> StepOutput:
@@ -79,7 +80,7 @@ class PolicyAverage(tf.Module):
           sample: a batch of this replica.
 
         Returns:
-          What the module returned.
+          The return value of the module's step.
         """
         output = self._module.step_fn(sample)
         num_steps = self._module.num_steps

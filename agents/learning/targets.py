@@ -29,11 +29,11 @@ def update_targets(
 ) -> None:
     """Moves the trainable variables of networks towards others by `polyak`, and copies the rest.
 
-    What no loss trains, such as moving statistics or a random projection, belongs to the trained
-    weights around it: a mixture of two of them fits neither.
+    Variables that no loss trains, such as moving statistics or a random projection, belong to the
+    trained weights around them: a mixture of two of them fits neither.
 
     Args:
-      target: built networks, which change; one that is in `online` too stays as it is.
+      target: built networks, which change; a network that is also in `online` stays unchanged.
       online: built networks of the same shapes, in the same order.
       rate: tau in (0, 1].
       is_due: bool scalar; if false, nothing changes.

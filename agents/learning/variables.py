@@ -1,4 +1,4 @@
-"""Weights on their way from learner to actors: `{path: array}`, matched by path."""
+"""Weights sent from learner to actors: `{path: array}`, matched by path."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
       module: a built module.
 
     Raises:
-      ConfigError: if two variables have one name.
+      ConfigError: if two variables have the same name.
     """
     # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
     # in every process that builds the module under the same name. Layers that were made before the
@@ -40,7 +40,7 @@ def collect_variables(
     """Returns the variables of some networks by path.
 
     Sonnet finds the variables of a module by walking through its attributes, which takes longer
-    than copying small weights: who copies them again and again should collect them once.
+    than copying small weights: code that copies them repeatedly should collect them once.
 
     Args:
       networks: built modules by name.

@@ -21,10 +21,10 @@ class ActorCritic(NamedTuple):
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """What the losses train, in an order that equal networks share."""
+        """The variables that the losses train, in an order that equal networks share."""
         return tuple(variable for network in self for variable in network.trainable_variables)
 
     @property
     def critic_variables(self) -> tuple[tf.Variable, ...]:
-        """What the critic's loss trains: the encoder too, which no other loss trains."""
+        """The variables that the critic's loss trains, including the encoder."""
         return (*self.encoder.trainable_variables, *self.critic.trainable_variables)

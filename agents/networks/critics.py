@@ -34,7 +34,7 @@ class TwinCritic(snt.Module):
         """Makes both critics.
 
         Args:
-          make_torso: makes all but the last layer of a critic.
+          make_torso: makes a critic except for its last layer.
           name: name of the module.
         """
         super().__init__(name=name)

@@ -1,7 +1,7 @@
-"""From stacked frames to features: the convolutional networks of pixel agents.
+"""The convolutional networks of pixel agents, from stacked frames to features.
 
 Parameters are float32. The convolutions may compute in bfloat16, which CPUs with AMX do several
-times faster; what follows them, and every loss, is float32.
+times faster; the layers after them, and all losses, are float32.
 """
 
 import functools
@@ -26,7 +26,7 @@ _IMPALA_FILTERS = (16, 32, 32)
 def make_encoder(kind: str, dtype: tf.DType, name: str) -> snt.Module:
     """Makes a module from frames [B, H, W, C] to float32 features [B, N].
 
-    The values of frames are 0 to 255. An actor's are uint8, a learner's of `dtype` already.
+    The values of frames are 0 to 255. An actor's frames are uint8, a learner's already of `dtype`.
 
     Args:
       kind: "small"; "nature" (Mnih et al. 2015); "drq_v2" (Yarats et al. 2021, arXiv:2107.09645);
@@ -51,7 +51,7 @@ def find_encoder(kind: str) -> Callable[[tf.DType, str], snt.Module]:
 
 
 def smallest_frame(kind: str) -> int:
-    """Returns the least height and width in pixels that an encoder accepts; 1 if unknown."""
+    """Returns the smallest height and width in pixels that an encoder accepts; 1 if unknown."""
     size = 1
     for _, kernel, stride in reversed(_PLAIN.get(kind, ())):
         size = (size - 1) * stride + kernel

@@ -54,9 +54,9 @@ def narrow_layer_norm(
 ):
     """Computes `layer_norm(x w + b, scale, offset)` for few inputs: M much smaller than N.
 
-    What takes the time in `layer_norm` are passes over [B, N], above all those that multiply or
-    shift whole rows. Here all of these are done to the M inputs or to the weights. With a 1 added
-    to each row of x, and b added to w as a row,
+    Most of the time in `layer_norm` goes into passes over [B, N], especially those that multiply or
+    shift whole rows. Here, all of these are applied to the M inputs or to the weights. With a 1
+    added to each row of x, and b added to w as a row,
 
         x w - mean(x w) = x v,   v = w - mean(w), each row without its mean over N,
         n = (x v) / sqrt(variance + 1e-5) = (x / sqrt(variance + 1e-5)) v,
@@ -66,10 +66,10 @@ def narrow_layer_norm(
         d v = (x / sqrt(variance + 1e-5))^T (g scale - n m),
         d x = ((g scale) v^T - (n v^T) m) / sqrt(variance + 1e-5).
 
-    The results are those of `layer_norm` but for rounding.
+    The results equal those of `layer_norm` up to rounding.
 
     Args:
-      x: [B, M] float32. B is static: `agents.acting.numpy_policy` cannot ask for it.
+      x: [B, M] float32. B is static, because `agents.acting.numpy_policy` cannot query it.
       w: [M, N] float32.
       b: [N] float32.
       scale: [N] float32.
@@ -114,7 +114,7 @@ def narrow_layer_norm(
 class LayerNorm(snt.Module):
     """`layer_norm` with a scale and an offset that are trained: [B, N] -> [B, N] float32.
 
-    Its variables have the names of those of `snt.LayerNorm(-1, True, True)`.
+    Its variables have the same names as those of `snt.LayerNorm(-1, True, True)`.
     """
 
     @snt.once

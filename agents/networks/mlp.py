@@ -133,11 +133,11 @@ def find_torso(name: str) -> MakeTorso:
 
 
 class CriticTorso(snt.Module):
-    """All of a critic but its last layer: ([B, N] features, [B, A] actions) -> [B, H] float32.
+    """A critic except for its last layer: ([B, N] features, [B, A] actions) -> [B, H] float32.
 
-    A few actions beside thousands of features of an encoder would be lost. With `feature_size`, a
-    layer of the critic's own narrows the features before the actions join them (the trunk of
-    DrQ-v2, arXiv:2107.09645).
+    A few actions would be lost among thousands of encoder features. With `feature_size`, the
+    critic's own layer projects the features before they are concatenated with the actions (the
+    trunk of DrQ-v2, arXiv:2107.09645).
     """
 
     def __init__(

@@ -37,12 +37,12 @@ def inverting_tanh(x: tf.Tensor):
 
 
 def preactivation_penalty(preactivations: tf.Tensor, weight: float) -> tf.Tensor:
-    """Computes the term of a policy's loss that holds it back from the limits of its actions.
+    """Computes the term of a policy's loss that keeps it away from the limits of its actions.
 
-    Adam makes steps of one size whatever the size of dQ/da, so that a policy without rewards drifts
-    to where tanh saturates, and stays there. The penalty on the inputs of tanh outweighs a small
-    dQ/da, and is outweighed by a large one. MR.Q (Fujimoto et al. 2025, arXiv:2501.16142) penalises
-    them all; here only their excess over `FREE_PREACTIVATION` costs.
+    Adam's steps have the same size whatever the size of dQ/da, so that without rewards a policy
+    drifts to where tanh saturates, and stays there. The penalty on the inputs of tanh outweighs a
+    small dQ/da, and is outweighed by a large one. MR.Q (Fujimoto et al. 2025, arXiv:2501.16142)
+    penalises all inputs; here, only their excess over `FREE_PREACTIVATION` is penalised.
 
     Args:
       preactivations: [B, A] float32, the inputs of tanh.
@@ -88,7 +88,7 @@ class DeterministicPolicy(snt.Module):
         return self.squash(self.preactivations(features))
 
     def preactivations(self, features: tf.Tensor) -> tf.Tensor:
-        """[B, N] float32 -> [B, A] float32, what `squash` makes actions of."""
+        """[B, N] float32 -> [B, A] float32, the inputs of `squash`."""
         return self._head(self._torso(features))
 
     def squash(self, preactivations: tf.Tensor) -> tf.Tensor:

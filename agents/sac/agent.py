@@ -1,4 +1,4 @@
-"""SAC: its policy, its networks and its learner, on top of what off-policy agents share."""
+"""SAC: its policy, networks and learner, on top of the parts that off-policy agents share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ class SAC(OffPolicyAgent):
         self.make_td_loss()
 
     def make_td_loss(self) -> TDLoss:
-        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], for each error its own."""
+        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], one for each error."""
         return find_td_loss(self.config.td_loss)
 
     def make_policy(self, name: str) -> GaussianPolicy:

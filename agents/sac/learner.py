@@ -1,4 +1,4 @@
-"""The learner's variables and one step of SAC, written as if for one machine."""
+"""The learner's variables and one step of SAC, written for a single device."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""TD3: its networks and its learner, on top of what off-policy agents share."""
+"""TD3: its networks and its learner, on top of the parts that off-policy agents share."""
 
 import rl_replicator as rr
 from agents.learning.td_losses import TDLoss, find_td_loss
@@ -16,7 +16,7 @@ class TD3(OffPolicyAgent):
         self.make_td_loss()
 
     def make_td_loss(self) -> TDLoss:
-        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], for each error its own."""
+        """Returns the critics' loss: TD errors [B, 2] -> losses [B, 2], one for each error."""
         return find_td_loss(self.config.td_loss)
 
     def make_module(self, replicator: rr.Replicator, total_steps: int) -> TD3Learner:

@@ -1,4 +1,4 @@
-"""The learner's variables and one step of TD3, written as if for one machine."""
+"""The learner's variables and one step of TD3, written for a single device."""
 
 from collections.abc import Callable
 

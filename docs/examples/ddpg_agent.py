@@ -40,7 +40,7 @@ class PixelDDPGConfig(PixelSettings, DDPGConfig):
 
 
 class DDPGLearner(tf.Module):
-    """The variables of DDPG, and one step as if for one machine."""
+    """The variables of DDPG, and one step, written for a single device."""
 
     def __init__(self, config, online, target, augment, replicator, total_steps):
         super().__init__(name="ddpg")

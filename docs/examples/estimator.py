@@ -14,7 +14,7 @@ GLOBAL_BATCH_SIZE = 128
 
 
 def input_fn(input_context=None):
-    """Batches of one replica; the Estimator deals them out."""
+    """Per-replica batches; the Estimator distributes them."""
     replicas = input_context.num_replicas_in_sync if input_context else 1
     data = tf.data.Dataset.from_tensor_slices((X, Y))
     return data.repeat().batch(GLOBAL_BATCH_SIZE // replicas)

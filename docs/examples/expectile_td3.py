@@ -1,4 +1,4 @@
-"""TD3 with another loss, which has a setting of its own. `docs/agents.md` explains it."""
+"""TD3 with another loss, which has its own setting. `docs/agents.md` explains it."""
 
 import dataclasses
 

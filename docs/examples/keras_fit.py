@@ -1,6 +1,6 @@
 """Keras: python docs/examples/keras_fit.py [single_device | multi_device:2 | ...] [FOLDER]
 
-Trains for three epochs; with a folder, goes on from the checkpoint in it, and saves there.
+Trains for three epochs; with a folder, continues from the checkpoint in it, and saves there.
 """
 
 import sys

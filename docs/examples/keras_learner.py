@@ -49,7 +49,7 @@ def evaluation_data_fn(config):
 
 
 def rings(count, seed):
-    """Points on two rings, [count, 2], and on which of them they lie, [count, 1]."""
+    """Points on two rings, [count, 2], and the index of each point's ring, [count, 1]."""
     rng = np.random.default_rng(seed)
     y = rng.integers(2, size=[count, 1])
     angle = rng.uniform(0, 2 * np.pi, size=[count, 1])

@@ -1,11 +1,11 @@
-"""Layers that are too large for one device, under data and model parallelism together.
+"""Layers that are too large for one device, with data and model parallelism combined.
 
     python docs/examples/model_parallel.py mesh           # Splits the layers over four devices.
     python docs/examples/model_parallel.py single_device  # The same training on one device.
 
 The mesh splits each batch in two, and each wide layer in two; without GPUs its devices are parts of
-the CPU. Say that a device has room for 10 MB: the two wide layers take 12.6 MB with their
-optimizer's slots, so none of the devices could hold them both.
+the CPU. Suppose that a device has room for 10 MB: with their optimizer's slots, the two wide layers
+take 12.6 MB, so none of the devices could hold both.
 """
 
 import collections

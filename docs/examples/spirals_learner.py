@@ -83,7 +83,7 @@ class Spirals(learners.Learner):
 
 
 def spirals(count, seed):
-    """Points on two spirals, [count, 2], and on which of them they lie, [count]."""
+    """Points on two spirals, [count, 2], and the index of each point's spiral, [count]."""
     rng = np.random.default_rng(seed)
     y = rng.integers(2, size=count)
     turn = rng.uniform(0.5, 2.0, size=count)

@@ -74,7 +74,7 @@ def from_keras(
       A function (replicator, config) -> learner.
 
     Raises:
-      ConfigError: if `model_fn` does not annotate its parameter so.
+      ConfigError: if `model_fn` does not annotate its parameter in this way.
     """
     config_type = _config_type(model_fn)
 
@@ -121,9 +121,9 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the data are no dataset, if the model is not compiled, or with an average
-            of the weights that a step does not apply, or with a dynamic loss scale of other
-            settings, if the result of a metric is not one number, or if a mesh or concurrent
+          ConfigError: if the data are not a dataset; if the model is not compiled, or has an
+            average of the weights that a step does not apply, or a dynamic loss scale with other
+            settings; if the result of a metric is not one number; or if a mesh or concurrent
             asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
@@ -269,9 +269,10 @@ class KerasLearner(Learner):
         """Returns the model: its inputs by name to `outputs`, or to its outputs by name.
 
         A single input is named `inputs`. Inputs in a dictionary have its keys as names, with `_` in
-        place of what is neither letter nor digit. Inputs in a tuple have the names of the model's
-        `tf.keras.Input`s. Outputs in a list have the names of the layers that compute them. Names
-        that a graph cannot have become `inputs_0`, `inputs_1`, ... or `outputs_0`, `outputs_1`, ...
+        place of characters other than letters and digits. Inputs in a tuple have the names of the
+        model's `tf.keras.Input`s. Outputs in a list have the names of the layers that compute them.
+        Names that a graph cannot have become `inputs_0`, `inputs_1`, ... or `outputs_0`,
+        `outputs_1`, ...
         """
         specs = self._input_spec
         flat = tf.nest.flatten(specs)

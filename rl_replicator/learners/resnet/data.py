@@ -109,7 +109,7 @@ class MemoryImages(Images):
         return _prefetched(context.shard(data.batch(size)))
 
     def vary(self, images: tf.Tensor, variation: tf.Tensor) -> tf.Tensor:
-        """Augments training images; see the function `vary`. Override it to augment otherwise."""
+        """Augments training images; see the function `vary`. May be overridden."""
         return vary(images, variation)
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -180,7 +180,7 @@ class RecordImages(Images):
         return _prefetched(examples.map(load, tf.data.AUTOTUNE).batch(size))
 
     def window(self, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Chooses the window of a training image; override it to choose otherwise.
+        """Chooses the window of a training image. May be overridden.
 
         Args:
           shape: shape of the image, [3] int32.

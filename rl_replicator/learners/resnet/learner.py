@@ -91,7 +91,7 @@ class ResNetLearner(Learner):
     def served(self) -> Served:
         """Returns the classifier: images, [B, H, W, C] uint8, to features and logits.
 
-        It computes in float32, which all programs have, whatever the layers did in training.
+        It computes in float32, which all programs support, whatever the precision in training.
         """
 
         def function(images: tf.Tensor) -> dict[str, tf.Tensor]:

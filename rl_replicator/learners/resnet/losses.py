@@ -28,7 +28,7 @@ def in_top(k: int, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Tells for each example whether the label is among the k highest logits.
 
     Ties count against the classifier, because equal logits for all classes contain no information.
-    NaN counts against it too.
+    NaN counts against it, too.
 
     Args:
       k: number of highest logits, at least 1.

@@ -214,7 +214,7 @@ class SmallImageStem(snt.Module):
 
 
 def decayed(variables: Sequence[tf.Variable]) -> list[bool]:
-    """Returns which variables have weight decay: weights, but no biases, scales and offsets.
+    """Returns which variables have weight decay: weights, but not biases, scales and offsets.
 
     Weights have two or four axes, and all others have one.
 

@@ -25,7 +25,7 @@ class SNGANLearner(Learner):
     """Trains a generator and a discriminator alternately.
 
     A step is `discriminator_steps` updates of the discriminator and one of the generator. Each
-    takes a batch of the data; the generator's update uses nothing of it but its size.
+    takes a batch of the data; the generator's update uses only its size.
     """
 
     def __init__(self, replicator: Replicator, config: SNGANConfig):
@@ -163,7 +163,7 @@ class SNGANLearner(Learner):
     def served(self) -> Served:
         """Returns the averaged generator: noise, [B, Z], and labels, [B], to images, 0 to 255.
 
-        It computes in float32, which all programs have, whatever the layers did in training.
+        It computes in float32, which all programs support, whatever the precision in training.
         """
 
         def function(noise: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -1,8 +1,8 @@
 """Spectral normalisation: Miyato et al. 2018 (arXiv:1802.05957), Algorithm 1.
 
 The largest singular value of a weight is estimated by one power iteration per update, which starts
-from the vector of the last one. Replicas need not communicate: the iteration depends on the weight
-and the vector alone, which are equal on all replicas, and not on the batch.
+from the vector of the previous one. Replicas need not communicate: the iteration depends only on
+the weight and the vector, which are equal on all replicas, and not on the batch.
 
 A training pass of the discriminator iterates once and stores the vector. Each of its `n_dis`
 updates is one such pass, over real and generated images together. All other passes, including that
