@@ -142,7 +142,7 @@ def _for_learner(shares: Mapping[str, float], options: Mapping[str, object]) -> 
     fewer = known(options, "--agent.replay.samples-per-insert")
     return (
         f"{'--replicas N on as many GPUs' if has_gpu else _GPU} makes its steps faster"
-        f"{f'; {fewer} asks for fewer of them' if fewer else ''}"
+        f"{f'; a lower {fewer} takes fewer steps' if fewer else ''}"
     )
 
 
