@@ -223,9 +223,10 @@ def _families(
         ]
         curves = plots.merged(evaluated)
         configs = comparison.grouped(curves, first)
-        identities = [config.identity for config in configs]
+        keys = [plots.key_of(config.identity) for config in configs]
         for i, one in zip(members, evaluated, strict=True):
-            places[i] = first + identities.index(comparison.without_task(one.settings))
+            key = plots.key_of(comparison.without_task(one.settings))
+            places[i] = first + keys.index(key)
             if any(one in curve.left_out for curve in curves):
                 left_out.append(LeftOut(runs[i][0].path, one.why_apart))
         families.append(Family(*labels, configs))

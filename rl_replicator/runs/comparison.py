@@ -103,22 +103,17 @@ def grouped(drawn: Sequence[Curve], first: int = 0) -> list[ComparedConfig]:
       drawn: curves of any runs.
       first: place in the alphabet of the first label.
     """
-    groups: list[tuple[dict[str, Any], dict[str, Curve]]] = []
+    groups: dict[str, tuple[dict[str, Any], dict[str, Curve]]] = {}
     for curve in drawn:
         settings = without_task(curve.settings)
-        task = str(curve.settings.get("env", ""))
-        for known, curves in groups:
-            if known == settings:
-                curves[task] = curve
-                break
-        else:
-            groups.append((settings, {task: curve}))
-    differing = plots.differing([settings for settings, _ in groups])
+        _, curves = groups.setdefault(plots.key_of(settings), (settings, {}))
+        curves[str(curve.settings.get("env", ""))] = curve
+    differing = plots.differing([settings for settings, _ in groups.values()])
     return [
         ComparedConfig(
             _letter(index), {name: settings.get(name) for name in differing}, settings, curves
         )
-        for index, (settings, curves) in enumerate(groups, first)
+        for index, (settings, curves) in enumerate(groups.values(), first)
     ]
 
 

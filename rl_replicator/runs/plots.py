@@ -30,6 +30,8 @@ _SEEDS = ("seed", "config.seed")
 # What is trained, and on which task, comes first.
 _HEADS = ("trainable", "env")
 _MOST_NAMED_SETTINGS = 2
+# Numbers from here on are not written out, such as 1e300.
+_LARGE = 2**53
 _BAND = "line: mean over seeds, band: lowest to highest seed"
 
 
@@ -163,7 +165,7 @@ def merged(evaluated: Sequence[EvaluatedRun]) -> list[Curve]:
     """
     groups: dict[str, list[EvaluatedRun]] = {}
     for one in evaluated:
-        groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
+        groups.setdefault(key_of(one.settings), []).append(one)
     told = {one.series.is_lowest_best for one in evaluated} - {None}
     is_lowest_best = told.pop() if len(told) == 1 else None
     found = []
@@ -287,7 +289,20 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
             settings["agent.discount"] = AUTO
         if options.get("frame", {}).get("action_repeat", repeat) is None:
             del settings["pixels.action_repeat"]
-    return {name: value for name, value in settings.items() if name not in _SEEDS}
+    return {name: _one_spelling(value) for name, value in settings.items() if name not in _SEEDS}
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """Returns what tells settings from others: that of equal settings is equal."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def _one_spelling(value: Any) -> Any:
+    """Returns 16 for 16.0: a command line stores a real number so, Python and TOML as written."""
+    if isinstance(value, list):
+        return [_one_spelling(item) for item in value]
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole and abs(value) < _LARGE else value
 
 
 def seed_of(config: Mapping[str, Any]) -> Any:

@@ -57,6 +57,19 @@ def test_tasks_and_seeds_belong_to_one_config(run_dirs):
     assert {task: curve.seeds for task, curve in one.curves.items()} == {"a:b": 2, "c:d": 2}
 
 
+def test_a_number_has_one_spelling(make_run):
+    """The command line stores 16.0 for a real number, Python and TOML what was written."""
+    spellings = ({"samples": 16, "layers": [1.0]}, {"samples": 16.0, "layers": [1]})
+    found = [
+        make_run(f"{seed}", [(0, 0), (100, 900 * seed)], env="a:b", seed=seed, agent=agent)
+        for seed, agent in enumerate(spellings)
+    ]
+    other = make_run("2", [(0, 0), (100, 5)], env="a:b", seed=0, agent={"samples": 16.5})
+    one, _ = _configs([*found, other])
+    assert one.curves["a:b"].seeds == 2 and one.curves["a:b"].values[:, -1].mean() == 450
+    assert one.settings == {"agent.layers": [1], "agent.samples": 16}
+
+
 def test_two_configs_are_compared_where_all_their_runs_have_been(run_dirs):
     (pair,) = comparison.pairs(_configs(run_dirs))
     assert pair.steps == {"a:b": 100, "c:d": 200}
