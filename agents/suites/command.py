@@ -91,7 +91,7 @@ def run(plan: SuitePlan) -> int:
             for one in suites.runs(plan.suite.tasks, plan.seeds)
         ]
         for status in statuses:
-            if status.is_complete(plan.steps):
+            if status.is_complete(plan.steps) and _is_of(plan, status.path):
                 status.state = State.DONE
         board = Board(statuses, plan.steps, plan.anchors)
 
@@ -123,14 +123,28 @@ def run(plan: SuitePlan) -> int:
         return _conclude(plan, statuses, rows, number)
 
 
+def _is_of(plan: SuitePlan, path: Path) -> bool:
+    """Returns whether a run is one that this suite has made: by its agent and its directory."""
+    config = RunDirectory(path).config()
+    made = suites.SuiteRun(config["identity"]["env"], config["identity"]["seed"])
+    return config["trainable"] == plan.agent and path.name == made.name
+
+
 def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], list[LeftOut]]:
-    """Writes `results.csv` and `summary.csv` from every run in the directory.
+    """Writes `results.csv` and `summary.csv` from every run of the suite in the directory.
 
     Returns:
-      The rows, and what cannot be read, such as a copy of a run that is not complete.
+      The rows, and what is left out: what cannot be read, and other runs, such as copies.
     """
+
+    def read(path: Path) -> list[ResultRow]:
+        rows = results.read_run(path)
+        if not _is_of(plan, path):
+            raise UsageError("it is not a run of this suite")
+        return rows
+
     paths = [found.path for found in runs(plan.run_dir) if not found.collection]
-    found, left_out = selection.readable(sorted(paths), results.read_run)
+    found, left_out = selection.readable(sorted(paths), read)
     rows = list(itertools.chain.from_iterable(found))
     results.write(plan.run_dir / "results.csv", rows)
     results.write_summary(plan.run_dir / "summary.csv", rows, plan.steps)

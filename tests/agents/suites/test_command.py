@@ -197,6 +197,42 @@ def test_a_neighbour_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, caps
     assert line.startswith(f"left out {plan.run_dir / 'copy'}: expected a run's settings in")
 
 
+def test_other_runs_in_its_folder_are_left_out(tmp_path, monkeypatch, capsys):
+    """A copy, a run of another agent, and one of another agent in the place of a run."""
+    import json
+
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite, SuiteRun
+    from rl_replicator.runs.run_directory import RunDirectory
+    from tests.agents.suites.fake_agent import write_run
+
+    class Plan(command.SuitePlan):
+        def command(self, status):
+            return ["sh", "-c", "echo it has other settings; exit 2"]
+
+    monkeypatch.chdir(ROOT)
+    plan = Plan(Suite("s", ("a:b",), ()), 100, 2, tmp_path, "fake", 1, (), {}, Anchors({}))
+    first, second = (tmp_path / SuiteRun("a:b", seed).name for seed in (1, 2))
+    write_run(first, "a:b", 1, [(100, 7)])
+    for path, seed in ((tmp_path / "copy", 1), (tmp_path / "other", 1), (second, 2)):
+        write_run(path, "a:b", seed, [(100, 900)])
+    for path in (tmp_path / "other", second):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "trainable": "sac"}))
+    RunDirectory(tmp_path).describe("suite", plan.identity, {})  # It was run before.
+    assert command.run(plan) == 1
+    output, errors = capsys.readouterr()
+    assert "mean of 1 tasks: 7" in output and "1 of 2 runs done, 1 failed" in output
+    assert errors.splitlines()[:-1] == [
+        f"left out {path}: it is not a run of this suite"
+        for path in (second, tmp_path / "copy", tmp_path / "other")
+    ]
+    assert "a:b seed 2 failed, ended with status 2: it has other settings" in errors
+    with (tmp_path / "results.csv").open() as file:
+        assert [row["return_mean"] for row in csv.DictReader(file)] == ["7"]
+
+
 def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
     from agents.suites import command
     from agents.suites.anchors import Anchors
