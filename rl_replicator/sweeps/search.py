@@ -70,8 +70,15 @@ class Range:
         return written(self, number)
 
     def examples(self) -> tuple[str, ...]:
-        """Returns values that a run must accept for the search to make sense."""
-        return written(self, self.low), written(self, self.high)
+        """Returns values that a run must accept for the search to make sense.
+
+        Unless all numbers are whole, they are written as real numbers, such as 16.0: an option that
+        takes whole numbers alone would accept the ends, and none in between.
+        """
+        ends = written(self, self.low), written(self, self.high)
+        if self.is_whole or (self.step is not None and self.low % 1 == self.step % 1 == 0):
+            return ends
+        return repr(float(ends[0])), repr(float(ends[1]))
 
 
 def _key(value: str) -> float | str:

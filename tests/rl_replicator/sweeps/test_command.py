@@ -105,6 +105,7 @@ def wait_for(condition, process):
         ([*D4PG, "--search", "agent.discount=uniform(0.9,0.99)"], "that a checkpoint fixes"),
         ([*D4PG, "--search", "checkpoint-seconds=uniform(9,10)"], "that a checkpoint fixes"),
         ([HILL, "--search", "place=uniform(0,1)", "--shape.wide", "1"], "got '--shape.wide'"),
+        ((HILL, "--search", "shape.height=loguniform(1,9)"), "a whole number for --shape.height"),
     ],
 )
 def test_bad_input_starts_nothing(tmp_path, monkeypatch, capsys, words, message):

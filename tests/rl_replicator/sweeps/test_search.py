@@ -86,6 +86,22 @@ def test_values_are_written_exactly(text, value, words):
     assert search.written(search.parse(text).space, value) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "examples"),
+    [
+        ("x=lograndint(16,256)", ("16", "256")),
+        ("x=quniform(16,64,16)", ("16", "64")),
+        ("x=loguniform(16,256)", ("16.0", "256.0")),
+        ("x=uniform(0.5,2)", ("0.5", "2.0")),
+        ("x=quniform(1,5,0.5)", ("1.0", "5.0")),
+        ("x=quniform(0.5,4,1)", ("0.5", "3.5")),
+    ],
+)
+def test_an_option_of_whole_numbers_refuses_a_range_of_real_numbers(text, examples):
+    """Its ends, written as whole numbers, would pass, and the numbers in between would not."""
+    assert search.parse(text).space.examples() == examples
+
+
 def test_matches():
     assert Choice(("1e-3", "relu")).match("0.001") == "1e-3"
     assert Choice(("1e-3", "relu")).match("2") is None
