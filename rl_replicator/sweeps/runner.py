@@ -13,6 +13,7 @@ from typing import Protocol
 from rl_replicator.errors import DISK_STATUS, DiskError, UsageError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
 from rl_replicator.processes import signals
+from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _LOG = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class SweepRunner:
         self._on_change = on_change
         self._on_look = on_look
         self._waiting: list[SweepTrial] = []
+        # Numbers of those that wait until somebody else no longer trains in their directories.
+        self._taken: set[int] = set()
         self._live: list[_Live] = []
         # Number of a trial -> its evaluations when it was killed last.
         self._killed: dict[int, int] = {}
@@ -162,19 +165,41 @@ class SweepRunner:
 
     def _run(self, trials: list[SweepTrial], count: int) -> None:
         while True:
-            while self._free and not self._signals and (self._waiting or len(trials) < count):
+            while self._free and not self._signals and (trial := self._next(trials, count)):
+                self._start(trial)
+            if not self._live and self._signals:
+                break
+            if not self._live and not self._waiting:
+                self._waiting = list(self._scheduler.advance(trials))
                 if not self._waiting:
-                    trials.append(self._scheduler.ask())
-                self._start(self._waiting.pop(0) if self._waiting else trials[-1])
-            if not self._live:
-                if not self._signals:
-                    self._waiting = list(self._scheduler.advance(trials))
-                if not self._waiting or self._signals:
                     break
                 continue
             self._look()
             self._on_look()
             time.sleep(_POLL_SECONDS)
+
+    def _next(self, trials: list[SweepTrial], count: int) -> SweepTrial | None:
+        """Returns the trial to start next: one that waits, or else a new one; None if all run.
+
+        One in whose directory somebody else trains goes on waiting: its run would be refused.
+        """
+        for trial in self._waiting:
+            taken = [
+                trial.run_dir(s) for s in trial.seeds if RunDirectory(trial.run_dir(s)).is_live
+            ]
+            if not taken:
+                self._waiting.remove(trial)
+                self._taken.discard(trial.number)
+                return trial
+            if trial.number not in self._taken:
+                self._taken.add(trial.number)
+                _LOG.warning(
+                    "trial %d waits, because another process trains in %s", trial.number, taken[0]
+                )
+        if len(trials) >= count:
+            return None
+        trials.append(self._scheduler.ask())
+        return trials[-1]
 
     def _start(self, trial: SweepTrial) -> None:
         slot = self._free.pop(0)

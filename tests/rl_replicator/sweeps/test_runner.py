@@ -1,5 +1,6 @@
 """What becomes of a trial that ends otherwise than by itself."""
 
+import contextlib
 import os
 import sys
 import time
@@ -96,6 +97,32 @@ def test_a_run_saves_if_that_of_the_next_seed_cannot_start(tmp_path):
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
         runner.run([], count=1)
     assert has_saved()
+
+
+@pytest.mark.processes
+def test_a_trial_waits_while_somebody_else_trains_its_run(tmp_path, caplog):
+    """Its run would be refused, which says nothing about its settings."""
+    taken, new = [SweepTrial(n, {}, tmp_path / f"trial-{n:03d}", seeds=(1,)) for n in range(2)]
+    scheduler, starts, looks = CutsAfterTheFirstEvaluation(new), [], []
+
+    def command(trial, seed):
+        starts.append(trial.number)
+        words = [sys.executable, "-m", "rl_replicator.cli.main", "train", NAME]
+        return [*words, "--evaluations", "1", "--run-dir", str(trial.run_dir(seed))]
+
+    def look():
+        looks.append(new.state)
+        if looks[-3:] == [TrialState.DONE] * 3:
+            train.close()
+
+    runner = SweepRunner(scheduler, command, tmp_path, 1, lambda _: None, look)
+    with contextlib.ExitStack() as train:
+        train.enter_context(RunDirectory(taken.run_dir(1)).locked())
+        assert runner.run([taken], count=2) is None
+    assert starts == [1, 0]
+    assert [taken.state, new.state] == [TrialState.DONE] * 2
+    told = f"trial 0 waits, because another process trains in {taken.run_dir(1)}"
+    assert caplog.text.count(told) == 1
 
 
 @pytest.mark.processes
