@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import os
 import shlex
 import shutil
 import signal
@@ -42,7 +41,7 @@ from environments import PixelConfig, frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.errors import UsageError, check_option
-from rl_replicator.processes.ports import OPEN_PORTS
+from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, plots, trackers
 from rl_replicator.runs.listener import NewRows, RunListener
 from rl_replicator.runs.metrics import read_metrics
@@ -76,13 +75,14 @@ def train(
     """
     trackers.check(options.track)
     share_processors()
-    if options.open_ports:
-        os.environ[OPEN_PORTS] = "1"
     if options.deterministic:  # A local replay has single rows, which nobody waits for.
         options = dataclasses.replace(options, agent=one_by_one(options.agent))
     root = _RUNS / folder_name(source.name)  # Of `module:command`, "module-command".
     base = f"{folder_name(options.env)}-seed{options.seed}"
-    with choose(root, base, source.name, options.identity, options.run_dir, options.resume) as run:
+    with (
+        allowing_open_ports(options.open_ports),
+        choose(root, base, source.name, options.identity, options.run_dir, options.resume) as run,
+    ):
         return _train_in(run, source, options, environment_spec, listener)
 
 

@@ -18,7 +18,7 @@ from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.learners import signatures
 from rl_replicator.learners.run_options import RunOptions
-from rl_replicator.processes.ports import OPEN_PORTS
+from rl_replicator.processes.ports import allowing_open_ports
 from rl_replicator.runs import events, trackers
 from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
@@ -132,11 +132,10 @@ class LearnerCommand:
           UsageError: after bad input; no existing run was touched.
         """
         trackers.check(options.track)
-        if options.open_ports:
-            os.environ[OPEN_PORTS] = "1"
-        replicator = _make_replicator(options.replicas, options.deterministic)
-        with self._directory(replicator, options) as run:
-            return self._train_in(run, replicator, options, listener)
+        with allowing_open_ports(options.open_ports):
+            replicator = _make_replicator(options.replicas, options.deterministic)
+            with self._directory(replicator, options) as run:
+                return self._train_in(run, replicator, options, listener)
 
     def _train_in(
         self, run: RunDirectory, replicator: "Replicator", options: Any, listener: RunListener

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-# Set to 1 by `--open-ports`, for this process and those that it starts.
+# Set to 1 by `--open-ports`, for this process and those that it starts while it trains.
 OPEN_PORTS = "RL_REPLICATOR_OPEN_PORTS"
 # Keepalives probe a connection on which nothing is sent.
 _PROBE_SECONDS = 5
@@ -25,6 +25,25 @@ _INTERFACES = Path("/sys/class/net")
 
 class OpenPortError(ValueError):
     """A port would be open to other machines, and the user has not allowed that."""
+
+
+@contextlib.contextmanager
+def allowing_open_ports(is_allowed: bool) -> Iterator[None]:
+    """Lets this process and those that it starts meanwhile open ports to other machines.
+
+    Args:
+      is_allowed: what `--open-ports` says; if it is False, the environment decides as before.
+    """
+    before = os.environ.get(OPEN_PORTS)
+    try:
+        if is_allowed:
+            os.environ[OPEN_PORTS] = "1"
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(OPEN_PORTS, None)
+        else:
+            os.environ[OPEN_PORTS] = before
 
 
 def reserve(host: str, port: int = 0) -> socket.socket:

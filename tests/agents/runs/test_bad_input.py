@@ -1,6 +1,7 @@
 """What cannot work is refused with one line, before anything starts."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import rl_replicator
 from agents import d4pg
 from agents.d4pg import D4PGConfig, PixelD4PGConfig
 from agents.plan import replicas
 from agents.runs import launching, restored
 from rl_replicator.cli import options
 from rl_replicator.errors import UsageError
+from rl_replicator.processes.ports import OPEN_PORTS
 from rl_replicator.runs.run_directory import RunDirectory, settled
 
 TRAIN = ("--env", "environments.fakes:target", "--agent.value-min", "0")
@@ -201,3 +204,13 @@ sys.exit(status)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == (0 if words == ("--help",) else 2), done.stderr
+
+
+@pytest.mark.parametrize("what", [("d4pg", {"env": "environments.fakes:target"}), ("resnet", {})])
+def test_open_ports_are_allowed_for_one_run_only(tmp_path, monkeypatch, what):
+    monkeypatch.delenv(OPEN_PORTS, raising=False)
+    monkeypatch.chdir(tmp_path)
+    name, settings = what
+    with pytest.raises(UsageError, match="nonsense"):
+        rl_replicator.train(name, open_ports=True, replicas="nonsense", **settings)
+    assert OPEN_PORTS not in os.environ

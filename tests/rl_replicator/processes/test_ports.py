@@ -1,8 +1,11 @@
 """Who listens on a port. Who may connect to it: `tests/rl_replicator/jobs/test_ports.py`."""
 
+import os
 import socket
 import subprocess
 import sys
+
+import pytest
 
 from rl_replicator.processes import ports
 
@@ -12,6 +15,18 @@ server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize("before", [None, "0", "1"])
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_permission_to_open_ports_ends_with_what_it_is_for(monkeypatch, before, is_allowed):
+    monkeypatch.delenv(ports.OPEN_PORTS, raising=False)
+    if before is not None:
+        monkeypatch.setenv(ports.OPEN_PORTS, before)
+    with pytest.raises(KeyError), ports.allowing_open_ports(is_allowed):
+        assert os.environ.get(ports.OPEN_PORTS) == ("1" if is_allowed else before)
+        raise KeyError
+    assert os.environ.get(ports.OPEN_PORTS) == before
 
 
 def test_listeners_of_other_processes_are_counted():
