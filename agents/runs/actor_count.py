@@ -18,6 +18,14 @@ def read(run_dir: Path) -> int | None:
     return actors if actors >= 1 else None
 
 
+def written(run_dir: Path) -> int:
+    """Returns when the number was set, in nanoseconds of the file system's clock; 0 if never."""
+    try:
+        return (run_dir / FILE).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def with_wanted(options: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
     """Returns the options of a run with the number of actors that it has.
 

@@ -51,6 +51,8 @@ class Scaler:
         """
         self._run_dir = run_dir
         self._wanted = count
+        # The run has written its config when it knew `count`.
+        self._noted = RunDirectory(run_dir).described
         # Those that were added, and not told to end since.
         self._present = set(range(count))
         self._manager = manager
@@ -67,9 +69,13 @@ class Scaler:
           CourierError: if the counter does not answer; the next call tries again.
           ProgramStoppedError: if an actor is to be added and the program is stopping.
         """
+        # Asked before: a number that is written meanwhile is noted once more.
+        written = actor_count.written(self._run_dir)
         wanted = actor_count.read(self._run_dir)
-        if wanted is not None and self._make_actor is not None and wanted != self._wanted:
-            before, self._wanted = self._wanted, wanted
+        is_new = wanted != self._wanted or written > self._noted
+        if wanted is not None and self._make_actor is not None and is_new:
+            # Also an equal number, after another one that nobody has noted: its command waits.
+            before, self._wanted, self._noted = self._wanted, wanted, written
             self._is_limited = True
             events.record(self._run_dir, events.RUN, events.SCALED, f"{before} to {wanted}")
         if not self._is_limited or self._make_actor is None:
@@ -151,11 +157,14 @@ def request(run_dir: Path, actors: int) -> str:
     change = f"{run_dir}: {before} to {actors} actors"
     if not run.is_live:
         return f"{change}, when the run is continued with its command"
-    if not _is_noticed(run, known):
+    if not _is_noticed(run, known, actors):
         raise UsageError(
             f"expected the run in {run_dir} to take notice within {SECONDS_TO_SCALE:g} s, but it "
             "has not; look at its output, or stop and continue it"
         )
+    newest = actor_count.read(run_dir)
+    if newest not in (None, actors):
+        return f"{run_dir}: another command has asked for {newest} actors since"
     return change
 
 
@@ -178,10 +187,15 @@ def _check(stored: dict[str, Any], before: int, actors: int) -> None:
         check_actors(added, stored["envs_per_actor"], stored["launch"], None)
 
 
-def _is_noticed(run: RunDirectory, known: int) -> bool:
-    """Waits until a live run has noted a change after its first `known` events."""
+def _is_noticed(run: RunDirectory, known: int, actors: int) -> bool:
+    """Waits until a live run has noted a change after its first `known` events.
+
+    It ends as well when the run need not notice it, because another number of actors was written.
+    """
     deadline = time.monotonic() + SECONDS_TO_SCALE
     while time.monotonic() < deadline and run.is_live:
+        if actor_count.read(run.path) != actors:
+            return True
         if any(event.event == events.SCALED for event in events.read(run.path)[known:]):
             return True
         time.sleep(_POLL_SECONDS)

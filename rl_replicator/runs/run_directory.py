@@ -148,6 +148,14 @@ class RunDirectory:
         return config
 
     @property
+    def described(self) -> int:
+        """When `describe` wrote last, in nanoseconds of the file system's clock; 0 if never."""
+        try:
+            return (self.path / _CONFIG).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @property
     def collection(self) -> str:
         """`SWEEP` or `SUITE` if the directory holds many runs and is not a run itself; else ""."""
         try:

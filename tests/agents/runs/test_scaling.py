@@ -170,6 +170,54 @@ def test_a_run_that_is_not_live_changes_when_it_is_continued(tmp_path):
     assert actor_count.read(tmp_path) is None
 
 
+def test_a_wish_that_is_taken_back_while_the_run_starts_is_noticed(tmp_path):
+    run = described(tmp_path, actors=1, replay_shards=1, caches=0)
+    lines, counter = {}, Counter(tmp_path, total_steps=1000, restored=None)
+
+    def scale(count):
+        lines[count] = scaling.request(tmp_path, count)
+
+    def wait_for(condition):
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with run.locked():
+        mistaken = threading.Thread(target=scale, args=(3,))
+        mistaken.start()
+        wait_for(lambda: actor_count.read(tmp_path) == 3)
+        corrected = threading.Thread(target=scale, args=(1,))
+        corrected.start()
+        wait_for(lambda: actor_count.read(tmp_path) == 1)
+        mistaken.join(60)
+        assert lines == {3: f"{tmp_path}: another command has asked for 1 actors since"}
+        # Now its nodes are up.
+        scaler = scaling.Scaler(tmp_path, 1, FakeManager(), lambda index, count: None)
+        for _ in range(2):
+            scaler.tick(counter)
+        corrected.join(60)
+    assert lines[1] == f"{tmp_path}: 3 to 1 actors"
+    assert [event.detail for event in events.read(tmp_path)] == ["1 to 1"]
+
+
+class FakeManager:
+    """A program with one actor."""
+
+    def live_nodes(self, group):
+        return {0}
+
+
+def test_a_number_of_an_earlier_process_is_no_news(tmp_path):
+    run = described(tmp_path, actors=1, replay_shards=1, caches=0)
+    scaling.request(tmp_path, 3)
+    time.sleep(0.02)  # The clock of a file system has ticks.
+    run.describe("d4pg", {}, run.config()["options"])
+    scaler = scaling.Scaler(tmp_path, 3, FakeManager(), lambda index, count: None)
+    scaler.tick(Counter(tmp_path, total_steps=1000, restored=None))
+    assert events.read(tmp_path) == []
+
+
 def test_a_run_is_scaled_as_often_as_it_is_continued(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
     counts = []
