@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from agents.config import OffPolicyConfig, at_repeat
 from agents.plan.replicas import group_replicas, learner_processes
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.runs.plain_data import to_plain
 
 if TYPE_CHECKING:
     from agents.policies.policy import AgentSource
@@ -183,18 +185,16 @@ def measured_settings(options: AgentOptions) -> dict[str, Any]:
     plain = {"agent": options.agent, "wrap": task.wrap, "time_limit": task.time_limit}
     if task.pixels is not None:
         plain["frame"] = task.pixels
-    return {name: value for name, value in _flat("", plain) if name not in _FREE}
+    return {name: value for name, value in _flat("", to_plain(plain)) if name not in _FREE}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the numbers and words of nested settings, as JSON gives them back."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    """Yields the settings within plain data."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(f"{name}.{key}" if name else key, item)
     else:
-        yield name, list(value) if isinstance(value, tuple) else value
+        yield name, value
 
 
 def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> Parts | None:
@@ -216,7 +216,7 @@ def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> P
     for name in sorted({*settings, *parts.settings}):
         ours, theirs = settings.get(name), parts.settings.get(name)
         check_option(
-            ours == theirs,
+            ours == theirs or json.dumps(ours) == json.dumps(theirs),  # NaN differs from itself.
             "parts",
             f"parts that were measured with {name.replace('_', '-')} {ours}",
             f"{path}, measured with {theirs}; choose another file",

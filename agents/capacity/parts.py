@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rl_replicator.errors import UsageError
+from rl_replicator.runs import whole_file
 
 # Types of what is no number.
 _TYPES: dict[str, Any] = {"what": str, "machine": str, "settings": dict}
@@ -81,13 +82,14 @@ class Parts:
     episode_actions: float
 
     def save(self, path: Path) -> None:
-        """Writes the parts as JSON.
+        """Writes the parts as JSON, atomically.
 
         Raises:
           UsageError: if the file cannot be written.
         """
         try:
-            path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+            with whole_file.replacing(path) as new:
+                new.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
         except OSError as error:
             raise UsageError(f"--parts: cannot write {path}: {error}") from error
 

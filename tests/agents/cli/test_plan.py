@@ -1,16 +1,20 @@
 """`rl-replicator plan`, with parts that were measured before."""
 
 import dataclasses
+import enum
+import errno
 import json
+import math
+from pathlib import Path
 
 import pytest
 
-from agents.capacity.command import deploy, measured_settings
+from agents.capacity.command import _known_parts, deploy, measured_settings
 from agents.capacity.hardware import Hardware
 from agents.plan.replicas import Replicas
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import main, options, stderr_filter, trainables
-from rl_replicator.errors import ConfigError
+from rl_replicator.errors import ConfigError, UsageError
 from tests.agents.capacity.parts import PARTS
 
 FAKE = ("plan", "d4pg", "--env", "environments.fakes:target")
@@ -88,6 +92,47 @@ def test_an_agent_without_a_replay_is_refused():
 
     with pytest.raises(ConfigError, match="is an agents.config.OffPolicyConfig, got Config: a pl"):
         deploy(AgentOptions(env="a:b", agent=Config()), Hardware())
+
+
+class Kind(enum.Enum):
+    """A type of a setting."""
+
+    QUICK = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig:
+    """Settings of an agent of one's own, of the types that a run stores."""
+
+    kind: Kind = Kind.QUICK
+    layers: tuple[tuple[int, int], ...] = ((8, 2), (4, 1))
+    clip: float = math.nan
+    data: Path = Path("data")
+
+
+def test_parts_are_taken_for_equal_settings_of_all_types(tmp_path):
+    settings = measured_settings(AgentOptions(env="environments.fakes:target", agent=OwnConfig()))
+    path = tmp_path / "own.json"
+    dataclasses.replace(PARTS, what=WHAT, settings=settings).save(path)
+    found = _known_parts(path, WHAT, settings)
+    assert found.settings["agent.layers"] == [[8, 2], [4, 1]]
+    assert found.settings["agent.kind"] == "QUICK"
+    with pytest.raises(ConfigError, match="measured with agent.clip 1.0, got .* with nan; choose"):
+        _known_parts(path, WHAT, {**settings, "agent.clip": 1.0})
+
+
+def test_a_full_disk_leaves_the_parts_that_are_there(tmp_path, monkeypatch):
+    path = tmp_path / "parts.json"
+    before, write = path.read_text(), Path.write_text
+
+    def fill(self, text, *others):
+        write(self, text[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(UsageError, match="--parts: cannot write .*No space left"):
+        PARTS.save(path)
+    assert path.read_text() == before and not [*tmp_path.glob(".parts*")]
 
 
 def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
