@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import whole_file
 
 # Types of what is no number.
@@ -91,7 +91,7 @@ class Parts:
             with whole_file.replacing(path) as new:
                 new.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
         except OSError as error:
-            raise UsageError(f"--parts: cannot write {path}: {error}") from error
+            raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error
 
     @staticmethod
     def check_writable(path: Path) -> None:
@@ -103,7 +103,7 @@ class Parts:
         try:
             tempfile.TemporaryFile(dir=path.parent).close()
         except OSError as error:
-            raise UsageError(f"--parts: cannot write {path}: {error}") from error
+            raise cannot_write(f"--parts: cannot write {path}: {error}", error) from error
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -21,7 +21,7 @@ def run(args: Sequence[str]) -> int:
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from rl_replicator.cli import options
-    from rl_replicator.errors import UsageError, check_option
+    from rl_replicator.errors import cannot_write, check_option
 
     @dataclasses.dataclass(frozen=True)
     class ReportOptions:
@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> int:
         with whole_file.replacing(chosen.out) as new:
             new.write_text(text, "utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write the report to {chosen.out}: {error}") from error
+        raise cannot_write(f"cannot write the report to {chosen.out}: {error}", error) from error
     for one in found.left_out:
         print(f"left out {one}")
     print(chosen.out)

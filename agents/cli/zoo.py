@@ -25,7 +25,7 @@ def run(args: Sequence[str]) -> int:
     """
     # Imported here because `rl-replicator --help` imports this module for its summary.
     from rl_replicator.cli import options, stderr_filter
-    from rl_replicator.errors import UsageError, check_option
+    from rl_replicator.errors import UsageError, cannot_write, check_option
     from rl_replicator.runs import whole_file
 
     @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def run(args: Sequence[str]) -> int:
             rows = [_added(run_dir, name, new, chosen) for name, run_dir in named.items()]
             (new / "README.md").write_text(_table(rows, chosen))
     except OSError as error:
-        raise UsageError(f"--out: cannot write {chosen.out}: {error}") from error
+        raise cannot_write(f"--out: cannot write {chosen.out}: {error}", error) from error
     print(f"zoo {chosen.out}")
     return 0
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from agents.datasets import minari_library
 from agents.datasets.recording import DatasetSummary, RecordedEpisode
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import whole_file
 
 
@@ -71,7 +71,7 @@ def write(
         with whole_file.making_folder(path) as new:
             return DatasetSummary.of(_written(new / "data", dataset_id, episodes, about))
     except OSError as error:
-        raise UsageError(f"cannot write the dataset to {path}: {error}") from error
+        raise cannot_write(f"cannot write the dataset to {path}: {error}", error) from error
 
 
 def _written(

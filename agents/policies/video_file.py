@@ -10,7 +10,7 @@ import imageio.v2 as iio2
 import imageio.v3 as iio
 import numpy as np
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError, cannot_write
 from rl_replicator.runs import whole_file
 
 HEIGHT, WIDTH = 240, 320
@@ -27,7 +27,8 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
     a .gif keeps them until the end, because its encoder takes all at once.
 
     Raises:
-      UsageError: if the file cannot be written, or is named neither .mp4 nor .gif.
+      DiskError: if it cannot be written to its end, most likely because the disk is full.
+      UsageError: if it cannot be begun, or is named neither .mp4 nor .gif.
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
@@ -36,8 +37,8 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()  # Before the episode is played, so that the user need not wait for this.
     except OSError as error:
-        raise UsageError(
-            f"--output: cannot write to {path.parent}: {error}; choose another directory"
+        raise cannot_write(
+            f"--output: cannot write to {path.parent}: {error}; choose another directory", error
         ) from None
     encoder = _Mp4(partial) if path.suffix == ".mp4" else _Gif(partial)
 
@@ -56,7 +57,7 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
             encoder.close()
             is_empty = not encoder.count()
         if is_empty:
-            raise UsageError("cannot write the video: the file is empty; is the disk full?")
+            raise DiskError("cannot write the video: the file is empty; is the disk full?")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -68,7 +69,7 @@ def _disk_errors() -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: ffmpeg has failed.
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"cannot write the video: {text}; is the disk full?") from error
+        raise DiskError(f"cannot write the video: {text}; is the disk full?") from error
 
 
 class _Mp4:

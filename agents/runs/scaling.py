@@ -19,7 +19,7 @@ from agents.nodes.counter import Counter
 from agents.runs import actor_count
 from agents.runs.launching import check_actors
 from agents.runs.options import AgentOptions
-from rl_replicator.errors import UsageError, check_option
+from rl_replicator.errors import UsageError, cannot_write, check_option
 from rl_replicator.runs import events
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -151,7 +151,9 @@ def request(run_dir: Path, actors: int) -> str:
         new.write_text(json.dumps({"actors": actors}) + "\n", "utf-8")
         os.replace(new, run_dir / actor_count.FILE)
     except OSError as error:
-        raise UsageError(f"cannot write to the run directory {run_dir}: {error}") from error
+        raise cannot_write(
+            f"cannot write to the run directory {run_dir}: {error}", error
+        ) from error
     if before == actors:
         return f"{run_dir} has {actors} actors already"
     change = f"{run_dir}: {before} to {actors} actors"

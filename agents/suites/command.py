@@ -17,7 +17,7 @@ from agents.suites.board import Board
 from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.runs import selection
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 from rl_replicator.runs.selection import LeftOut
@@ -114,9 +114,10 @@ def run(plan: SuitePlan) -> int:
             rows, left_out = _write_results(plan)
             plot.draw(rows, plan.steps, plan.anchors, plan.run_dir / "results.png")
         except OSError as error:
-            raise UsageError(
+            raise cannot_write(
                 f"cannot write the results in {plan.run_dir}: {error}; the same command tries "
-                "again, and continues unfinished runs"
+                "again, and continues unfinished runs",
+                error,
             ) from error
         for one in left_out:
             print(f"left out {one}", file=sys.stderr)

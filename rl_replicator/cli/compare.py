@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_replicator.cli import options
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,6 @@ def run(args: Sequence[str]) -> int:
     try:
         comparison.draw(compared, chosen.output)
     except OSError as error:
-        raise UsageError(f"cannot write the plot to {chosen.output}: {error}") from error
+        raise cannot_write(f"cannot write the plot to {chosen.output}: {error}", error) from error
     print(f"\n{chosen.output}")
     return 0

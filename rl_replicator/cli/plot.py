@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_replicator.cli import options
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,5 +58,5 @@ def run(args: Sequence[str]) -> int:
     try:
         print(plots.plot(runs, output))
     except OSError as error:
-        raise UsageError(f"cannot write the plot to {output}: {error}") from error
+        raise cannot_write(f"cannot write the plot to {output}: {error}", error) from error
     return 0

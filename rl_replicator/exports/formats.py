@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import UsageError, cannot_write
 from rl_replicator.exports import onnx_graph, program, standalone
 from rl_replicator.exports.model import ExportedModel
 
@@ -45,7 +45,9 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
             (folder / CARD).write_text(model.card.markdown())
             os.replace(folder, out)
     except OSError as error:
-        raise UsageError(f"--out: cannot write to {out}: {error}; choose another folder") from None
+        raise cannot_write(
+            f"--out: cannot write to {out}: {error}; choose another folder", error
+        ) from None
 
 
 class _Saved(tf.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_replicator.cli import compare, plot
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs import plots
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.score import Score
@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_the_image_of_before(make_run, tmp_path, monkeypatch)
     before.write_text("before")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     for command in (plot, compare):
-        with pytest.raises(UsageError, match=r"cannot write the plot to .*No space left"):
+        with pytest.raises(DiskError, match=r"cannot write the plot to .*No space left"):
             command.run([*words, str(before)])
     assert before.read_text() == "before"
     assert {path.name for path in tmp_path.iterdir()} == {"before.png", "runs"}

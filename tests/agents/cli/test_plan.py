@@ -14,7 +14,7 @@ from agents.capacity.hardware import Hardware
 from agents.plan.replicas import Replicas
 from agents.runs.options import AgentOptions
 from rl_replicator.cli import main, options, stderr_filter, trainables
-from rl_replicator.errors import ConfigError, UsageError
+from rl_replicator.errors import ConfigError, DiskError
 from tests.agents.capacity.parts import PARTS
 
 FAKE = ("plan", "d4pg", "--env", "environments.fakes:target")
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_parts_that_are_there(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fill)
-    with pytest.raises(UsageError, match="--parts: cannot write .*No space left"):
+    with pytest.raises(DiskError, match="--parts: cannot write .*No space left"):
         PARTS.save(path)
     assert path.read_text() == before and not [*tmp_path.glob(".parts*")]
 

@@ -1,6 +1,8 @@
 """`rl-replicator zoo`: policies of runs, exported, measured and played."""
 
+import errno
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -10,7 +12,7 @@ import pytest
 
 from agents import d4pg
 from agents.cli import play, zoo
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from tests.agents.policies import test_export
 
 
@@ -55,6 +57,17 @@ def test_episodes_are_cut_off_where_the_run_did(tmp_path, monkeypatch, capsys):
     assert zoo.run([str(run), "--out", "zoo", "--episodes", "1", "--seed", "3"]) == 0
     evaluated, played, *_, measured = re.findall(r"return (\S+) ", "\n".join(_lines(capsys)))
     assert evaluated == played == measured
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zoo, "_named", lambda run_dirs: {"name": run_dirs[0]})
+    monkeypatch.setattr(zoo, "_added", fail)
+    with pytest.raises(DiskError, match="--out: cannot write .*No space left on device"):
+        zoo.run(["run", "--out", str(tmp_path / "zoo")])
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_fails_can_be_repeated(tmp_path, monkeypatch):

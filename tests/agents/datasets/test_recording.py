@@ -1,6 +1,8 @@
 """`rl-replicator record`: what it writes is what was played, read back by Minari itself."""
 
 import dataclasses
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
 from rl_replicator.cli import stderr_filter
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs.run_directory import RunDirectory
 from tests.agents.datasets.untrained import CONFIG, make_run
 
@@ -180,6 +182,16 @@ def test_a_failure_leaves_nothing(run_dir, tmp_path, monkeypatch):
     with pytest.raises(BreaksError):
         record.run([str(run_dir), "--dataset", "a-v0"])
     assert list((tmp_path / "minari").iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    def episodes():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
+
+    with pytest.raises(DiskError, match="cannot write the dataset to .*No space left on device"):
+        writing.write("fakes/b-v0", episodes(), {})
+    assert not [*(tmp_path / "minari" / "fakes").iterdir()]
 
 
 KILLED = """

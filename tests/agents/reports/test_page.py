@@ -275,12 +275,12 @@ def test_the_command(run_dirs, tmp_path, capsys):
 FULL = """
 import resource, sys
 from agents.cli import report
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))  # Python ignores the signal.
 try:
     report.run(sys.argv[1:])
-except UsageError as error:
+except DiskError as error:
     print(error)
 """
 

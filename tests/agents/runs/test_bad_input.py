@@ -143,7 +143,7 @@ FULL = """
 import pathlib, resource, sys
 import numpy as np
 from agents.policies import video_file
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError
 
 path = pathlib.Path(sys.argv[1])
 frames = np.random.default_rng(0).integers(256, size=(20, 64, 64, 3), dtype=np.uint8)
@@ -152,7 +152,7 @@ try:
     with video_file.film(path) as add:
         for frame in frames:
             add(frame)
-except UsageError as error:
+except DiskError as error:
     print(error)
 assert list(path.parent.iterdir()) == []
 resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))

@@ -1,6 +1,8 @@
 """The number of actors of a run, changed while it trains and remembered after it."""
 
+import errno
 import json
+import os
 import threading
 import time
 
@@ -16,7 +18,7 @@ from agents.runs import actor_count, scaling, training
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import train
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.runs import events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
@@ -244,6 +246,16 @@ def test_a_run_of_an_earlier_version_is_scaled(tmp_path):
     config = {"trainable": "d4pg", "identity": {}, "options": {"actors": 2, "launch": "threads"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "2 to 3 actors" in scaling.request(tmp_path, 3)
+
+
+def test_a_full_disk_is_told_from_a_mistake(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    described(tmp_path)
+    monkeypatch.setattr(scaling.os, "replace", fail)
+    with pytest.raises(DiskError, match="cannot write to the run directory .*No space left"):
+        scaling.request(tmp_path, 4)
 
 
 def test_a_sweep_is_not_scaled(tmp_path):

@@ -1,10 +1,13 @@
 """Models in every format, computed by the runtimes of these formats."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import DiskError, UsageError
 from rl_replicator.exports import formats, standalone
 from rl_replicator.exports.model import Card, ExportedModel
 
@@ -56,6 +59,17 @@ def onnx(folder):
 
 def numpy(folder):
     return standalone.Model(folder / "model.npz").run
+
+
+def test_a_full_disk_is_told_from_a_mistake(tmp_path, monkeypatch):
+    def fail(model, folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(formats.FORMATS, "numpy", fail)
+    model = model_of(lambda x: {"y": x}, x=tf.TensorSpec([None]))
+    with pytest.raises(DiskError, match="--out: cannot write to .*No space left on device"):
+        formats.write(model, "numpy", tmp_path / "model")
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("runtime", [numpy, onnx, tflite])
