@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
       stages: lineage of `target` from now on; the values of the last one become its settings.
 
     Raises:
+      OSError: if a file cannot be copied, because the disk is full for example.
       UsageError: if another process trains in `target`.
     """
     with RunDirectory(target).locked():
@@ -87,12 +88,7 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
             if (source / name).is_dir():
                 # Files of checkpoints are never changed in place, so links save space and time.
                 make = _link if name in ("checkpoints", "best") else shutil.copy2
-                shutil.copytree(
-                    source / name,
-                    target / name,
-                    copy_function=make,
-                    ignore=shutil.ignore_patterns(".*"),
-                )
+                _copy(source / name, target / name, make)
         config = RunDirectory(target).config()
         for option, value in stages[-1].values.items():
             _set(config, option.replace("-", "_").split("."), float(value))
@@ -117,7 +113,23 @@ def _plain(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     ]
 
 
-def _link(source: str, target: str) -> None:
+def _copy(source: Path, target: Path, make: Callable[[Path, Path], object]) -> None:
+    """Copies a folder without its hidden files.
+
+    It ends with the first error. `shutil.copytree` collects them and drops their numbers, which
+    tell a full disk.
+    """
+    target.mkdir()
+    for path in source.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            _copy(path, target / path.name, make)
+        else:
+            make(path, target / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # A file system without links.

@@ -1,7 +1,9 @@
 """A run of an agent goes on from a copy of another one, with other settings."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -63,6 +65,27 @@ def test_a_run_that_another_process_trains_is_not_replaced(tmp_path):
     assert (target / "checkpoints" / "000001_step_1").exists() and not (
         target / "lineage.json"
     ).exists()
+
+
+def test_a_full_disk_ends_a_copy_that_can_be_repeated(tmp_path, monkeypatch):
+    """The number of the error makes the exit status of the sweep."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    for run, text in ((source, "new"), (target, "old")):
+        (run / "metrics").mkdir(parents=True)
+        (run / "metrics" / "evaluation.csv").write_text(text)
+        RunDirectory(run).describe("x", {}, {})
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    stages = [Stage(0, 0, None, {})]
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "copy2", fail)
+        with pytest.raises(OSError, match="No space left") as error:
+            lineage.copy_run(source, target, stages)
+    assert error.value.errno == errno.ENOSPC and not lineage.is_written(target, stages)
+    lineage.copy_run(source, target, stages)
+    assert (target / "metrics" / "evaluation.csv").read_text() == "new"
 
 
 @pytest.mark.timeout(600)
