@@ -1,6 +1,8 @@
 """The errors that users of this package may have to handle."""
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -80,6 +82,25 @@ def cannot_write(message: str, error: OSError) -> UsageError:
       error: what the write raised.
     """
     return (DiskError if is_disk_full(error) else UsageError)(message)
+
+
+@contextlib.contextmanager
+def continuable(what: str) -> Iterator[None]:
+    """Turns the error of a file that cannot be read or written into one line.
+
+    Args:
+      what: what the same command continues, such as "the sweep in runs/sweep".
+
+    Raises:
+      DiskError: if the disk is full.
+      UsageError: after any other `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(
+            f"{what} has stopped: {error}; the same command continues it", error
+        ) from error
 
 
 class StepCancelled(Exception):  # noqa: N818 - an event, not an error

@@ -17,7 +17,7 @@ from agents.suites.board import Board
 from agents.suites.progress import RunStatus, State
 from agents.suites.results import ResultRow
 from agents.suites.scheduler import Scheduler
-from rl_replicator.errors import UsageError, cannot_write
+from rl_replicator.errors import UsageError, cannot_write, continuable
 from rl_replicator.runs import selection
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SUITE, RunDirectory, runs
 from rl_replicator.runs.selection import LeftOut
@@ -78,11 +78,15 @@ def run(plan: SuitePlan) -> int:
       Exit status: 0 if all runs are done; 1 if one failed; 128 + signal if one ended it.
 
     Raises:
-      UsageError: if the directory holds a suite with other settings, or other files, or the results
-        cannot be written at the end.
+      DiskError: if the disk is full.
+      UsageError: if the directory holds a suite with other settings, or other files, or a run
+        cannot be started, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(SUITE, plan.identity, _FREE):
+    with (
+        directory.opened(SUITE, plan.identity, _FREE),
+        continuable(f"the suite in {plan.run_dir}"),
+    ):
         directory.describe(
             SUITE, plan.identity, {"arguments": list(plan.arguments), **plan.options}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -121,5 +122,7 @@ class RunProcess:
     def reason(self) -> str:
         """Returns one line that says how it ended: its status and the last line of its output."""
         how = output.describe_end(self.poll() or 0)
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        lines: list[str] = []
+        with contextlib.suppress(OSError):  # Someone has deleted it.
+            lines = self._log.read_text(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1].strip() if lines else 'no output'} ({self._log})"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_replicator.errors import cannot_write
+from rl_replicator.errors import continuable
 from rl_replicator.runs.plain_data import to_plain
 from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
 from rl_replicator.sweeps import board
@@ -97,7 +96,10 @@ def run(plan: SweepPlan) -> int:
         installed, no trial can run, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
-    with directory.opened(SWEEP, plan.identity, _FREE), _continuable(plan.run_dir):
+    with (
+        directory.opened(SWEEP, plan.identity, _FREE),
+        continuable(f"the sweep in {plan.run_dir}"),
+    ):
         directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)
@@ -129,17 +131,6 @@ def run(plan: SweepPlan) -> int:
             print("stopped; the same command continues the sweep", flush=True)
             return 128 + number
         return 0
-
-
-@contextlib.contextmanager
-def _continuable(run_dir: Path) -> Iterator[None]:
-    """Turns the error of a file that cannot be written, such as the journal, into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(
-            f"the sweep in {run_dir} has stopped: {error}; the same command continues it", error
-        ) from error
 
 
 def _write(path: Path, trials: Sequence[SweepTrial]) -> None:

@@ -1,7 +1,9 @@
 """`rl-replicator suite`, with runs that end at once, fail, or wait for Ctrl-C."""
 
 import csv
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -231,6 +233,37 @@ def test_other_runs_in_its_folder_are_left_out(tmp_path, monkeypatch, capsys):
     assert "a:b seed 2 failed, ended with status 2: it has other settings" in errors
     with (tmp_path / "results.csv").open() as file:
         assert [row["return_mean"] for row in csv.DictReader(file)] == ["7"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_run_that_cannot_be_started_ends_a_suite_in_one_line(tmp_path, monkeypatch, is_full):
+    from agents.suites import command
+    from agents.suites.anchors import Anchors
+    from agents.suites.tasks import Suite
+    from rl_replicator.errors import DiskError, UsageError
+    from rl_replicator.jobs.run_process import ProcessGroup
+    from rl_replicator.runs.run_directory import RunDirectory
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    suite = Suite("s", ("a:b",), ())
+    plan = command.SuitePlan(suite, 100, 1, tmp_path, "fake", 1, (), {}, Anchors({}))
+    with RunDirectory(tmp_path).opened("suite", plan.identity):
+        RunDirectory(tmp_path).describe("suite", plan.identity, {})
+    if is_full:
+        monkeypatch.setattr(ProcessGroup, "start", fail)
+    else:
+        (tmp_path / "logs").touch()
+    with pytest.raises(UsageError) as error:
+        command.run(plan)
+    assert isinstance(error.value, DiskError) == is_full
+    told = "No space left on device" if is_full else "File exists"
+    assert re.fullmatch(
+        rf"the suite in {tmp_path} has stopped: .*{told}.*; the same command continues it",
+        str(error.value),
+    )
 
 
 def test_a_longer_run_without_an_evaluation_at_the_steps_is_named(tmp_path, monkeypatch, capsys):
