@@ -13,6 +13,8 @@ from pathlib import Path
 
 _FILE = "events.csv"
 _COLUMNS = ("time", "node", "event", "detail")
+# Characters of a detail, such as the error that ended a run.
+_LONGEST = 2000
 
 # The node of events that concern all of a run.
 RUN = "run"
@@ -47,7 +49,7 @@ def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
       run_dir: the run's directory.
       node: name of the node, or `RUN`.
       event: what happened to it.
-      detail: more about it; lines are joined.
+      detail: more about it; lines are joined, and what is too long is cut.
     """
     time = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     text = io.StringIO()
@@ -60,7 +62,7 @@ def record(run_dir: Path, node: str, event: str, detail: str = "") -> None:
                 writer.writerow(_COLUMNS)
             elif os.pread(file, 1, size - 1) != b"\n":  # A full disk has cut the last row off.
                 text.write("\n")
-            writer.writerow([time, node, event, " ".join(detail.split())])
+            writer.writerow([time, node, event, " ".join(detail.split())[:_LONGEST]])
             # One write: processes that write at the same time do not mix their rows.
             os.write(file, text.getvalue().encode())
         finally:
@@ -75,8 +77,15 @@ def read(run_dir: Path) -> list[Event]:
         return []
     complete = text[: text.rfind("\n") + 1].replace("\0", "")
     # Line by line: a row that was cut off may have a quotation mark without its other one.
-    rows = [row for line in complete.split("\n") for row in csv.reader([line])]
+    rows = [_cells(line) for line in complete.split("\n")]
     return [Event(*row) for row in rows[1:] if len(row) == len(_COLUMNS)]
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # An earlier version wrote details that are too long to be read.
+        return []
 
 
 def faults(found: list[Event]) -> list[Event]:

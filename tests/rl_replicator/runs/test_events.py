@@ -20,6 +20,16 @@ def test_events_are_read_as_they_were_recorded(tmp_path):
     assert events.read(tmp_path) == [first, second]
 
 
+def test_a_long_detail_is_cut(tmp_path):
+    events.record(tmp_path, events.RUN, events.FAILED, "ValueError: " + "0.125, " * 20_000)
+    (failed,) = events.read(tmp_path)
+    assert failed.detail.startswith("ValueError: 0.125, 0.125") and len(failed.detail) == 2000
+    with (tmp_path / "events.csv").open("a") as file:
+        file.write(f"2025-01-01T00:00:00Z,run,failed,{'0.125 ' * 30_000}\n")  # Too long for `csv`.
+    events.record(tmp_path, events.RUN, events.CONTINUED)
+    assert [event.event for event in events.read(tmp_path)] == [events.FAILED, events.CONTINUED]
+
+
 @pytest.mark.parametrize("cut", range(1, 50, 3))
 def test_an_event_that_was_cut_off_does_not_harm_the_next_ones(tmp_path, cut):
     """A full disk takes the first bytes of one, and there is space again afterwards."""
