@@ -14,7 +14,7 @@ _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
 # MLflow refuses longer values.
 _LONGEST = 500
-# What it refuses in the names of metrics.
+# What it refuses in the names of metrics and parameters.
 _REFUSED = re.compile(r"[^\w.:/ -]")
 
 
@@ -52,6 +52,7 @@ class MLflowTracker:
         with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
             new.write_text(self._run_id)
         for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
+            name = _REFUSED.sub("_", name)
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
 
     def write(self, group: str, step: int, seconds: float, values: Mapping[str, float]) -> None:

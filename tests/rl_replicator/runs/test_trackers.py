@@ -20,9 +20,10 @@ from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.runs.trackers import registry, wandb_tracker
 
 
-def make_run(path, *names):
+def make_run(path, *names, **options):
     path.mkdir(exist_ok=True)
-    RunDirectory(path).describe("td3", {"seed": 1}, {"track": names, "agent": {"n_step": 3}})
+    options = {**options, "track": names, "agent": {"n_step": 3}}
+    RunDirectory(path).describe("td3", {"seed": 1}, options)
     return path
 
 
@@ -290,7 +291,7 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)  # No repository.
-    run_dir = make_run(tmp_path / "run", "mlflow")
+    run_dir = make_run(tmp_path / "run", "mlflow", shares={"50%": 0.25})
     write(run_dir)
     write(run_dir, resume_step=20, steps=(30,))  # Continues the same run.
     client = mlflow.MlflowClient((run_dir / "mlflow").as_uri())
@@ -298,7 +299,7 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "actor/return")
     assert [(metric.step, metric.value) for metric in history] == [(10, 2.5), (20, 5.0), (30, 7.5)]
-    assert run.data.params["agent.n_step"] == "3"
+    assert run.data.params["agent.n_step"] == "3" and run.data.params["shares.50_"] == "0.25"
     assert run.info.status == "FINISHED"
     with contextlib.closing(MetricWriter(run_dir, "environment_steps", 30)) as writer:
         writer.write("learner", 40, {"loss (Huber, \u03b4=1)": 2.0})
