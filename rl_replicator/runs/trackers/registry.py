@@ -128,7 +128,8 @@ def add_files(run: RunDirectory, without: str | None = None) -> None:
     """
     trackers = Trackers(run.path, x_axis="", resume_step=None)  # No rows.
     pictures = (path for path in run.path.iterdir() if path.suffix in (".png", ".mp4"))
-    files = {path.name: path for path in pictures}
+    # Hidden ones are parts of those that another process writes.
+    files = {path.name: path for path in pictures if not path.name.startswith(".")}
     newest = Checkpointer(run.checkpoints).latest()
     if newest is not None:
         parts = (part for part in newest.parts if without is None or not part.startswith(without))

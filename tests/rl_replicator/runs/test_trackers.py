@@ -191,6 +191,7 @@ def complete(run_dir):
     (run_dir / "evaluation.mp4").write_bytes(b"a film")
     (run_dir / "evaluation.png").write_bytes(b"a plot")
     (run_dir / "best.txt").write_text("neither")
+    (run_dir / ".evaluation-1a2b3c4d.partial.mp4").write_bytes(b"a film that a `video` writes now")
     trackers.add_files(run, without="replay")
     return run
 
