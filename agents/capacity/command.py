@@ -13,7 +13,7 @@ from agents.capacity.parts import Parts
 from agents.config import OffPolicyConfig, at_repeat
 from agents.plan.replicas import group_replicas, learner_processes
 from agents.runs.options import AgentOptions
-from rl_replicator.errors import ConfigError, check_option
+from rl_replicator.errors import ConfigError, UsageError, check_option
 from rl_replicator.runs.plain_data import to_plain
 
 if TYPE_CHECKING:
@@ -202,8 +202,12 @@ def _known_parts(path: Path | None, what: str, settings: Mapping[str, Any]) -> P
     if path is None:
         return None
     # Before the measurement, which would be lost.
-    check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
-    if not path.exists():
+    try:
+        check_option(path.parent.is_dir(), "parts", "a file in a folder that exists", path)
+        is_new = not path.exists()
+    except OSError as error:
+        raise UsageError(f"--parts: cannot read {path}: {error}") from error
+    if is_new:
         Parts.check_writable(path)
         return None
     parts = Parts.load(path)

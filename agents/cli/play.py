@@ -72,8 +72,9 @@ def _opened(chosen: Any) -> tuple[Any, Any, Any, int]:
     from agents.plan.evaluation import EvaluationSchedule
     from agents.policies import exported
     from rl_replicator.errors import UsageError
+    from rl_replicator.runs.run_directory import RunDirectory
 
-    if (chosen.path / exported.MODEL).exists() or not (chosen.path / "config.json").exists():
+    if not RunDirectory(chosen.path).exists or (chosen.path / exported.MODEL).exists():
         policy = exported.load(chosen.path)
         if chosen.best:
             raise UsageError(

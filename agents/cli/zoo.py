@@ -52,13 +52,13 @@ def run(args: Sequence[str]) -> int:
     chosen = options.parse(ZooOptions, "rl-replicator zoo", args)
     if not chosen.run_dirs:
         raise UsageError("expected directories of runs after 'rl-replicator zoo', got none")
-    if chosen.out.exists():
-        raise UsageError(
-            f"--out: expected a new folder, got {chosen.out}, which exists; choose another"
-        )
-    named = _named(chosen.run_dirs)
-    # Under its name when all is there: what fails can be repeated.
     try:
+        if chosen.out.exists():
+            raise UsageError(
+                f"--out: expected a new folder, got {chosen.out}, which exists; choose another"
+            )
+        named = _named(chosen.run_dirs)
+        # Under its name when all is there: what fails can be repeated.
         with whole_file.making_folder(chosen.out) as new:
             rows = [_added(run_dir, name, new, chosen) for name, run_dir in named.items()]
             (new / "README.md").write_text(_table(rows, chosen))

@@ -34,9 +34,11 @@ def write(model: ExportedModel, kind: str, out: Path) -> None:
       UsageError: if there is something at `out`, it cannot be written, or the model cannot be
         expressed in the format.
     """
-    if out.exists():
-        raise UsageError(f"--out: expected a new folder, got {out}, which exists; choose another")
     try:
+        if out.exists():
+            raise UsageError(
+                f"--out: expected a new folder, got {out}, which exists; choose another"
+            )
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
             folder = Path(temporary) / "model"

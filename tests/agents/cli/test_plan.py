@@ -176,6 +176,7 @@ def test_a_network_that_the_caches_alone_use_up_is_no_division_by_zero(capsys):
         ((*FAKE, "--macines", "2"), "got '--macines'"),
         ((*FAKE, "--parts", "nowhere/parts.json"), "--parts: expected a file in a folder"),
         ((*FAKE, "--parts", "/proc/parts.json"), "--parts: cannot write /proc/parts.json: "),
+        ((*FAKE, "--parts", "a" * 300), "--parts: cannot read aaa"),
         ((*FAKE, "--parts", "broken.json"), "--parts"),
         (
             (*FAKE, "--parts", "parts.json", "--agent.policy-layers", "8"),

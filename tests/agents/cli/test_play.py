@@ -169,6 +169,8 @@ def test_another_environment_must_fit(folder, tmp_path):
         play.run([str(path), "--env", "cartpole:swingup"])
     with pytest.raises(UsageError, match=r"expected a run directory or a policy exported"):
         play.run([str(tmp_path)])
+    with pytest.raises(UsageError, match=r"expected a path that .* of 300 characters"):
+        play.run(["a" * 300])
     with pytest.raises(UsageError, match=r"a file named .mp4 or .gif, got a.avi"):
         play.run([str(path), "--output", "a.avi"])
     with pytest.raises(UsageError, match=r"--episodes: expected at least 1, got 0"):

@@ -70,6 +70,11 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_name_that_cannot_be_looked_up_is_refused_in_one_line():
+    with pytest.raises(UsageError, match="--out: cannot write aaa.*File name too long"):
+        zoo.run(["run", "--out", "a" * 300])
+
+
 def test_what_fails_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = [str(tmp_path / name) for name in ("first", "second")]

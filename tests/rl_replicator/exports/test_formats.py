@@ -72,6 +72,12 @@ def test_a_full_disk_is_told_from_a_mistake(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_name_that_cannot_be_looked_up_is_refused_in_one_line(tmp_path):
+    model = model_of(lambda x: {"y": x}, x=tf.TensorSpec([None]))
+    with pytest.raises(UsageError, match="--out: cannot write to .*; choose another folder"):
+        formats.write(model, "numpy", tmp_path / ("a" * 300))
+
+
 @pytest.mark.parametrize("runtime", [numpy, onnx, tflite])
 def test_other_runtimes_compute_the_same(tmp_path, runtime):
     model = model_of(
