@@ -171,7 +171,7 @@ def _highlighted(reading: Reading) -> list[int]:
     if is_lowest_best is None:
         return []
     means = [
-        statistics.mean([curve.values[:, -1] for curve in config.curves.values()])
+        float(statistics.mean([curve.values[:, -1] for curve in config.curves.values()]))
         for config in configs
     ]
     return [_best(means, is_lowest_best)]

@@ -69,7 +69,7 @@ class Anchors:
         known = self.returns.get(algorithm, {})
         if not tasks or any(task not in known for task in tasks):
             return None
-        return measure([np.array([known[task]]) for task in tasks])
+        return float(measure([np.array([known[task]]) for task in tasks]))
 
 
 @dataclasses.dataclass(frozen=True)

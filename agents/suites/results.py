@@ -188,7 +188,7 @@ def at_end(rows: Iterable[ResultRow], steps: int) -> dict[str, list[ResultRow]]:
     return at_mark((row for row in rows if (row.task, row.seed) in complete), steps)
 
 
-MEASURES: Mapping[str, Callable[..., float]] = {
+MEASURES: Mapping[str, Callable[..., np.ndarray]] = {
     "mean": statistics.mean,
     "interquartile mean": statistics.interquartile_mean,
 }

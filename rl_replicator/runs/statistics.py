@@ -2,7 +2,8 @@
 
 The measures are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice" (arXiv:2108.13264). Every task has the same weight, however many seeds it
-has. Scores are passed as one array [seeds] for each task.
+has. Scores are passed as one array [..., seeds] for each task, and the result of a measure is
+[...]: any number of resamples is measured at once.
 """
 
 from __future__ import annotations
@@ -37,29 +38,30 @@ class Interval:
         return f"{self.value:.0f} [{self.low:.0f}, {self.high:.0f}]"
 
 
-def mean(scores: Scores) -> float:
+def mean(scores: Scores) -> np.ndarray:
     """Returns the mean over tasks of each task's mean over seeds."""
-    return float(np.mean([np.mean(task) for task in scores]))
+    return np.mean(np.stack([np.mean(task, axis=-1) for task in scores], axis=-1), axis=-1)
 
 
-def interquartile_mean(scores: Scores) -> float:
+def interquartile_mean(scores: Scores) -> np.ndarray:
     """Returns the mean of the middle half of the scores (section 4.3 of the paper).
 
     A score at a quartile counts by the share of it that lies inside of the middle half. For equal
     numbers of seeds and a number of scores that is a multiple of four, this is the mean of the
     scores without the lowest and the highest quarter.
     """
-    values = np.concatenate([np.asarray(task, np.float64) for task in scores])
-    weights = np.concatenate([np.full(len(task), 1 / len(task)) for task in scores])
-    order = np.argsort(values, kind="stable")
-    values, weights = values[order], weights[order] / weights.sum()
-    upper = np.cumsum(weights)
+    values = np.concatenate([np.asarray(task, np.float64) for task in scores], axis=-1)
+    counts = [np.shape(task)[-1] for task in scores]
+    weights = np.repeat(1 / np.array(counts), counts)  # [runs]
+    order = np.argsort(values, axis=-1, kind="stable")  # [..., runs]
+    values, weights = np.take_along_axis(values, order, -1), weights[order] / weights.sum()
+    upper = np.cumsum(weights, axis=-1)
     lower = upper - weights
     inside = np.clip(np.minimum(upper, 0.75) - np.maximum(lower, 0.25), 0.0, None)
-    return float(np.sum(inside * values) / np.sum(inside))
+    return np.sum(inside * values, axis=-1) / np.sum(inside, axis=-1)
 
 
-def probability_of_improvement(scores: Scores, others: Scores) -> float:
+def probability_of_improvement(scores: Scores, others: Scores) -> np.ndarray:
     """Returns the probability that a run of one algorithm is better than a run of the other.
 
     The Mann-Whitney statistic of each task, averaged over tasks (section 4.3 of the paper); ties
@@ -71,40 +73,40 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
     """
     shares = []
     for one, other in zip(scores, others, strict=True):
-        differences = np.asarray(one)[:, None] - np.asarray(other)[None, :]
-        shares.append(np.mean((differences > 0) + 0.5 * (differences == 0)))
-    return float(np.mean(shares))
+        differences = np.asarray(one)[..., :, None] - np.asarray(other)[..., None, :]
+        shares.append(np.mean((differences > 0) + 0.5 * (differences == 0), axis=(-2, -1)))
+    return np.mean(np.stack(shares, axis=-1), axis=-1)
 
 
-def bootstrap(measure: Callable[..., float], *scores: Scores, seed: int = 0) -> Interval:
+def bootstrap(measure: Callable[..., np.ndarray], *scores: Scores, seed: int = 0) -> Interval:
     """Computes a measure and its percentile interval by the stratified bootstrap.
 
     Each of 2,000 resamples draws seeds with replacement within each task (section 4.1 of the
     paper), independently for each algorithm.
 
     Args:
-      measure: takes as many `Scores` as are passed here, and returns a number.
-      *scores: one for each algorithm.
+      measure: takes as many `Scores` as are passed here.
+      *scores: one for each algorithm, of arrays [seeds].
       seed: the seed of the resampling; equal scores and seeds give equal intervals.
 
     Returns:
       The measure of the scores themselves, with its 95 % interval.
     """
-    value = measure(*scores)
+    value = float(measure(*scores))
     # A resample of one seed is that seed: its unknown spread would count as zero.
     if any(len(task) < 2 for one in scores for task in one):
         return Interval(value, np.nan, np.nan)
     random = np.random.default_rng(seed)
-    samples = [
-        measure(*([random.choice(task, len(task)) for task in one] for one in scores))
-        for _ in range(_RESAMPLES)
-    ]
+    sizes = [len(task) for one in scores for task in one]
+    drawn = random.integers(0, np.repeat(sizes, sizes), (_RESAMPLES, sum(sizes)))
+    places = iter(np.split(drawn, np.cumsum(sizes)[:-1], axis=1))
+    samples = measure(*([task[next(places)] for task in one] for one in scores))
     tail = 100 * (1 - _CONFIDENCE) / 2
     low, high = np.percentile(samples, [tail, 100 - tail])
     return Interval(value, float(low), float(high))
 
 
-def difference_of_means(scores: Scores, others: Scores) -> float:
+def difference_of_means(scores: Scores, others: Scores) -> np.ndarray:
     """Returns by how much the mean of one algorithm exceeds that of the other.
 
     Args:

@@ -30,6 +30,28 @@ def test_probability_of_improvement():
     assert statistics.probability_of_improvement(one, other) == pytest.approx((1.5 / 4 + 0.5) / 2)
 
 
+@pytest.mark.parametrize(
+    ("measure", "algorithms"),
+    [
+        (statistics.mean, 1),
+        (statistics.interquartile_mean, 1),
+        (statistics.difference_of_means, 2),
+        (statistics.probability_of_improvement, 2),
+    ],
+)
+def test_all_resamples_are_measured_at_once(measure, algorithms):
+    """One by one, the pairs of a large sweep take minutes."""
+    random = np.random.default_rng(0)
+    scores = [[random.normal(size=n) for n in (2, 5, 3)] for _ in range(algorithms)]
+    many = [[random.choice(task, (4, len(task))) for task in one] for one in scores]
+    found = measure(*many)
+    for index in range(4):
+        assert found[index] == measure(*([task[index] for task in one] for one in many))
+    calls = []
+    interval = statistics.bootstrap(lambda *all_: calls.append(all_) or measure(*all_), *scores)
+    assert interval.low < interval.value < interval.high and len(calls) == 2
+
+
 def test_the_interval_holds_the_mean_as_often_as_it_says():
     random = np.random.default_rng(1)
     inside = 0
