@@ -317,7 +317,7 @@ def test_a_suite_goes_on_with_other_options_that_do_not_change_what_is_learned(t
         ([], "expected a suite (dmc14, dmc-hard, dmc-pixels) or tasks such as"),
         (["cartpole"], "or a task such as cartpole:swingup, got 'cartpole'"),
         (["dmc14", "cartpole:swingup"], "expected one suite or a list of tasks"),
-        (["@quick", "@quick"], "expected every task once"),
+        (["@quick", "@quick"], "expected each task once"),
         (["@quik"], "got 'quik'; did you mean"),
         (["@pictures"], "train from frames with --pixels"),
         (["dmc14", "--seed", "3"], "expected no --seed after 'rl-replicator suite'"),
