@@ -96,7 +96,7 @@ class ExploringActor:
         actions = []
         for index, explore in enumerate(self._explorations):
             action, self._extras[index] = explore(_row(outputs, index))
-            actions.append(action)
+            actions.append(np.array(action))  # It may write the next one into the same array.
         return actions
 
     def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:

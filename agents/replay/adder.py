@@ -3,7 +3,7 @@
 import collections
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dm_env
 import numpy as np
@@ -24,7 +24,7 @@ class _Step(NamedTuple):
     action: np.ndarray
     reward: float
     discount: float
-    extras: Any
+    extras: np.ndarray
 
 
 def n_step_return(
@@ -131,18 +131,15 @@ class NStepTransitionAdder(base.Adder):
         """
         if self._observation is None:
             raise ValueError("expected add_first before add; got an action without an episode")
-        # It costs time. With returns of several steps, only the first and the last step of an
-        # episode come here; with returns of one step, all of them.
-        if next_timestep.last() or not self._window:
-            self._layout.check_action(action, extras)
-            self._layout.check_observation(next_timestep.observation)
+        self._layout.check_action(action)
+        self._layout.check_observation(next_timestep.observation)
         self._window.append(
             _Step(
                 self._observation,
                 action,
                 float(next_timestep.reward),
                 float(next_timestep.discount),
-                extras,
+                self._layout.pack_extras(extras),
             )
         )
         self._observation = next_timestep.observation

@@ -101,26 +101,28 @@ class FrameLayout:
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
-        check_array("observation", observation, self.frame_shape, np.uint8)
+        check_array("observation", observation, self.frame_shape, np.uint8, "environment")
 
-    def check_action(self, action: object, extras: object) -> None:
+    def check_action(self, action: object) -> None:
         """See `Layout`."""
-        check_array("action", action, (self.action_size,), np.float32)
-        self._extras.check(extras)
+        check_array("action", action, (self.action_size,), np.float32, "agent")
+
+    def pack_extras(self, extras: Any) -> np.ndarray:
+        """See `Layout`."""
+        return self._extras.pack(extras)
 
     def pack_row(self, transition: types.Transition, steps: int, step: int) -> np.ndarray:
         """Packs all of a transition but its frames into a row of the signature's width.
 
         Args:
-          transition: arrays.
+          transition: arrays, with packed extras.
           steps: between its two observations.
           step: t, the number of its step in the episode.
         """
-        extras = self._extras.pack(transition.extras)
         numbers = [transition.reward, transition.discount, steps]
         if self.transitions_per_item > 1:
             numbers.append(step)
-        return np.concatenate([transition.action, extras, np.array(numbers, np.float32)])
+        return np.concatenate([transition.action, transition.extras, np.array(numbers, np.float32)])
 
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
         """See `Layout`; observations are [B, S, H, W, C] uint8, the oldest frame first.

@@ -16,6 +16,10 @@ TABLE = "replay"
 # costs several times what its row does, and a chunk of its own takes 840 bytes; but a sampled row
 # is decompressed with its whole chunk (`bench/replay_rows.py`).
 _ROWS_PER_CHUNK = 8
+_REMEDIES = {
+    "environment": "make its spec and its steps agree",
+    "agent": "correct what its exploration returns",
+}
 
 
 class EpisodeWriter(abc.ABC):
@@ -47,7 +51,8 @@ class EpisodeWriter(abc.ABC):
         takes one call.
 
         Args:
-          transition: arrays; `next_observation` is the newest observation.
+          transition: arrays; `next_observation` is the newest observation, and the extras are
+            packed by the layout.
           steps: between its two observations, 1 to n.
           priority: the priority of the new item.
         """
@@ -96,8 +101,16 @@ class Layout(Protocol):
         """Raises ValueError, naming the field, unless it is what the layout was made for."""
         ...
 
-    def check_action(self, action: object, extras: object) -> None:
-        """Raises ValueError, naming the field, unless they are what the layout was made for."""
+    def check_action(self, action: object) -> None:
+        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+        ...
+
+    def pack_extras(self, extras: Any) -> np.ndarray:
+        """Copies the extras of one action into a vector [size] float32.
+
+        Raises:
+          ValueError: if they are not what the layout was made for.
+        """
         ...
 
     def unpack(self, data: Any, places: tf.Tensor | None = None) -> types.Transition:
@@ -187,8 +200,12 @@ class Extras:
         self._sizes = [math.prod(leaf.shape) for leaf in self._leaves]
         self.size = sum(self._sizes)
 
-    def check(self, extras: object) -> None:
-        """Raises ValueError, naming the field, unless `extras` fits the spec."""
+    def pack(self, extras: Any) -> np.ndarray:
+        """Copies the extras of one action into a vector: nest -> [size] float32.
+
+        Raises:
+          ValueError: if they do not fit the spec, naming the field.
+        """
         if self.size or not (isinstance(extras, tuple) and extras == ()):
             try:
                 tree.assert_same_structure(self._spec, extras)
@@ -198,10 +215,7 @@ class Extras:
                     f"`extras_spec` and its exploration agree ({error})"
                 ) from None
             for leaf, array in zip(self._leaves, tree.flatten(extras), strict=True):
-                check_array("extras", array, tuple(leaf.shape), np.float32)
-
-    def pack(self, extras: Any) -> np.ndarray:
-        """Packs the extras of one action: nest -> [size] float32."""
+                check_array("extras", array, tuple(leaf.shape), np.float32, "agent")
         if not self.size:
             return np.empty(0, np.float32)
         return np.concatenate([np.ravel(array) for array in tree.flatten(extras)])
@@ -258,15 +272,18 @@ class TransitionLayout:
 
     def check_observation(self, observation: object) -> None:
         """See `Layout`."""
-        check_array("observation", observation, (self.observation_size,), np.float32)
+        check_array("observation", observation, (self.observation_size,), np.float32, "environment")
 
-    def check_action(self, action: object, extras: object) -> None:
+    def check_action(self, action: object) -> None:
         """See `Layout`."""
-        check_array("action", action, (self.action_size,), np.float32)
-        self._extras.check(extras)
+        check_array("action", action, (self.action_size,), np.float32, "agent")
+
+    def pack_extras(self, extras: Any) -> np.ndarray:
+        """See `Layout`."""
+        return self._extras.pack(extras)
 
     def pack(self, transition: types.Transition) -> np.ndarray:
-        """Packs one transition of arrays into a row [width] float32."""
+        """Packs one transition of arrays, with packed extras, into a row [width] float32."""
         n, a, e = self.observation_size, self.action_size, self._extras_start
         row = np.empty(self.width, np.float32)
         row[:n] = transition.observation
@@ -274,7 +291,7 @@ class TransitionLayout:
         row[n + a] = transition.reward
         row[n + a + 1] = transition.discount
         row[n + a + 2 : e] = transition.next_observation
-        row[e:] = self._extras.pack(transition.extras)
+        row[e:] = transition.extras
         return row
 
     def unpack(self, rows: tf.Tensor, places: tf.Tensor | None = None) -> types.Transition:
@@ -292,13 +309,24 @@ class TransitionLayout:
         )
 
 
-def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type) -> None:
-    """Raises ValueError, naming the field, unless `value` has this shape and dtype."""
+def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type, giver: str) -> None:
+    """Checks an array that is to be stored.
+
+    Args:
+      name: name of the field.
+      value: the array.
+      shape: the shape that it should have.
+      dtype: the dtype that it should have.
+      giver: who gave it: "environment" or "agent".
+
+    Raises:
+      ValueError: if it has another shape or dtype.
+    """
     array = np.asarray(value)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"replay expects {name} of shape {shape} and dtype {np.dtype(dtype)}, the environment "
-            f"gave shape {array.shape} and dtype {array.dtype}; make its spec and its steps agree"
+            f"replay expects {name} of shape {shape} and dtype {np.dtype(dtype)}, the {giver} "
+            f"gave shape {array.shape} and dtype {array.dtype}; {_REMEDIES[giver]}"
         )
 
 

@@ -110,6 +110,20 @@ def test_every_environment_has_its_own_episode_exploration_and_adder(is_nest):
     assert source.requests == 2
 
 
+def test_an_exploration_may_return_the_same_array_every_time():
+    held = np.zeros(2, np.float32)
+
+    def explore(outputs):
+        held[:] = outputs
+        return held, ()
+
+    actor = ExploringActor(make_policy(), Source(), [explore], [Adder()])
+    actor.begin(0, None)
+    rows = np.ones((1, 2), np.float32)
+    actions = [actor.select_actions(rows)[0] for _ in range(2)]
+    np.testing.assert_array_equal(actions, [[1, 1], [2, 2]])
+
+
 def test_weights_are_fetched_every_250_steps_of_all_environments():
     actor = ExploringActor(make_policy(), source := Source(), [None, None], [Adder(), Adder()])
     assert STEPS_PER_UPDATE == 250

@@ -1,5 +1,7 @@
 """What actors record with each action, from the adder through a real table to the learner."""
 
+import types
+
 import dm_env
 import numpy as np
 import pytest
@@ -53,9 +55,12 @@ def test_a_transition_has_the_extras_of_its_first_action(observations):
     )
     blank = np.zeros(observations.shape, observations.dtype)
     adder.add_first(dm_env.restart(blank))
+    same = {name: np.zeros(leaf.shape, np.float32) for name, leaf in EXTRAS.items()}
     for t in range(5):
         step = dm_env.termination(0.0, blank) if t == 4 else dm_env.transition(0.0, blank)
-        adder.add(np.array([t / 10], np.float32), step, extras_of(t))
+        for name, value in extras_of(t).items():
+            same[name][...] = value
+        adder.add(np.array([t / 10], np.float32), step, same)
     sample = next(iter(make_input_fn([f"localhost:{server.port}"], layout, demand)(None)))
     seen = sample.transition.extras
     times = np.round(10 * sample.transition.action[:, 0].numpy())
@@ -67,12 +72,10 @@ def test_a_transition_has_the_extras_of_its_first_action(observations):
 @pytest.mark.parametrize("observations", [STATE, FRAME], ids=["state", "frames"])
 def test_extras_of_another_kind_are_named(observations):
     layout = make_layout(observations)
-    action = np.zeros(1, np.float32)
-    layout.check_action(action, extras_of(1))
     with pytest.raises(ValueError, match=r"replay expects extras like .* the agent gave \(\)"):
-        layout.check_action(action, ())
-    with pytest.raises(ValueError, match=r"extras of shape \(2, 2\).* gave shape \(3,\)"):
-        layout.check_action(action, extras_of(1) | {"state": np.zeros(3, np.float32)})
+        layout.pack_extras(())
+    with pytest.raises(ValueError, match=r"extras of shape \(2, 2\).* the agent gave .*\(3,\)"):
+        layout.pack_extras(extras_of(1) | {"state": np.zeros(3, np.float32)})
     with pytest.raises(ValueError, match="expected float32 extras, got 'step' of int64"):
         TransitionLayout(
             specs.EnvironmentSpec(STATE, STATE, STATE, STATE), specs.Array((), np.int64, "step")
@@ -81,12 +84,36 @@ def test_extras_of_another_kind_are_named(observations):
 
 def test_an_agent_without_extras_gives_none():
     layout = TransitionLayout(specs.EnvironmentSpec(STATE, STATE, STATE, STATE))
-    layout.check_action(np.zeros(2, np.float32), ())
+    assert layout.pack_extras(()).shape == (0,)
     with pytest.raises(ValueError, match=r"replay expects extras like \(\)"):
-        layout.check_action(np.zeros(2, np.float32), {"log_prob": np.zeros(1, np.float32)})
+        layout.pack_extras({"log_prob": np.zeros(1, np.float32)})
     for size in (0, 1, 2):
         with pytest.raises(ValueError, match=r"replay expects extras like \(\)"):
-            layout.check_action(np.zeros(2, np.float32), np.zeros(size, np.float32))
+            layout.pack_extras(np.zeros(size, np.float32))
+
+
+def test_every_step_is_checked():
+    layout = make_layout(STATE)
+    writer = types.SimpleNamespace(begin=lambda _: None, follow=lambda _: None)
+    layout.open = lambda _: writer
+    adder = NStepTransitionAdder(
+        None,
+        layout,
+        n_step=3,
+        discount=0.9,
+        initial_priority=1.0,
+        max_in_flight=0,
+        on_wait=lambda _: None,
+    )
+    blank, action = np.zeros(2, np.float32), np.zeros(1, np.float32)
+    adder.add_first(dm_env.restart(blank))
+    adder.add(action, dm_env.transition(0.0, blank), extras_of(0))
+    with pytest.raises(ValueError, match=r"extras of shape \(2, 2\) .* gave shape \(1,\)"):
+        adder.add(action, dm_env.transition(0.0, blank), extras_of(1) | {"state": action})
+    with pytest.raises(ValueError, match="action .* the agent gave .* float64; correct what its"):
+        adder.add(np.zeros(1), dm_env.transition(0.0, blank), extras_of(1))
+    with pytest.raises(ValueError, match=r"observation .* the environment gave shape \(1,\)"):
+        adder.add(action, dm_env.transition(0.0, action), extras_of(1))
 
 
 @pytest.mark.parametrize(

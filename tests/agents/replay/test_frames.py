@@ -170,6 +170,8 @@ def test_environments_without_frames_or_flat_actions_are_refused(changes, messag
 def test_the_sizes_of_a_layout():
     layout = FrameLayout(SPEC, 3, 3, 4)
     assert layout.observation_shape == (6, 5, 9)
-    transition = types.Transition((), np.zeros(2, np.float32), 1.0, 0.9, ())
+    transition = types.Transition(
+        (), np.zeros(2, np.float32), 1.0, 0.9, (), np.empty(0, np.float32)
+    )
     row = layout.pack_row(transition, steps=3, step=7)
     assert row.shape == layout.signature["row"].shape == (5,)
