@@ -87,8 +87,10 @@ class EpisodeDataset:
                 "repair the dataset, or leave the episode out"
             )
 
+        with np.errstate(over="ignore"):  # They become infinite, which is refused below.
+            observations = np.asarray(data.observations, np.float32)
         arrays = {
-            "observations": np.asarray(data.observations),
+            "observations": observations,
             "actions": np.asarray(data.actions),
             "rewards": np.asarray(data.rewards),
         }
@@ -101,7 +103,7 @@ class EpisodeDataset:
             )
         for name, array in arrays.items():
             if not np.isfinite(array).all():
-                raise wrong(f"finite {name}", "NaN or infinity")
+                raise wrong(f"finite float32 {name}", "NaN or infinity")
         spec, rewards = self._reward_spec, arrays["rewards"]
         lowest, highest = reward_limits(spec)
         if rewards.min() < lowest or rewards.max() > highest:
@@ -126,7 +128,7 @@ class EpisodeDataset:
             if len(discounts) != steps or not ((discounts >= 0) & (discounts <= 1)).all():
                 raise wrong("a discount from 0 to 1 for each action", "others")
         return RecordedEpisode(
-            arrays["observations"].reshape(steps + 1, -1).astype(np.float32),
+            arrays["observations"].reshape(steps + 1, -1),
             np.clip(actions, -1.0, 1.0),
             arrays["rewards"].astype(np.float32),
             discounts,

@@ -75,8 +75,9 @@ def test_rewards_may_be_beyond_their_bounds_by_what_a_run_allows():
     ("changes", "specs", "message"),
     [
         (None, {}, "expected episodes in the dataset a-v0, got none"),
-        ({"rewards": np.array([0.0, np.nan])}, {}, "expected finite rewards in episode 0"),
-        ({"observations": np.full((3, 5), np.inf)}, {}, "expected finite observations in episode"),
+        ({"rewards": np.array([0.0, np.nan])}, {}, "expected finite float32 rewards in episode 0"),
+        ({"observations": np.full((3, 5), np.inf)}, {}, "expected finite float32 observations in"),
+        ({"observations": np.full((3, 5), 1e39)}, {}, "expected finite float32 observations in"),
         ({"actions": np.full((2, 1, 2), 6.0)}, {}, "expected actions within the dataset's action"),
         ({"rewards": np.zeros(3)}, {}, "got 2 actions, 3 rewards and 3 observations"),
         ({"truncations": np.array([True, False])}, {}, "an end at the last step only in episode 0"),
