@@ -148,21 +148,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
     """
     with _readable(name):
         data = _opened(name)
-    about = data.storage.metadata.get(minari_library.METADATA, {})
-    identity = about.get("config", {}).get("identity", {})
-    if identity:
-        own, recorded = (
-            " in ".join([named, *wrappers])
-            for named, wrappers in (
-                (task.name, task.wrap),
-                (identity["env"], identity.get("wrap", ())),
-            )
-        )
-        if recorded != own:
-            raise UsageError(
-                f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
-                "which has different rewards"
-            )
+    _compare_tasks(name, data, task)
     environment: Any = task.make(seed=0)
     action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()
     size, num_actions = environment.observation_spec().shape[0], environment.action_spec().shape[0]
@@ -178,6 +164,27 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
             )
     low, high = _range(name, data.action_space, action_spec)
     return EpisodeDataset(name, data, low, high, reward_spec)
+
+
+def _compare_tasks(name: str, data: Any, task: Task) -> None:
+    """Raises UsageError if a dataset says that it is one of another environment."""
+    about = data.storage.metadata.get(minari_library.METADATA, {})
+    identity = about.get("config", {}).get("identity", {})
+    kind, _, gymnasium_id = task.name.partition(":")
+    if identity:
+        env, wrappers, own_env = identity["env"], identity.get("wrap", ()), task.name
+    elif data.env_spec is not None and kind == "gym":
+        # A task may also name the module that registers the ID.
+        env, wrappers = f"gym:{data.env_spec.id}", ()
+        own_env = f"gym:{gymnasium_id.rpartition(':')[2]}"
+    else:
+        return
+    own, recorded = " in ".join([own_env, *task.wrap]), " in ".join([env, *wrappers])
+    if recorded != own:
+        raise UsageError(
+            f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
+            "which has different rewards"
+        )
 
 
 def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:

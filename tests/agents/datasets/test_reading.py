@@ -1,5 +1,6 @@
 """Datasets of others: their action ranges, and what is wrong with them, in one line."""
 
+import gymnasium
 import minari
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ def minari_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
 
-def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=()):
+def make(
+    changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=(), has_identity=True, spec=None
+):
     """Makes a dataset of two actions as other programs do; `changes` replaces arrays of it."""
     arrays = {
         "observations": np.arange(15.0).reshape(3, 5),
@@ -34,9 +37,11 @@ def make(changes, low=LOW, high=HIGH, observation=(5,), env=RANGED, wrap=()):
         episodes,
         observation_space=spaces.Box(-np.inf, np.inf, observation, np.float64),
         action_space=spaces.Box(low, high, dtype=np.float64),
+        env=spec,
     )
-    identity = {"env": env, "wrap": [*wrap]}
-    dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": identity}}})
+    if has_identity:
+        identity = {"env": env, "wrap": [*wrap]}
+        dataset.storage.update_metadata({"rl_replicator": {"config": {"identity": identity}}})
 
 
 def test_actions_are_mapped_from_the_range_of_the_environment():
@@ -106,6 +111,49 @@ def test_one_line(changes, specs, message):
     with pytest.raises(UsageError, match=message) as error:
         reading.open_dataset("a-v0", Task(RANGED)).check()
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def pendulum():
+    """A dataset that names Gymnasium's Pendulum-v1, and nothing of ours."""
+    arrays = {"observations": np.zeros((3, 3)), "actions": np.array([[[2.0]], [[-2.0]]])}
+    sizes = {"low": np.full(1, -2.0), "high": np.full(1, 2.0), "observation": (3,)}
+    make(arrays, **sizes, has_identity=False, spec=gymnasium.spec("Pendulum-v1"))
+
+
+@pytest.mark.parametrize(
+    ("env", "wrap"),
+    [
+        ("gym:Pendulum-v1", ()),
+        ("gym:gymnasium.envs.classic_control:Pendulum-v1", ()),
+        ("tests.agents.datasets.pendulums:make", ()),
+        ("tests.agents.datasets.pendulums:make", ("tests.agents.datasets.pendulums:same",)),
+    ],
+)
+def test_other_peoples_episodes_of_the_same_environment(env, wrap, pendulum):
+    assert reading.open_dataset("a-v0", Task(env, wrap=wrap)).num_episodes == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "wrap", "message"),
+    [
+        (
+            "gym:MountainCarContinuous-v0",
+            (),
+            "expected episodes of gym:MountainCarContinuous-v0 in the dataset a-v0, got those of "
+            "gym:Pendulum-v1, whose rewards are others",
+        ),
+        (
+            "gym:Pendulum-v1",
+            ("a:b",),
+            "expected episodes of gym:Pendulum-v1 in a:b in the dataset a-v0, got those of "
+            "gym:Pendulum-v1, whose rewards are others",
+        ),
+    ],
+)
+def test_other_peoples_episodes_of_another_environment(env, wrap, message, pendulum):
+    with pytest.raises(UsageError, match=message):
+        reading.open_dataset("a-v0", Task(env, wrap=wrap))
 
 
 def test_what_is_no_dataset(tmp_path):
