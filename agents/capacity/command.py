@@ -118,7 +118,13 @@ def run(
 
         print(f"measuring {what} ...", flush=True)
         parts = measurement.measure(
-            source.make_agent, agent_config, options.task, what, settings, seconds
+            source.make_agent,
+            agent_config,
+            options.task,
+            what,
+            settings,
+            seconds,
+            deployment.replay_shards,
         )
         if path is not None:
             parts.save(path)

@@ -73,6 +73,7 @@ def measure(
     what: str,
     settings: Mapping[str, Any],
     seconds: float,
+    num_shards: int,
 ) -> Parts:
     """Measures the parts.
 
@@ -83,6 +84,7 @@ def measure(
       what: name of agent and environment, for `Parts`.
       settings: further options, for `Parts`.
       seconds: roughly how long it may take, after everything has been imported and compiled.
+      num_shards: number of replay servers of the run; one of them is measured.
 
     Returns:
       The parts.
@@ -94,7 +96,7 @@ def measure(
     small = make_agent(
         dataclasses.replace(config, global_batch_size=small_batch), agent.environment_spec
     )
-    with ReplayProcess(agent) as server:
+    with ReplayProcess(agent, num_shards) as server:
         bench = _Bench(agent, server, environment, seconds)
         learner = bench.learner(agent)
         figures = bench.acting(learner)

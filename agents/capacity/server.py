@@ -42,15 +42,19 @@ class ReplayProcess:
       address: the server's "host:port", known once the context is entered.
     """
 
-    def __init__(self, agent: Agent):
+    def __init__(self, agent: Agent, num_shards: int):
         """Starts the process; entering the context waits for it.
 
         Args:
           agent: makes the tables.
+          num_shards: the replay servers of the run, of which this is one. The agent may accept its
+            settings for this number alone.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(agent, theirs), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(agent, num_shards, theirs), daemon=True
+        )
         self._process.start()
         theirs.close()
         self.address = ""
@@ -93,13 +97,13 @@ class ReplayProcess:
         raise RuntimeError("the replay server of the measurement did not answer")
 
 
-def _serve(agent: Agent, pipe: Connection) -> None:
+def _serve(agent: Agent, num_shards: int, pipe: Connection) -> None:
     """Runs in the server's process until the other end of the pipe is closed."""
     import reverb  # Imports TensorFlow.
 
     tables = [
         table.replace(rate_limiter=reverb.rate_limiters.MinSize(1))
-        for table in agent.make_tables(num_replicas=1)
+        for table in agent.make_tables(1, num_shards)
     ]
     server = reverb.Server(tables)
     with contextlib.suppress(EOFError, OSError):

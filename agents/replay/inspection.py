@@ -42,13 +42,14 @@ class StoredReplay:
     priority_exponent: float
 
 
-def read(agent: Any, folder: Path, scratch: Path) -> StoredReplay:
+def read(agent: Any, folder: Path, scratch: Path, num_shards: int) -> StoredReplay:
     """Reads the replay of one server from a checkpoint. Changes nothing there.
 
     Args:
       agent: `agents.off_policy_agent.OffPolicyAgent` of the run.
       folder: the part of the checkpoint.
       scratch: folder to make, which the caller deletes.
+      num_shards: number of replay servers of the run.
 
     Raises:
       UsageError: if it is not the replay of such an agent.
@@ -64,7 +65,7 @@ def read(agent: Any, folder: Path, scratch: Path) -> StoredReplay:
     stored_tables.change(copy, _read_once)
     # Reverb removes an item at its n-th sample, and never if it had more before.
     priorities, times_sampled = stored_tables.reset_times_sampled(copy)
-    with stored_tables.served(agent.make_tables(1), scratch / "served", copy) as client:
+    with stored_tables.served(agent.make_tables(1, num_shards), scratch / "served", copy) as client:
         rewards, discounts = _rewards(client, agent.layout, len(priorities))
     limiter, length = table.rate_limiter, agent.layout.transitions_per_item
     return StoredReplay(

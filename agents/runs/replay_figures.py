@@ -54,7 +54,7 @@ def read(run_dir: Path) -> dict[str, Any]:
             }
         )
         stored = [
-            inspection.read(policy.agent, folder, scratch / f"{part}-read")
+            inspection.read(policy.agent, folder, scratch / f"{part}-read", shards)
             for part, folder in folders.items()
         ]
     environment_steps = int(progress["environment_steps"])

@@ -23,8 +23,8 @@ CONFIG = D4PGConfig(
     value_min=0.0,
     global_batch_size=8,
     steps_per_call=2,
-    # Its limiter would stop this table after a few rows.
-    replay=ReplayConfig(priority_exponent=0.6, min_size=16, samples_per_insert=10.0),
+    # Its limiter would stop this table after a few rows. One server alone needs a size of 16.
+    replay=ReplayConfig(priority_exponent=0.6, min_size=15, samples_per_insert=10.0),
 )
 # The chain has observations of 2 numbers, actions of 1, and episodes of 10 actions.
 POLICY_BYTES = 4 * ((2 * 6 + 6) + (6 + 6) + (6 * 1 + 1))  # Two layers, and LayerNorm.
@@ -34,7 +34,7 @@ CRITIC_BYTES = 4 * ((3 * 7 + 7) + (7 + 7) + (7 * 11 + 11))
 @pytest.fixture(scope="module")
 def parts():
     task = Task("environments.fakes:chain")
-    return measurement.measure(D4PG, CONFIG, task, "d4pg on a chain", {}, seconds=1.0)
+    return measurement.measure(D4PG, CONFIG, task, "d4pg on a chain", {}, seconds=1.0, num_shards=2)
 
 
 def test_everything_costs_something(parts):
@@ -73,7 +73,7 @@ def test_windows_that_end_in_the_middle_of_an_episode():
         replay=FrameReplayConfig(transitions_per_item=16),
     )
     task = Task("environments.fakes:target", pixels=PixelConfig(height=24, width=24))
-    parts = measurement.measure(D4PG, config, task, "d4pg on frames", {}, seconds=1.0)
+    parts = measurement.measure(D4PG, config, task, "d4pg on frames", {}, seconds=1.0, num_shards=1)
     assert parts.insert_bytes > 0 and parts.sample_bytes > 0
 
 

@@ -18,7 +18,7 @@ from agents.runs import replay_figures
 from agents.task import Task
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import stderr_filter
-from rl_replicator.errors import UsageError
+from rl_replicator.errors import ConfigError, UsageError
 from tests.agents.datasets.untrained import CONFIG, make_run
 
 CHAIN = "environments.fakes:chain"
@@ -40,8 +40,8 @@ class Files:
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
 
 
-def make_agent(length):
-    replay = ReplayConfig(transitions_per_item=length)
+def make_agent(length, **settings):
+    replay = ReplayConfig(transitions_per_item=length, **settings)
     config = dataclasses.replace(CONFIG, replay=replay)
     return config, td3.command.make_agent(config, Task(CHAIN).spec())
 
@@ -52,8 +52,8 @@ def run_dir(tmp_path):
     return make_stored(tmp_path, length=1)
 
 
-def make_stored(tmp_path, length):
-    config, agent = make_agent(length)
+def make_stored(tmp_path, length, **settings):
+    config, agent = make_agent(length, **settings)
     run = make_run(tmp_path / "run", CHAIN, config)
     table = reverb.Table(
         TABLE,
@@ -119,7 +119,9 @@ def test_figures(run_dir, capsys):
 def test_every_sample_is_counted(run_dir, tmp_path):
     folder = Checkpointer(run_dir / "checkpoints").latest().path / "replay"
     # Reverb's client asks for more samples than it returns.
-    assert inspection.read(make_agent(1)[1], folder, tmp_path / "scratch").times_sampled.sum() >= 40
+    assert (
+        inspection.read(make_agent(1)[1], folder, tmp_path / "scratch", 1).times_sampled.sum() >= 40
+    )
 
 
 def test_transitions_of_an_item_count_alone(tmp_path):
@@ -135,12 +137,13 @@ def test_transitions_of_an_item_count_alone(tmp_path):
     assert found["priority"]["histogram"]["counts"][0] == 96
     assert found["age"]["max"] == 99
     folder = Checkpointer(tmp_path / "run" / "checkpoints").latest().path / "replay"
-    stored = inspection.read(make_agent(4)[1], folder, tmp_path / "scratch")
+    stored = inspection.read(make_agent(4)[1], folder, tmp_path / "scratch", 1)
     times = stored.times_sampled.reshape(-1, 4)
     assert times.sum() >= 4 * 40 and (times == times[:, :1]).all()
 
 
-def test_a_checkpoint_that_the_run_removes_is_read_to_its_end(run_dir, monkeypatch):
+def add_server(run_dir):
+    """Makes it a run of two replay servers with equal rows; returns its newest checkpoint."""
     config = json.loads((run_dir / "config.json").read_text())
     config["identity"]["replay_shards"] = 2
     (run_dir / "config.json").write_text(json.dumps(config))
@@ -148,7 +151,22 @@ def test_a_checkpoint_that_the_run_removes_is_read_to_its_end(run_dir, monkeypat
     before = checkpointer.latest().path
     parts = {name: Files(before / name) for name in ("weights", "progress", "replay")}
     checkpointer.save(402, parts | {part_name(1): Files(before / "replay")})
-    newest, read = checkpointer.latest().path, inspection.read
+    return checkpointer.latest().path
+
+
+def test_settings_that_are_too_small_for_one_server_alone(tmp_path):
+    settings = {"min_size": 47, "samples_per_insert": 256.0}
+    agent = make_agent(1, **settings)[1]
+    agent.make_tables(1, 2)
+    with pytest.raises(ConfigError, match="min-size: expected at least 48"):
+        agent.make_tables(1)
+    run_dir = make_stored(tmp_path, 1, **settings)
+    add_server(run_dir)
+    assert replay_figures.read(run_dir)["transitions"] == 200
+
+
+def test_a_checkpoint_that_the_run_removes_is_read_to_its_end(run_dir, monkeypatch):
+    newest, read = add_server(run_dir), inspection.read
 
     def read_and_remove(*args):
         shutil.rmtree(newest, ignore_errors=True)
@@ -173,6 +191,6 @@ def test_bad_input(run_dir, tmp_path):
     folder.mkdir()
     (folder / "rows.npy").touch()
     with pytest.raises(UsageError, match="expected the replay of a run without --deterministic"):
-        inspection.read(None, folder, tmp_path / "scratch")
+        inspection.read(None, folder, tmp_path / "scratch", 1)
     with pytest.raises(UsageError, match="expected the directory of a run"):
         replay.run([str(tmp_path)])
