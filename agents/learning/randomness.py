@@ -1,7 +1,8 @@
 """Random numbers inside a replicated step, equal for every number of replicas.
 
 A replica draws for the whole global batch and takes its own part, so that N replicas with batches
-of B / N draw exactly what one replica with a batch of B draws.
+of B / N draw exactly what one replica with a batch of B draws. A mesh is one replica, but DTensor
+may draw other numbers: each device draws its part of the batch from a seed of its own.
 """
 
 import tensorflow as tf
@@ -69,4 +70,5 @@ def _global(shape) -> list:
 
 def _own_part(drawn: tf.Tensor, shape) -> tf.Tensor:
     start = shape[0] * collectives.replica_id()
-    return drawn[start : start + shape[0]]
+    # Not drawn[start:...]: DTensor has no slice of tensors' values.
+    return tf.slice(drawn, [start, *[0] * (len(shape) - 1)], shape)

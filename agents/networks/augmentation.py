@@ -45,11 +45,12 @@ def shift(frames: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
     # A gather takes time for each slice, whatever its size. So rows move before the frames are
     # stacked, while a row is one slice, and columns after that, when a pixel of all frames is one.
     # Besides, with a gather between them Grappler cannot exchange the cast before and the transpose
-    # after it, which moves single bytes several times as slowly as numbers of two or four.
+    # after it, which moves single bytes several times as slowly as numbers of two or four. A mesh
+    # has no tf.newaxis.
     rows = tf.clip_by_value(tf.range(height) + shifts[:, :1], 0, height - 1)  # [B, H]
     first = tf.reshape(tf.range(batch * stack) * height, [batch, stack, 1])
-    frames = tf.gather(tf.reshape(frames, [-1, *frames.shape[3:]]), first + rows[:, None])
+    frames = tf.gather(tf.reshape(frames, [-1, *frames.shape[3:]]), first + tf.expand_dims(rows, 1))
     stacks = stacked(frames)
     columns = tf.clip_by_value(tf.range(width) + shifts[:, 1:], 0, width - 1)  # [B, W]
     first = tf.reshape(tf.range(batch * height) * width, [batch, height, 1])
-    return tf.gather(tf.reshape(stacks, [-1, stacks.shape[-1]]), first + columns[:, None])
+    return tf.gather(tf.reshape(stacks, [-1, stacks.shape[-1]]), first + tf.expand_dims(columns, 1))

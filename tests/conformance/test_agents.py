@@ -145,6 +145,19 @@ def test_two_replicas_train_as_one_does(name):
         np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("source", ["state", "pixels"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mesh_trains_as_one_device_does(name, source, monkeypatch):
+    """But for the noise, which DTensor draws by itself on each device: all noise is 0.3 here."""
+    monkeypatch.setattr(tf.random, "stateless_normal", lambda shape, seed: tf.fill(shape, 0.3))
+    agent = small_agent(name, source)
+    one, mesh = train(agent, "single_device"), train(agent, "mesh:data=2")
+    assert len(one) == len(mesh) > 10
+    for index, (a, b) in enumerate(zip(one, mesh, strict=True)):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=2e-4, err_msg=str(index))
+
+
 @pytest.mark.parametrize("source", ["state", "pixels"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_restored_learner_goes_on_as_the_saved_one(name, source, tmp_path):
