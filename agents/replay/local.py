@@ -147,7 +147,7 @@ class LocalReplay:
         """Writes priorities back, at once; see `agents.replay.priorities.PriorityWriter`."""
         keys = np.concatenate([np.ravel(keys) for keys, _ in batches]).astype(np.int64)
         priorities = np.concatenate([np.ravel(each) for _, each in batches])
-        self._tree.set(keys % self._max_size, self._weights(for_table(priorities)))
+        self._tree.set(keys, self._weights(for_table(priorities)))
 
     def close(self) -> None:
         """Ends the learner's input."""
