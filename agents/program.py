@@ -19,7 +19,7 @@ from agents.plan.run_plan import RunPlan
 from agents.replay.checkpoint import make_server_checkpointer
 
 # A cache asks the learner for new weights this often, in milliseconds; actors ask it every 250
-# steps. It gives weights that are at most twice as old, because those that are no older than this
+# actions. It gives weights that are at most twice as old, because those that are no older than this
 # go stale while the next ones are on their way, and an actor would ask the learner once more.
 CACHE_MS = 200
 

@@ -12,8 +12,8 @@ from acme.adders import base as adders
 from agents.acting.acting_policy import ActingPolicy, ServedPolicy
 from agents.agent import VariableSource
 
-# Environment steps between two requests for weights.
-STEPS_PER_UPDATE = 250
+# Actions between two requests for weights, over all environments of an actor.
+ACTIONS_PER_UPDATE = 250
 
 
 class PolicyActor(core.Actor):
@@ -81,7 +81,7 @@ class ExploringActor:
         spec = policy.observation_spec
         self._observations = np.zeros((size, *spec.shape), spec.dtype.as_numpy_dtype)
         self._extras: list[Any] = [()] * size
-        self._steps_to_update = STEPS_PER_UPDATE
+        self._actions_to_update = ACTIONS_PER_UPDATE
 
     def begin(self, index: int, timestep: dm_env.TimeStep) -> None:
         """Starts an episode of environment `index`."""
@@ -100,11 +100,11 @@ class ExploringActor:
         return actions
 
     def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:
-        """Adds a step of environment `index`; fetches new weights every 250 steps."""
+        """Adds a step of environment `index`; fetches new weights every 250 actions."""
         self._adders[index].add(action, next_timestep, self._extras[index])
-        self._steps_to_update -= 1
-        if self._steps_to_update == 0:
-            self._steps_to_update = STEPS_PER_UPDATE
+        self._actions_to_update -= 1
+        if self._actions_to_update == 0:
+            self._actions_to_update = ACTIONS_PER_UPDATE
             self._policy.update()
 
     def update(self) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from agents.acting.actors import STEPS_PER_UPDATE
+from agents.acting.actors import ACTIONS_PER_UPDATE
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.parts import Parts
 from agents.nodes.counter import LEASE
@@ -165,7 +165,7 @@ class Demands:
     @property
     def _fetches(self) -> float:
         """Fetches of weights for each action."""
-        return 1.0 / STEPS_PER_UPDATE if self._has_fetches else 0.0
+        return 1.0 / ACTIONS_PER_UPDATE if self._has_fetches else 0.0
 
     def _fetched(self) -> tuple[float, float]:
         """Returns the weights that the learner serves: for each action, and in each second."""

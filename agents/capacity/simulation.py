@@ -16,7 +16,7 @@ from typing import Any
 
 import simpy
 
-from agents.acting.actors import STEPS_PER_UPDATE
+from agents.acting.actors import ACTIONS_PER_UPDATE
 from agents.capacity.hardware import Deployment, Hardware
 from agents.capacity.model import CALLS_PER_LEASE, Demands, predict
 from agents.capacity.parts import Parts
@@ -205,7 +205,7 @@ class _Run:
         ages = sorted(self._ages) or [0]
         # Before the weights are as old as they will be, all have fetched at their usual rate.
         at_once = self._run.item_length * self._run.envs_per_actor
-        asked = self._actions / max(STEPS_PER_UPDATE, at_once)
+        asked = self._actions / max(ACTIONS_PER_UPDATE, at_once)
         if self._fetched < _SETTLED * asked:
             ages = [math.nan]
         return Simulated(
@@ -276,7 +276,7 @@ class _Run:
         others = count * (self._demands.act - parts.environment + parts.insert_thread)
         sent: deque[simpy.Event] = deque()
         # Actors began at different times, and have fetched their weights since.
-        to_lease, to_fetch = 0, self._random.randrange(STEPS_PER_UPDATE)
+        to_lease, to_fetch = 0, self._random.randrange(ACTIONS_PER_UPDATE)
         version = None
         yield self.clock.timeout(self._random.random() * count * self._demands.act)
         while True:
@@ -298,8 +298,8 @@ class _Run:
                 to_lease %= LEASE
                 yield from self._work(self._machines[0], calls, self._counter)
             to_fetch += count
-            if to_fetch >= STEPS_PER_UPDATE:
-                to_fetch %= STEPS_PER_UPDATE
+            if to_fetch >= ACTIONS_PER_UPDATE:
+                to_fetch %= ACTIONS_PER_UPDATE
                 version = yield from self._fetch(index, machine)
                 self._fetched += 1
             seconds = self._actor_seconds

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("agents")
 # Methods whose time is measured -> what it counts as. Rendering is part of a step.
 _ENVIRONMENT_PARTS = {"reset": "environment", "step": "environment", "frame": "render"}
 _ACTOR_PARTS = {"select_actions": "policy", "observe": "insert", "begin": "insert"}
-# One lease in so many is timed; a prime, so that what is done every 250 steps is not missed.
+# One lease in so many is timed; a prime, so that what is done every 250 actions is not missed.
 _LEASES_PER_TIMING = 7
 # The replay takes the last rows at the learner's pace, who may just be restarting.
 _SECONDS_TO_FINISH = 300.0

@@ -6,7 +6,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from agents.acting.acting_policy import ActingPolicy
-from agents.acting.actors import STEPS_PER_UPDATE, ExploringActor, PolicyActor
+from agents.acting.actors import ACTIONS_PER_UPDATE, ExploringActor, PolicyActor
 
 SPEC = tf.TensorSpec([2], tf.float32)
 
@@ -124,9 +124,9 @@ def test_an_exploration_may_return_the_same_array_every_time():
     np.testing.assert_array_equal(actions, [[1, 1], [2, 2]])
 
 
-def test_weights_are_fetched_every_250_steps_of_all_environments():
+def test_weights_are_fetched_every_250_actions_of_all_environments():
     actor = ExploringActor(make_policy(), source := Source(), [None, None], [Adder(), Adder()])
-    assert STEPS_PER_UPDATE == 250
+    assert ACTIONS_PER_UPDATE == 250
     requests = []
     for step in range(1, 601):
         actor.observe(step % 2, np.zeros(2, np.float32), None)
