@@ -141,13 +141,13 @@ def test_other_peoples_episodes_of_the_same_environment(env, wrap, pendulum):
             "gym:MountainCarContinuous-v0",
             (),
             "expected episodes of gym:MountainCarContinuous-v0 in the dataset a-v0, got those of "
-            "gym:Pendulum-v1, whose rewards are others",
+            "gym:Pendulum-v1, which has different rewards",
         ),
         (
             "gym:Pendulum-v1",
             ("a:b",),
             "expected episodes of gym:Pendulum-v1 in a:b in the dataset a-v0, got those of "
-            "gym:Pendulum-v1, whose rewards are others",
+            "gym:Pendulum-v1, which has different rewards",
         ),
     ],
 )
