@@ -86,8 +86,10 @@ def _apply_rows(
     epsilon: tf.Tensor,
 ) -> None:
     """Does what the kernel does, to the rows of a sparse update alone."""
-    update = updates_lib.merge_rows(update)
-    g, rows = update.values, update.indices  # [R, ...], [R]
+    # Each row is written, so it may occur only once. Not `tf.size`, which XLA cannot compare with
+    # the size of the sum.
+    rows, places = tf.unique(update.indices)  # [R], [N]
+    g = tf.math.unsorted_segment_sum(update.values, places, tf.shape(rows)[0])  # [R, ...]
     new_m = beta1 * m.sparse_read(rows) + (1 - beta1) * g
     new_v = beta2 * v.sparse_read(rows) + (1 - beta2) * tf.square(g)
     rate = lr * tf.sqrt(1 - beta2_power) / (1 - beta1_power)

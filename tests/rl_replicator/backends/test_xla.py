@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 import rl_replicator as rr
 
@@ -48,3 +49,53 @@ def test_other_errors_and_the_end_of_the_data_are_those_of_any_step():
     np.testing.assert_array_equal(step(), [[1, 2, 3, 4], [5, 6, 7, 8]])
     with pytest.raises(rr.EndOfData):
         step()
+
+
+@pytest.fixture
+def usual_compiler():
+    """That of a process without a mesh; the other one cannot compile `tf.unique`."""
+    is_other = eager_context.context().enable_mlir_bridge == 1
+    tf.config.experimental.disable_mlir_bridge()
+    yield
+    if is_other:
+        tf.config.experimental.enable_mlir_bridge()
+
+
+def after_sparse_steps(name, make_optimizer, options):
+    """Returns a table, and the optimizer's slots of its shape, after two steps."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        table = tf.Variable(np.linspace(0.1, 1, 10, dtype=np.float32).reshape(5, 2))
+        optimizer = replicator.wrap_optimizer(make_optimizer(), **options)
+    replicator.build_optimizer(optimizer, [table])
+
+    def step_fn(words):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words) ** 2)
+        optimizer.apply(tape.gradient(loss, [table]), [table])
+
+    batches = tf.constant([[3, 1, 1, 1], [2, 1, 0, 0]])
+    inputs = replicator.make_inputs(lambda context: tf.data.Dataset.from_tensor_slices(batches))
+    replicator.replicate(step_fn, inputs, steps_per_call=2)()
+    variables = optimizer.variables
+    slots = variables() if callable(variables) else variables
+    return [table.numpy(), *(x.numpy() for x in slots if x is not table and x.shape == [5, 2])]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual_compiler")
+@pytest.mark.parametrize(
+    ("make_optimizer", "options"),
+    [
+        (lambda: rr.optimizers.Adam(0.1), {}),
+    ],
+    ids=["own adam"],
+)
+def test_rows_are_merged_as_without_xla(make_optimizer, options):
+    got, expected = (
+        after_sparse_steps(name, make_optimizer, options)
+        for name in ("single_device:xla", "single_device")
+    )
+    assert len(expected) > 1
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
