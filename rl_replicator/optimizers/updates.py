@@ -36,6 +36,7 @@ def check(updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
 def merge_rows(update: Any) -> Any:
     """Sums the rows of a `tf.IndexedSlices` that have one index; returns other updates as is.
 
+    One row of each index holds the sum, and any others are zeros, so further merges change nothing.
     All replicas get the same bits from the same rows, also on GPUs.
     """
     if not isinstance(update, tf.IndexedSlices):
@@ -43,14 +44,34 @@ def merge_rows(update: Any) -> Any:
     if is_on_gpu(update):
         values, indices = _summed_in_order(update.values, update.indices)
     else:
-        indices, positions = tf.unique(update.indices)
-        values = tf.math.unsorted_segment_sum(update.values, positions, tf.size(indices))
+        values, indices = _summed(update.values, update.indices)
     return tf.IndexedSlices(values, indices, update.dense_shape)
 
 
 def is_on_gpu(update: tf.IndexedSlices) -> bool:
     """Whether the graph that is traced puts these rows on a GPU by name, as replicas' graphs do."""
     return tf.DeviceSpec.from_string(update.values.device or "").device_type == "GPU"
+
+
+def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums rows by index; keeps their number.
+
+    XLA keeps what `tf.unique` returns in as many rows as before. If these went into the next
+    `tf.unique`, such as that of an optimizer which merges rows itself, all of them would count.
+
+    Args:
+      values: rows, [N, ...].
+      indices: [N].
+
+    Returns:
+      The sums, [N, ...], and then zeros; their indices, [N], and then the least one.
+    """
+    count = tf.shape(indices)[0]
+    _, places = tf.unique(indices)
+    least = tf.reduce_min(indices)
+    # Of an empty segment, the maximum is the least number of the dtype.
+    found = tf.maximum(tf.math.unsorted_segment_max(indices, places, count), least)
+    return tf.math.unsorted_segment_sum(values, places, count), found
 
 
 def _summed_in_order(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -503,7 +503,11 @@ def test_sparse_gradients_have_to_be_made_dense(replicator):
         return step_fn
 
     for match, num_parts, options in (
-        ("found Size .* make these dense with tf.convert_to_tensor", 0, {"max_global_norm": 1.0}),
+        (
+            "found UnsortedSegmentMax .* make these dense with tf.convert_to_tensor",
+            0,
+            {"max_global_norm": 1.0},
+        ),
         ("found TensorListConcatV2 .*, make them dense with tf.convert_to_tensor", 2, {}),
     ):
         refuses(replicator, match, make(num_parts, lambda gradient: gradient, **options))

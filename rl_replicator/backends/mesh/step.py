@@ -284,7 +284,7 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
             if node.op in ("Select", "SelectV2") and _rank(node.input[0], by_name) == 0:
                 # DTensor crashes, unless all is scalar.
                 advice = _WHERE if _rank(node.name, by_name) else None
-            if node.op == "Size" and _source(node.input[0], by_name) == "Unique":
+            if node.op == "UnsortedSegmentMax" and _source(node.input[1], by_name) == "Unique":
                 advice = _UNIQUE
             if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
                 # DTensor rounds the mean of each device, and then the mean of these.

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import sonnet as snt
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
 import rl_replicator as rr
+
+keras = tf.keras.optimizers
 
 
 def make_step(step_fn, **options):
@@ -82,16 +85,25 @@ def after_sparse_steps(name, make_optimizer, options):
     return [table.numpy(), *(x.numpy() for x in slots if x is not table and x.shape == [5, 2])]
 
 
+CLIPPED = {"max_global_norm": 0.5}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("usual_compiler")
 @pytest.mark.parametrize(
     ("make_optimizer", "options"),
     [
+        (lambda: snt.optimizers.Momentum(0.1, 0.9), CLIPPED),
+        (lambda: snt.optimizers.Adam(0.1), CLIPPED),
         (lambda: rr.optimizers.Adam(0.1), {}),
+        (lambda: rr.optimizers.Adam(0.1), CLIPPED),
+        (lambda: keras.Adam(0.1, clipnorm=0.5), CLIPPED),
+        (lambda: keras.legacy.Adamax(0.1, clipnorm=0.5), {}),
     ],
-    ids=["own adam"],
+    ids=["momentum", "adam", "own adam", "own adam, clipped", "keras", "legacy"],
 )
 def test_rows_are_merged_as_without_xla(make_optimizer, options):
+    """Once for clipping, and again in optimizers that write rows."""
     got, expected = (
         after_sparse_steps(name, make_optimizer, options)
         for name in ("single_device:xla", "single_device")

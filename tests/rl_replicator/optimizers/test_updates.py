@@ -1,5 +1,7 @@
 """Checks of updates, and rows with one index."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,12 +9,26 @@ import tensorflow as tf
 from rl_replicator.optimizers import updates
 
 
-def test_rows_with_one_index_are_summed():
-    rows = tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([3, 0, 3]), [5, 1])
-    merged = updates.merge_rows(rows)
-    assert sorted(merged.indices.numpy()) == [0, 3]
-    dense = tf.convert_to_tensor(merged).numpy()
-    np.testing.assert_array_equal(dense, [[2.0], [0.0], [0.0], [5.0], [0.0]])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("indices", [[], [4], [3, 1, 3, 3], [2, 0, 1]])
+def test_rows_with_one_index_are_summed(indices, shape):
+    """Also if they are merged again."""
+    values = np.arange(1, 1 + len(indices) * math.prod(shape), dtype=np.float32)
+    values = values.reshape(len(indices), *shape)
+    merged = tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), [5, *shape])
+    expected = np.zeros([5, *shape], np.float32)
+    np.add.at(expected, np.array(indices, int), values)
+    for _ in range(2):
+        merged = updates.merge_rows(merged)
+        sums, found = merged.values.numpy(), merged.indices.numpy()
+        assert len(sums) == len(found) == len(indices) and set(found) == set(indices)
+        for i in set(indices):  # One row has the sum, and no other has anything.
+            first, *rest = sums[found == i]
+            np.testing.assert_array_equal(first, expected[i])
+            assert not np.any(rest)
+
+
+def test_other_updates_have_no_rows():
     assert updates.merge_rows(None) is None
 
 
