@@ -272,8 +272,14 @@ class Replicator(abc.ABC):
         def step_fn(element: Any) -> Any:
             return collectives.all_sum(evaluation.checked(sums_fn(*element)))
 
-        step = self.replicate(step_fn, inputs)
+        step = self._make_evaluation_step(step_fn, inputs)
         return evaluation.EvaluationStep(self._host, step, inputs)
+
+    def _make_evaluation_step(
+        self, step_fn: Callable[[Any], Any], inputs: inputs_lib.Inputs
+    ) -> compiled.ReplicatedStep:
+        """Compiles the step of an evaluation. Override it for another class than `_make_step`."""
+        return self.replicate(step_fn, inputs)
 
     def reduce(self, op: str, outputs: Any) -> Any:
         """Reduces outputs over the replicas, on the host.

@@ -2,12 +2,15 @@
 
 import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from rl_replicator import errors, replicator
 from rl_replicator.backends import devices
-from rl_replicator.step import host
+from rl_replicator.step import compiled, host
+from rl_replicator.step import inputs as inputs_lib
 
 _XLA = "xla"
 # What TensorFlow says of an operation that XLA cannot compile: as a rule, and in a process that has
@@ -29,8 +32,10 @@ class SingleDeviceReplicator(replicator.Replicator):
           jit_compile: whether XLA compiles each step, without its input, into one kernel. A step
             with an operation that XLA does not support raises `ConfigError` when it is called.
             Assertions and `tf.debugging.check_numerics` have no effect in a compiled step.
+            Evaluations are not compiled by XLA, so that they may use tensors of dynamic shapes.
         """
         devices.grow_gpu_memory()
+        self._step_class = _CompiledStep if jit_compile else compiled.ReplicatedStep
         super().__init__(_CompilingHost() if jit_compile else _DeviceHost())
 
     @classmethod
@@ -49,6 +54,20 @@ class SingleDeviceReplicator(replicator.Replicator):
         # Estimators do not accept the default strategy.
         return tf.distribute.OneDeviceStrategy("/gpu:0" if devices.gpus() else "/cpu:0")
 
+    def _make_step(self, *arguments: Any) -> compiled.ReplicatedStep:
+        return self._step_class(self._host, *arguments)
+
+    def _make_evaluation_step(
+        self, step_fn: Callable[[Any], Any], inputs: inputs_lib.Inputs
+    ) -> compiled.ReplicatedStep:
+        return compiled.ReplicatedStep(self._host, step_fn, inputs, None)
+
+
+class _CompiledStep(compiled.ReplicatedStep):
+    """A step that XLA compiles."""
+
+    jit_compile = True
+
 
 class _DeviceHost(host.LocalHost):
     """A single replica on the first GPU, or on the CPU."""
@@ -60,8 +79,6 @@ class _DeviceHost(host.LocalHost):
 
 class _CompilingHost(_DeviceHost):
     """A single replica whose steps XLA compiles."""
-
-    jit_compile = True
 
     def failure(self, error: Exception) -> Exception:
         if _NO_NUMBER.search(str(error)):

@@ -42,7 +42,10 @@ class ReplicatedStep:
 
     Attributes:
       steps_per_call: number of steps in one call; None for one step whose outputs are not stacked.
+      jit_compile: True if XLA compiles each step into one kernel.
     """
+
+    jit_compile: bool | None = None
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class ReplicatedStep:
         # be one that nobody else uses any more.
         self._statistics = statistics.among(self._host.registry.created())
         one_step = tf.function(
-            self._one_step, autograph=False, jit_compile=self._host.jit_compile or None
+            self._one_step, autograph=False, jit_compile=self.jit_compile
         ).get_concrete_function(*self._inputs.specs)
         self._variables = self._host.registry.check(one_step)
         if self._host.num_replicas > 1 and self._inputs.specs:

@@ -20,10 +20,7 @@ class Host(abc.ABC):
       strategy: TensorFlow's strategy inside of which variables and steps are made.
       registry: knows the variables created in `scope`.
       call_order: orders the calls of all steps.
-      jit_compile: whether XLA compiles each step into one kernel.
     """
-
-    jit_compile = False
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy = strategy

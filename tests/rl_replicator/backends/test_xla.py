@@ -54,6 +54,16 @@ def test_other_errors_and_the_end_of_the_data_are_those_of_any_step():
         step()
 
 
+def test_an_evaluation_may_have_dynamic_shapes():
+    replicator = rr.make("single_device:xla")
+
+    def sums_fn(x, mask):
+        return tf.reduce_sum(tf.boolean_mask(x, mask > 0)), tf.size(tf.strings.as_string(x))
+
+    data = tf.data.Dataset.range(10, output_type=tf.float32).batch(4)
+    assert replicator.make_evaluation(sums_fn, lambda context: data, 4)() == (45.0, 12)
+
+
 @pytest.fixture
 def usual_compiler():
     """That of a process without a mesh; the other one cannot compile `tf.unique`."""

@@ -107,8 +107,13 @@ SUM = Config(reduction="sum", is_weighted=True, evaluation_examples=36)
 
 @pytest.mark.parametrize(
     ("replicas", "config"),
-    [("single_device", Config()), ("multi_device:2", Config()), ("multi_device:2", SUM)],
-    ids=["one", "two", "two weighted"],
+    [
+        ("single_device", Config()),
+        ("single_device:xla", Config()),
+        ("multi_device:2", Config()),
+        ("multi_device:2", SUM),
+    ],
+    ids=["one", "compiled", "two", "two weighted"],
 )
 def test_it_takes_the_steps_of_fit(replicas, config):
     """The last batch of the evaluation, of 4 examples, is filled up and divided."""
