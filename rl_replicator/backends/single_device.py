@@ -29,10 +29,11 @@ class SingleDeviceReplicator(replicator.Replicator):
         """Uses the first GPU if there is one, and otherwise the CPU.
 
         Args:
-          jit_compile: whether XLA compiles each step, without its input, into one kernel. A step
-            with an operation that XLA does not support raises `ConfigError` when it is called.
-            Assertions and `tf.debugging.check_numerics` have no effect in a compiled step.
-            Evaluations are not compiled by XLA, so that they may use tensors of dynamic shapes.
+          jit_compile: whether XLA compiles each step into one kernel. A callable input is a part of
+            the step; datasets are not compiled. A step with an operation that XLA does not support
+            raises `ConfigError` when it is called. Assertions and `tf.debugging.check_numerics`
+            have no effect in a compiled step. Evaluations are not compiled by XLA, so that they may
+            use tensors of dynamic shapes.
         """
         devices.grow_gpu_memory()
         self._step_class = _CompiledStep if jit_compile else compiled.ReplicatedStep
@@ -91,5 +92,5 @@ class _CompilingHost(_DeviceHost):
             return error
         return errors.ConfigError(
             f"expected a step of operations that XLA compiles, got {found[1]}; move it to "
-            "input_fn, or use single_device"
+            "a tf.data.Dataset that input_fn returns, or use single_device"
         )

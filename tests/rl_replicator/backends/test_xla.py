@@ -25,7 +25,9 @@ def test_an_operation_that_xla_lacks_is_named(options, after):
         with rr.make(after).scope():
             tf.Variable(tf.zeros([2]))
     step = make_step(lambda x: tf.strings.to_number(tf.strings.as_string(x)), **options)
-    with pytest.raises(rr.ConfigError, match="that XLA compiles, got AsString; move") as error:
+    with pytest.raises(
+        rr.ConfigError, match="that XLA compiles, got AsString; move it to a tf.data.Dataset"
+    ) as error:
         step()
     assert "\n" not in str(error.value)
 
@@ -45,6 +47,18 @@ def test_strings_are_named(step_fn):
     step = replicator.replicate(step_fn, replicator.make_inputs(lambda context: data))
     with pytest.raises(rr.ConfigError, match="XLA compiles, got strings or other types"):
         step()
+
+
+def test_a_callable_input_is_compiled_too():
+    replicator = rr.make("single_device:xla")
+
+    def sample():
+        return tf.ensure_shape(tf.numpy_function(np.ones, [2], tf.float64), [2])
+
+    inputs = replicator.make_inputs(lambda context: sample)
+    match = "got PyFunc; move it to a tf.data.Dataset that input_fn returns"
+    with pytest.raises(rr.ConfigError, match=match):
+        replicator.replicate(lambda x: x + 1, inputs)()
 
 
 def test_other_errors_and_the_end_of_the_data_are_those_of_any_step():
