@@ -32,8 +32,9 @@ class SingleDeviceReplicator(replicator.Replicator):
           jit_compile: whether XLA compiles each step into one kernel. A callable input is a part of
             the step; datasets are not compiled. A step with an operation that XLA does not support
             raises `ConfigError` when it is called. Assertions and `tf.debugging.check_numerics`
-            have no effect in a compiled step. Evaluations are not compiled by XLA, so that they may
-            use tensors of dynamic shapes.
+            have no effect in a compiled step, and neither do seeds of stateful random ops: for
+            numbers that can be repeated, use `tf.random.stateless_*` or a `tf.random.Generator`.
+            Evaluations are not compiled by XLA, so that they may use tensors of dynamic shapes.
         """
         devices.grow_gpu_memory()
         self._step_class = _CompiledStep if jit_compile else compiled.ReplicatedStep
