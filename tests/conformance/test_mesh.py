@@ -484,11 +484,10 @@ def test_sparse_gradients_have_to_be_made_dense(replicator):
     """The user has written none of the operations that DTensor cannot run here."""
     ids = tf.constant([0, 1, 1, 5], tf.int32)
 
-    def make(num_parts, as_gradient, **options):
+    def make(num_parts, as_gradient, make_sgd, **options):
         with replicator.scope():
             table = tf.Variable(np.arange(12.0).reshape(6, 2), dtype=tf.float32)
-            sgd = snt.optimizers.SGD(0.1)
-            optimizer = replicator.wrap_optimizer(sgd, **options)
+            optimizer = replicator.wrap_optimizer(make_sgd(), **options)
 
         def gradients(rows):
             with tf.GradientTape() as tape:
@@ -502,16 +501,21 @@ def test_sparse_gradients_have_to_be_made_dense(replicator):
 
         return step_fn
 
-    for match, num_parts, options in (
-        (
-            "found UnsortedSegmentMax .* make these dense with tf.convert_to_tensor",
-            0,
-            {"max_global_norm": 1.0},
-        ),
-        ("found TensorListConcatV2 .*, make them dense with tf.convert_to_tensor", 2, {}),
+    def plain():
+        return snt.optimizers.SGD(0.1)
+
+    def clipping():
+        return tf.keras.optimizers.SGD(0.1, clipnorm=1.0)
+
+    merged = "; clipping merges the rows .* make these dense with tf.convert_to_tensor"
+    joined = "found TensorListConcatV2 .*, make them dense with tf.convert_to_tensor"
+    for match, num_parts, make_sgd, options in (
+        (merged, 0, plain, {"max_global_norm": 1.0}),
+        (merged, 0, clipping, {}),
+        (joined, 2, plain, {}),
     ):
-        refuses(replicator, match, make(num_parts, lambda gradient: gradient, **options))
-        step_fn = make(num_parts, tf.convert_to_tensor, **options)
+        refuses(replicator, match, make(num_parts, lambda gradient: gradient, make_sgd, **options))
+        step_fn = make(num_parts, tf.convert_to_tensor, make_sgd, **options)
         assert replicator.replicate(step_fn, replicator.make_inputs(images))() < 66
 
 

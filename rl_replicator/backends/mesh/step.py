@@ -43,8 +43,8 @@ _REFUSED = {
 _WHERE = (
     "use tf.where(tf.fill(tf.shape(x), condition), x, y), or tf.cond, if the condition is a scalar"
 )
-_UNIQUE = (
-    "max_global_norm merges the rows of sparse gradients: make these dense with "
+_MERGED = (
+    "clipping merges the rows of sparse gradients: make these dense with "
     "tf.convert_to_tensor before optimizer.apply"
 )
 _LOCK = threading.RLock()
@@ -285,7 +285,7 @@ def _check_operations(function: tf.types.experimental.ConcreteFunction) -> None:
                 # DTensor crashes, unless all is scalar.
                 advice = _WHERE if _rank(node.name, by_name) else None
             if node.op == "UnsortedSegmentMax" and _source(node.input[1], by_name) == "Unique":
-                advice = _UNIQUE
+                advice = _MERGED
             if node.op == "Mean" and tf.dtypes.as_dtype(node.attr["T"].type).is_integer:
                 # DTensor rounds the mean of each device, and then the mean of these.
                 advice = "use tf.cast to a float before tf.reduce_mean"
