@@ -57,7 +57,8 @@ def from_keras(
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
     A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
-    of `compile`, and with the regularisation losses of its layers. N replicas take the same steps
+    of `compile`, and with the regularisation losses of its layers. One difference: clipping counts
+    each row of an embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps
     as one, if all batch normalisation has `synchronized=True`. The metrics of `compile` are
     computed in evaluations; their variables must hold sums over examples, as Keras' metrics do.
 
