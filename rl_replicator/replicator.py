@@ -234,7 +234,9 @@ class Replicator(abc.ABC):
         """Runs a function that takes steps in the background; see `ReplicatedStep.begin`.
 
         Args:
-          function: takes steps of this replicator. Runs after all calls that began earlier.
+          function: takes steps of this replicator. Runs after all calls that began earlier. In a
+            program with several replicators, it must not save or restore checkpoints: that waits
+            for the background calls of all of them, and two such calls would wait for each other.
           cancel: makes `function` end early; called if the program exits in the meantime.
 
         Returns:

@@ -20,7 +20,8 @@ class BackgroundWorker(Protocol):
 
 
 _LOCK = threading.Lock()
-# In order: two threads that pause all workers must not wait for each other.
+# In order: two threads that pause all workers must not wait for each other. They would if they were
+# doing background work themselves; see `Replicator.begin`.
 _REGISTERED: "list[weakref.ref[BackgroundWorker]]" = []
 
 
