@@ -43,8 +43,8 @@ def pytest_collection_finish(session):
         rr.split_cpu(4)
         if _ON_GPU:
             _split_gpu()
-    # Traces make many objects and little garbage: a tenth of the time went into collections.
-    gc.collect()
+    # Traces make many objects and little garbage: a tenth of the time went into collections. Nor is
+    # what imports have left behind worth one.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()

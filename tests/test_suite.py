@@ -63,7 +63,12 @@ class Scratch:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.suite", *PLUGINS, *arguments],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -204,10 +209,11 @@ def test_leaves_things():
 
 def test_a_clean_run(scratch, tmp_path):
     test = """
-import subprocess, tempfile
+import subprocess, sys, tempfile
 from pathlib import Path
 
 def test_cleans_up(tmp_path):
+    assert sys.dont_write_bytecode  # As the caller asked, while tests run.
     # Ends after its parent has, within the grace.
     subprocess.Popen(["sleep", "0.5"], start_new_session=True)
     Path("folders").write_text(f"{tempfile.mkdtemp()} {tmp_path}")
@@ -215,6 +221,8 @@ def test_cleans_up(tmp_path):
     status, output = scratch({"test_a.py": test}, "--workers", "1").finish()
     assert status == 0, output
     assert "left behind" not in output
+    # The next run collects from it.
+    assert [*tmp_path.glob("__pycache__/test_a.*.pyc")]
     temporary, kept = (tmp_path / "folders").read_text().split()
     assert not Path(temporary).parent.exists()
     assert Path(kept).exists() and not Path(kept).is_relative_to(Path(temporary).parent)

@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,14 @@ class Plugin:
 
         items.sort(key=key)
 
+    @pytest.hookimpl(hookwrapper=True)
     def pytest_collection(self):
         self._progress.note("collection", _COLLECTION_LIMIT)
+        # Without bytecode, every process compiles all test files anew, their asserts rewritten.
+        # Where PYTHONDONTWRITEBYTECODE is set, it still holds for tests and what they start.
+        writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+        yield
+        sys.dont_write_bytecode = writes_none
 
     def pytest_collection_finish(self):
         self._progress.note(None)
