@@ -185,32 +185,31 @@ def test_a_slow_network_sets_the_pace():
     assert 1400 < simulated.actions <= 1600
 
 
-@pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"actors": 12, "item_length": 8},
-        {"actors": 4, "envs_per_actor": 4, "replicas": 2, "evaluation": 1e-3},
-        {"actors": 64, "replicas": 4, "learner_processes": 4, "replay_shards": 2, "caches": 2},
-    ],
+# Whatever can take time takes some.
+VARYING = dataclasses.replace(
+    PARTS,
+    environment_variation=0.5,
+    step_variation=0.2,
+    insert_server=1e-4,
+    sample_server=1e-5,
+    sample_learner=1e-5,
+    sample_thread=5e-6,
+    fetch_learner=5e-4,
+    fetch_actor=5e-4,
+    call=1e-4,
 )
+BUSY = [
+    {"actors": 4, "envs_per_actor": 4, "replicas": 2, "evaluation": 1e-3},
+    {"actors": 64, "replicas": 4, "learner_processes": 4, "replay_shards": 2, "caches": 2},
+]
+
+
+@pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
+@pytest.mark.parametrize("changes", [{}, {"actors": 12, "item_length": 8}, *BUSY])
 def test_no_run_is_faster_than_its_bound_or_its_limiter(hardware, changes):
-    parts = dataclasses.replace(
-        PARTS,
-        environment_variation=0.5,
-        step_variation=0.2,
-        insert_server=1e-4,
-        sample_server=1e-5,
-        sample_learner=1e-5,
-        sample_thread=5e-6,
-        fetch_learner=5e-4,
-        fetch_actor=5e-4,
-        call=1e-4,
-    )
     deployment = dataclasses.replace(RUN, **changes)
-    simulated = run(parts, hardware, seconds=2.0, **changes)
-    bound = predict(parts, deployment, hardware)
+    simulated = run(VARYING, hardware, seconds=2.0, **changes)
+    bound = predict(VARYING, deployment, hardware)
     assert 0.4 * bound.actions < simulated.actions < 1.05 * bound.actions
     # Each step samples 100 transitions, each insert allows 25.
     samples, allowed = 100 * simulated.learner_steps, 25 * simulated.actions
@@ -219,4 +218,10 @@ def test_no_run_is_faster_than_its_bound_or_its_limiter(hardware, changes):
     for shares in (simulated.actor, simulated.learner):
         assert sum(shares.values()) == pytest.approx(1)
         assert all(share > -1e-9 for share in shares.values())
-    assert run(parts, hardware, seconds=2.0, **changes) == simulated
+
+
+@pytest.mark.parametrize("hardware", [ALONE, CLUSTER])
+@pytest.mark.parametrize("changes", BUSY)
+def test_equal_runs_are_equal(hardware, changes):
+    first, second = (run(VARYING, hardware, seconds=0.3, **changes) for _ in range(2))
+    assert first == second
