@@ -165,3 +165,20 @@ def test_without_a_server_it_is_a_new_interpreter(monkeypatch):
         text=True,
     )
     assert done.stdout == "False\n"
+
+
+def test_processes_share_a_server(tmp_path, monkeypatch):
+    """It ends with the context, and with nothing else."""
+    quick = "import fork_server\nfork_server.PRELOADED = ('numpy',)\nfork_server.translate = int\n"
+    monkeypatch.setattr(forked, "_SERVER", forked._SERVER.replace("import fork_server\n", quick))
+    monkeypatch.setattr(forked, "_servers", [])
+    with forked.shared(tmp_path / "forked") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        parents = []
+        for _ in range(2):  # Processes that have not used it.
+            monkeypatch.delenv(forked.client.ADDRESS, raising=False)
+            parents.append(start("-c", "import os; print(os.getppid())").communicate(timeout=60)[0])
+        (server,) = forked._servers
+        assert parents == [f"{server.pid}\n"] * 2 and server.poll() is None
+    assert server.wait(60) == 0

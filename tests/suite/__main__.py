@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.suite import durations, leftovers, stacks
+from tests.suite import durations, forked, leftovers, stacks
 from tests.suite.plugin import DIRECTORY_VARIABLE, records
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -64,6 +64,12 @@ class Watcher:
         # `tmp_path` of failed tests stays where it is otherwise, for whoever looks for the cause.
         environment = {"PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), **os.environ}
         environment |= {DIRECTORY_VARIABLE: str(self._directory), "TMPDIR": str(temporary)}
+        if self.waits is not None:  # The seconds of a file's programs count, which it shares then.
+            return self._watch(command, environment)
+        with forked.shared(self._directory / "forked") as variables:
+            return self._watch(command, environment | variables)
+
+    def _watch(self, command: list[str], environment: dict[str, str]) -> tuple[int, str | None]:
         child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
         started = time.monotonic()
         while child.pid not in (statuses := leftovers.collect()[0]):

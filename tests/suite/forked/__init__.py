@@ -13,18 +13,25 @@ programs of a server: a group of processes that must not depend on it has a memb
 `sys.executable` runs. And the program has another process id than the process that the test
 started: `program` returns it.
 
+The processes of a run of the suite share one server, which the first that needs it starts. With
+`--record`, and outside of the suite, each has one of its own.
+
 `RL_REPLICATOR_TESTS_FORK=0` in the environment makes every command start a new interpreter.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.suite.forked import client
 
@@ -35,14 +42,37 @@ sys.path[0] = sys.argv[1]
 import fork_server
 fork_server.main(sys.argv[2])
 """
+# Names the folder of a server that processes share.
+_SHARED = "RL_REPLICATOR_TESTS_FORK_SHARED"
+# A pipe in this folder, at whose end the server ends.
+_PIPE = "pipe"
 _servers: list[subprocess.Popen] = []
+
+
+@contextlib.contextmanager
+def shared(folder: Path) -> Iterator[dict[str, str]]:
+    """Has processes share one server, which ends with the context, or with this process.
+
+    Args:
+      folder: to make.
+
+    Yields:
+      Environment variables for the processes.
+    """
+    folder.mkdir()
+    os.mkfifo(folder / _PIPE)
+    end = os.open(folder / _PIPE, os.O_RDWR)  # With a reader: a writer alone would wait for one.
+    try:
+        yield {_SHARED: str(folder)}
+    finally:
+        os.close(end)
 
 
 def python() -> tuple[str, ...]:
     """Returns the beginning of a command, in place of `sys.executable`.
 
-    Starts the server of this process at the first call; it ends with this process. Programs that
-    run in forks use the server that they come from.
+    Starts the server at the first call. Programs that run in forks use the server that they come
+    from.
     """
     if os.environ.get("RL_REPLICATOR_TESTS_FORK", "1") == "0":
         return (sys.executable,)
@@ -72,25 +102,39 @@ def program(process: subprocess.Popen) -> int:
 
 
 def _start() -> None:
-    directory = tempfile.TemporaryDirectory(prefix="forked-")
-    address = Path(directory.name) / "socket"
+    if (folder := os.environ.get(_SHARED)) is not None:
+        address = Path(folder) / "socket"
+        with (Path(folder) / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                with (Path(folder) / _PIPE).open("rb") as pipe:
+                    _launch(address, pipe)
+    else:
+        directory = tempfile.TemporaryDirectory(prefix="forked-")
+        address = Path(directory.name) / "socket"
+        server = _launch(address, subprocess.PIPE)  # It ends when this pipe does.
+
+        def stop() -> None:
+            server.kill()
+            server.wait()
+            directory.cleanup()
+
+        atexit.register(stop)
+    os.environ[client.ADDRESS] = str(address)
+
+
+def _launch(address: Path, stdin: Any) -> subprocess.Popen:
+    """Starts a server, and waits until it listens."""
     # Without options such as -I: programs hand their interpreter's options on to those they start.
     isolated = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(_HERE), str(address)],
-        stdin=subprocess.PIPE,  # It ends when this pipe does.
+        stdin=stdin,
         stdout=subprocess.PIPE,
         env={**isolated, "TF_CPP_MIN_LOG_LEVEL": "3"},
         start_new_session=True,
     )
-    assert server.stdin is not None and server.stdout is not None
+    assert server.stdout is not None
     assert server.stdout.readline() == b"listening\n"  # Clients wait for its imports.
     _servers.append(server)
-    os.environ[client.ADDRESS] = str(address)
-
-    def stop() -> None:
-        server.kill()
-        server.wait()
-        directory.cleanup()
-
-    atexit.register(stop)
+    return server
