@@ -10,6 +10,8 @@ DTYPES = (*FLOATS, "int32", "int64", "int8", "uint8", "uint32", "uint64", "bool"
 # Every dtype; scalars, matrices and nothing at all. The first goes through all collectives.
 FIXED = [((2,), "float32"), ((0, 2), "float32"), ((), "float16"), ((2, 2), "complex64")]
 FIXED += [((2, 3) if i % 2 else (), d) for i, d in enumerate(DTYPES)]
+# Other shapes: of three axes, and of a length of 1.
+SHAPES = [((3, 0, 2), "float32"), ((2, 1, 3), "bfloat16"), ((1,), "int64")]
 
 
 def has_order(x):
