@@ -10,6 +10,7 @@ import rl_replicator as rr
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import TrackablePart
 from rl_replicator.learners.resnet import ResNetConfig
+from rl_replicator.learners.resnet import networks as resnet_networks
 from rl_replicator.learners.resnet.learner import ResNetLearner
 from rl_replicator.learners.run_options import RunOptions
 from rl_replicator.learners.sngan import SNGANConfig, features, networks
@@ -128,7 +129,9 @@ def test_resumed_is_uninterrupted(folder, saved, reference):
 
 @pytest.fixture(scope="module")
 def classifier(folder, tmp_path_factory):
-    """A run of ResNet that has just begun."""
+    """A run of ResNet that has just begun; of two stages, because tracing takes the time."""
+    patch = pytest.MonkeyPatch()
+    patch.setitem(resnet_networks._STAGES, 18, ((1, 1), False))
     path = tmp_path_factory.mktemp("runs") / "classifier"
     replicator = rr.make("single_device")
     config = ResNetConfig(data_dir=str(folder), width=2)
@@ -138,7 +141,8 @@ def classifier(folder, tmp_path_factory):
         run.describe("resnet", identity, {})
         part = TrackablePart(**ResNetLearner(replicator, config).trackables())
         Checkpointer(run.best).save(1, {"learner": part})
-    return path
+    yield path
+    patch.undo()
 
 
 def test_a_classifier_of_other_images(classifier):
