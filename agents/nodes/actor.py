@@ -57,9 +57,6 @@ class ActorNode:
         self._counter = counter
         self._action_repeat = plan.task.action_repeat
         self._run_steps = counter.progress().environment_steps
-        self._wait_log = WaitLog(
-            f"actor {index}", lambda: "the replay to take rows (the learner is behind)"
-        )
         self._runs_ahead = False
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
         who = f"actor {index}"
@@ -97,6 +94,11 @@ class ActorNode:
         are taken, it waits for the learner: the counter may be restarted from a checkpoint with
         fewer steps, and all others may have ended.
         """
+        self._wait_log = WaitLog(
+            f"actor {self._index}",
+            lambda: "the replay to take rows (the learner is behind)",
+            lp.stop_event(),
+        )
         try:
             if lp.wait_until_ready():
                 with self._watch:

@@ -116,6 +116,9 @@ class LearnerNode:
 
     def run(self) -> None:
         """Trains and saves checkpoints; the last one holds the trained learner."""
+        # Before there is another thread: which program that belongs to is not known if there are
+        # several in this process.
+        self._stop = lp.stop_event()
         with futures.ThreadPoolExecutor(1, "learner-report") as executor:
             report = executor.submit(self._report)
             try:
@@ -130,7 +133,7 @@ class LearnerNode:
                             self._has_first_rows.clear()
                             self._trained.clear()
                             self._train(report)
-                    while not lp.wait_for_stop(_SECONDS_BETWEEN_NOTES):
+                    while not self._stop.wait(_SECONDS_BETWEEN_NOTES):
                         # Again and again: a counter that is restarted does not know it.
                         if self._is_chief:
                             self._counter.learner_done()
@@ -145,7 +148,7 @@ class LearnerNode:
                 self._no_more_rows.set()
             self._wait_for_first_rows()
             self._has_first_rows.set()
-            while not (self._no_more_rows.is_set() or lp.stop_event().is_set()):
+            while not (self._no_more_rows.is_set() or self._stop.is_set()):
                 self._profiler.reach(self._learner.num_steps)
                 self._learner.step()
                 if report.done():
@@ -170,7 +173,7 @@ class LearnerNode:
         Saves what there is meanwhile. Logs nothing as long as there are more and more rows.
         """
         grown_at, num_items = time.monotonic(), -1
-        waiting = WaitLog("the learner", self._missing_rows)
+        waiting = WaitLog("the learner", self._missing_rows, self._stop)
         while not self._no_more_rows.is_set():
             tables = self._table_infos()
             if tables and not any(map(_lacks_rows, tables)):
@@ -227,7 +230,7 @@ class LearnerNode:
             raise
 
     def _watch(self) -> None:
-        waiting = WaitLog("the learner", self._missing_rows)
+        waiting = WaitLog("the learner", self._missing_rows, self._stop)
         last_steps, last_change = -1, time.monotonic()
         while True:
             starved = 0
@@ -249,7 +252,7 @@ class LearnerNode:
                 self._no_more_rows.set()
             # A learner that saves, or whose steps are long, makes no progress either.
             is_waiting = starved == _POLLS_PER_REPORT and not self._trained.is_set()
-            if progress.steps_done or lp.stop_event().is_set():
+            if progress.steps_done or self._stop.is_set():
                 # Another worker may be the one that gets no items.
                 may_starve = is_waiting or (self._has_partners and not self._trained.is_set())
                 if may_starve and now - last_change > _SECONDS_TO_STARVE:
@@ -285,11 +288,11 @@ class LearnerNode:
         """
         give_up_at = math.inf
         while not self._saver.save_last() and time.monotonic() < give_up_at:
-            if lp.wait_for_stop(SECONDS_BETWEEN_TRIES):
+            if self._stop.wait(SECONDS_BETWEEN_TRIES):
                 # Calls to a replay that has just been restarted fail until gRPC connects again.
                 give_up_at = min(give_up_at, time.monotonic() + _SECONDS_TO_RECONNECT)
                 time.sleep(_SECONDS_BETWEEN_CALLS)
-        if lp.stop_event().is_set():
+        if self._stop.is_set():
             return True
         if not self._has_partners and self._saver.saved_environment_steps < self._total_steps:
             return False

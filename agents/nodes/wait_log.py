@@ -1,9 +1,8 @@
 """Reports long waits of a node, and ends them when the program stops."""
 
 import logging
+import threading
 from collections.abc import Callable
-
-import launchpad as lp
 
 _LOG = logging.getLogger("agents")
 _SECONDS_BETWEEN_LINES = 10.0
@@ -16,15 +15,17 @@ class StoppedError(Exception):
 class WaitLog:
     """Logs a line every ten seconds of a wait."""
 
-    def __init__(self, who: str, reason: Callable[[], str]):
+    def __init__(self, who: str, reason: Callable[[], str], stop: threading.Event):
         """Stores the texts.
 
         Args:
           who: the node, as users know it.
           reason: returns what it waits for and why; called when a line is due.
+          stop: the node's stop event. Only the node's own thread can ask for it; any may wait.
         """
         self._who = who
         self._reason = reason
+        self._stop = stop
         self._next_line = _SECONDS_BETWEEN_LINES
 
     def tick(self, waited: float) -> None:
@@ -36,7 +37,7 @@ class WaitLog:
         Raises:
           StoppedError: if the program is stopping.
         """
-        if lp.stop_event().is_set():
+        if self._stop.is_set():
             raise StoppedError
         if waited < self._next_line - _SECONDS_BETWEEN_LINES:
             self._next_line = _SECONDS_BETWEEN_LINES  # Another wait has begun.

@@ -152,6 +152,32 @@ def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
 
 
 @pytest.mark.timeout(180)
+def test_it_trains_beside_another_program_in_the_process(tmp_path, run_dir):
+    """Only the node's own thread knows to which program it belongs."""
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+
+    def learn():
+        LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter).run()
+
+    managers = []
+    for run in (learn, lp.wait_for_stop):
+        program = lp.Program("program")
+        program.add_node(lp.PyNode(run), label="node")
+        managers.append(lp.launch(program, "test_mt", termination_notice_secs=60))
+    try:
+        assert wait_for(lambda: counter.progress().learner_steps > 1)
+        assert not managers[0].wait(timeout=2.0)  # It has looked for a stop with each report.
+    finally:
+        for manager in managers:
+            manager.stop_and_wait()
+        replay.close()
+    assert holds_last_step(run_dir)
+
+
+@pytest.mark.timeout(180)
 def test_a_run_that_was_stopped_after_its_last_step_trains_no_more(stop, tmp_path, run_dir):
     """Its last evaluation is to be of the policy that was saved."""
     agent = D4PG(CONFIG, TARGET.spec())

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-import launchpad as lp
 from agents.nodes.counter import Counter, Episode, Progress, restored_counter
 from agents.nodes.program_folder import program_folder
 from agents.nodes.wait_log import StoppedError, WaitLog
@@ -21,15 +20,8 @@ from rl_replicator.runs.progress_line import clock
 from rl_replicator.runs.run_directory import RunDirectory
 
 
-@pytest.fixture
-def stop_event(monkeypatch):
-    event = threading.Event()
-    monkeypatch.setattr(lp, "stop_event", lambda: event)
-    return event
-
-
-def test_a_wait_speaks_every_ten_seconds(stop_event, caplog):
-    waiting = WaitLog("actor 3", lambda: "the replay")
+def test_a_wait_speaks_every_ten_seconds(caplog):
+    waiting = WaitLog("actor 3", lambda: "the replay", threading.Event())
     with caplog.at_level(logging.WARNING):
         for second in range(31):
             waiting.tick(second)
@@ -44,10 +36,11 @@ def test_a_wait_speaks_every_ten_seconds(stop_event, caplog):
     ]
 
 
-def test_a_wait_ends_with_the_program(stop_event):
-    waiting = WaitLog("actor 3", lambda: "the replay")
+def test_a_wait_ends_with_the_program():
+    stop = threading.Event()
+    waiting = WaitLog("actor 3", lambda: "the replay", stop)
     waiting.tick(1.0)
-    stop_event.set()
+    stop.set()
     with pytest.raises(StoppedError):
         waiting.tick(1.5)
 
