@@ -94,10 +94,11 @@ class ActorNode:
         are taken, it waits for the learner: the counter may be restarted from a checkpoint with
         fewer steps, and all others may have ended.
         """
+        self._stop = lp.stop_event()
         self._wait_log = WaitLog(
             f"actor {self._index}",
             lambda: "the replay to take rows (the learner is behind)",
-            lp.stop_event(),
+            self._stop,
         )
         try:
             if lp.wait_until_ready():
@@ -172,11 +173,11 @@ class ActorNode:
                 done += self._action_repeat
             if timestep.last():
                 episodes.append(stream.end_episode(self._environments.random_state(index)))
-            if done >= granted:
+            if done >= granted or self._stop.is_set():  # A lease of slow steps may take minutes.
                 now, blocked = time.monotonic(), self._seconds_waited()
                 share = (blocked - waited) / max(now - started, 1e-6)
                 granted = self._counter.lease(self._index, done, min(share, 1.0), episodes)
-                if granted == 0 or lp.stop_event().is_set():
+                if granted == 0 or self._stop.is_set():
                     return
                 done, episodes, started, waited = 0, [], now, blocked
                 self._run_steps = self._counter.lease_start(self._index)

@@ -121,6 +121,35 @@ def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, 
     assert len({*map(id, closed)}) == 3
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("at_step", [2, 130, 200])
+def test_a_stop_within_a_lease_is_seen_at_the_next_step(
+    agent, source, tmp_path, monkeypatch, at_step
+):
+    """Steps of a robot take so long that a lease outlasts the notice of the program's end."""
+    stop, taken, closed = threading.Event(), [], []
+    monkeypatch.setattr(lp, "stop_event", lambda: stop)
+
+    def step(self, action, step=TargetMatching.step):
+        taken.append(self)
+        if len(taken) == at_step:
+            stop.set()
+        return step(self, action)
+
+    monkeypatch.setattr(TargetMatching, "step", step)
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    counter = Counter(tmp_path, total_steps=250, restored=None)
+    rows = act(agent, source, counter, tmp_path, actors=1, envs=1, indices=[0])
+    assert len(taken) == at_step and len(closed) == 1
+    # All of them are counted, and the rest of the lease can be granted again.
+    assert counter.progress().environment_steps == at_step and len(rows) >= at_step - 1
+    again = Counter(tmp_path / "again", total_steps=250, restored=counter.snapshot())
+    leases = []
+    while granted := again.lease(0, leases[-1] if leases else 0, 0.0, []):
+        leases.append(granted)
+    assert sum(leases) == 250 - at_step
+
+
 class Restarted:
     """A counter that dies when an actor has no steps left, and forgets half of them."""
 
