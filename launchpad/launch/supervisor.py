@@ -559,7 +559,8 @@ class Supervisor:
             self._kill(first)
         if self._kill_at is not None and now >= self._kill_at + _KILL_SECS:
             self._abandon(first)
-        if all(m.is_gone for m in first):
+        # A colocation with a store may have work of its own, too.
+        if self._is_released and all(m.is_gone for m in first):
             self._end_last(last, now)
 
     def _tell_failure(self, now: float) -> None:

@@ -120,6 +120,37 @@ def test_servers_outlive_runs_and_stores_outlive_all():
     assert not any(entry.startswith("kill") for entry in program.log)
 
 
+def test_a_store_outlives_the_run_of_its_neighbour_in_a_colocation():
+    program = _Program(notice=300)
+    program.state("store", lp_runtime.RUNNING)
+    program.supervisor.post_stop()
+    program.wait_for("stop store")
+    for name in ("user", "other"):
+        program.end(name)
+    time.sleep(0.3)
+    assert "release store" not in program.log
+    program.state("store", lp_runtime.SERVING)
+    program.wait_for("release store")
+    program.end("store")
+    assert program.supervisor.done.wait(60) and program.supervisor.failure is None
+
+
+def test_a_store_whose_neighbour_does_not_end_is_released_and_killed_in_time(monkeypatch):
+    monkeypatch.setattr(lp_supervisor, "_LAST_SECS", 0.1)
+    program = _Program(notice=1.0)
+    program.state("store", lp_runtime.RUNNING)
+    began = time.monotonic()
+    program.supervisor.post_stop()
+    for name in ("user", "other"):
+        program.end(name)
+    program.wait_for("release store")
+    assert time.monotonic() - began >= 0.7
+    program.wait_for("kill store")
+    assert time.monotonic() - began >= 1.0
+    program.end("store", _died())
+    assert program.supervisor.done.wait(60) and program.supervisor.failure is None
+
+
 def test_a_server_without_work_of_its_own_ends_with_the_program():
     program = _Program(notice=60)
     manager = lp_manager.ProgramManager(program.supervisor, is_test=True)
