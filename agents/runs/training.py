@@ -68,7 +68,8 @@ def train(
       listener: is notified of the run and its evaluations.
 
     Returns:
-      Exit status: 0 when the run is complete, 128 and the signal's number when one ended it.
+      Exit status: 0 when the run is complete, 128 and the signal's number when one ended it, or
+      that of SIGTERM when the program did whose node calls this.
 
     Raises:
       UsageError: bad input; no existing run was touched.
@@ -237,10 +238,9 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
     progress: dict[str, Any] = {}
     Checkpointer(run.checkpoints).restore({"progress": JsonPart(dict, progress.update)})
     done = progress["environment_steps"]
-    evaluated = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
     # Other actors may have taken them, whose last actions exceeded them by more.
     target = run.config()["options"].get("steps", steps)
-    if done >= steps and len(evaluated) and evaluated[-1] == steps and target <= steps:
+    if done >= steps and _evaluated_at(run) == steps and target <= steps:
         return True
     check_option(
         done < steps + excess or target == steps,
@@ -249,6 +249,12 @@ def _is_finished(run: RunDirectory, steps: int, excess: int) -> bool:
         f"{steps:,}",
     )
     return False
+
+
+def _evaluated_at(run: RunDirectory) -> float | None:
+    """Returns the environment steps of a run at its newest evaluation; None before the first."""
+    steps = read_metrics(run.path, "evaluator").get("environment_steps", np.zeros(0))
+    return float(steps[-1]) if len(steps) else None
 
 
 def _run(
@@ -302,16 +308,19 @@ def _run(
     except Exception:
         trackers.fail(run)
         raise
-    stopped_at = None if manager.signal_number is None else trained_until
+    # Without a signal, too: the program of a node that launched this one may have stopped it.
+    is_complete = manager.signal_number is None and _evaluated_at(run) == options.steps
+    stopped_at = None if is_complete else trained_until
     if noted and (told := goodput.line(run.path, stopped_at)):
         print(told, flush=True)
-    if manager.signal_number is not None:
+    if not is_complete:
         done = "stopped and saved" if saved else "stopped; everything after the last save is lost"
         command = f"rl-replicator train --run-dir {shlex.quote(str(run.path))}"
         print(f"{done}; continue with: {command}", flush=True)
-        name = signal.Signals(manager.signal_number).name
+        number = manager.signal_number
+        name = "" if number is None else signal.Signals(number).name
         events.record(run.path, events.RUN, events.STOPPED, name)
-        return 128 + manager.signal_number
+        return 128 + (number or signal.SIGTERM)
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run, options)
     for explanation in explain(run.path, options.plain()):

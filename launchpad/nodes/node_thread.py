@@ -197,7 +197,10 @@ def failure_of(
     error: BaseException, runtime: lp_runtime.NodeRuntime
 ) -> errors.ExceptionRecord | None:
     """Returns the record of an exception that ended a node, or None if that is a normal end."""
-    if isinstance(error, SystemExit) and (error.code in (None, 0) or runtime.stop_event.is_set()):
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return None
+    # With a KeyboardInterrupt, work within the node may say that it was ended, such as a program.
+    if isinstance(error, SystemExit | KeyboardInterrupt) and runtime.stop_event.is_set():
         return None
     record = errors.ExceptionRecord.of(error)
     # Others are the node's own, such as those of a save on the way out.

@@ -104,7 +104,8 @@ def train(
 
     Raises:
       UsageError: after bad input.
-      KeyboardInterrupt: if a signal ended the run, which is saved.
+      KeyboardInterrupt: if a signal ended the run, which is saved, or the stop of the Launchpad
+        program in whose node this was called.
     """
     path = None if run_dir is None else Path(os.path.expanduser(run_dir))
     file = None if config is None else os.path.expanduser(os.fspath(config))

@@ -374,6 +374,7 @@ def test_an_interrupt_waits_until_a_node_that_waits_for_an_import_has_its_lock(
         (OSError("no space for the last save"), True),
         (errors.CourierUnavailableError("the peer is gone"), False),
         (SystemExit(1), False),
+        (KeyboardInterrupt(), False),
     ],
 )
 def test_only_what_follows_from_a_stop_is_the_normal_end_of_an_interrupted_node(error, is_failure):

@@ -14,6 +14,8 @@ import psutil
 import pytest
 import tensorflow  # noqa: F401 - so that conftest splits its CPU before the first run
 
+import launchpad as lp
+import rl_replicator
 from agents import d4pg
 from agents.d4pg import D4PGConfig
 from agents.nodes import learner, saver
@@ -335,6 +337,37 @@ def test_what_a_stopped_run_says_of_its_last_save(tmp_path, monkeypatch, capsys,
     out = capsys.readouterr().out
     assert ("stopped and saved; continue" in out) == is_saved
     assert ("stopped; everything after the last save is lost; continue" in out) != is_saved
+
+
+@pytest.mark.timeout(240)
+def test_a_run_within_a_program_that_stops_is_stopped_and_not_complete(tmp_path, capsys):
+    """No signal ends it, and it has been evaluated before."""
+    raised = []
+
+    def node():
+        lp.stop_event()  # On a slow machine, too, nothing interrupts the end of the run.
+        try:
+            rl_replicator.train(
+                "d4pg",
+                env=TARGET,
+                steps=100_000,
+                run_dir=tmp_path / "run",
+                agent=SMALL,
+                video=False,
+                evaluation={"every": 400, "episodes": 2},
+                on_evaluation=lambda figures: lp.stop(),
+            )
+        except BaseException as error:
+            raised.append(type(error))
+            raise
+
+    program = lp.Program("outer")
+    program.add_node(lp.PyNode(node), label="trainer")
+    lp.launch(program, "test_mt", termination_notice_secs=100).wait()  # No failure of the node.
+    assert raised == [KeyboardInterrupt]
+    assert "stopped and saved; continue with" in capsys.readouterr().out
+    assert events.read(tmp_path / "run")[-1].event == events.STOPPED
+    assert not (tmp_path / "run" / "evaluation.png").exists()
 
 
 @pytest.mark.parametrize("at_step", [400, 1000])  # The last may come when all nodes have ended.
