@@ -13,7 +13,7 @@ from agents.deterministic.episode import SavedEpisode
 from agents.learning.divergence import finite_state
 from agents.learning.weights import WeightsPart
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch, make_environment
+from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environment
 from agents.nodes.evaluator import EvaluatorNode
 from agents.nodes.saver import mark_last_step
 from agents.plan.run_plan import RunPlan
@@ -74,16 +74,17 @@ class DeterministicNode:
         )
         _check_repeatable(self._learner, self._actor)
         self._environment = make_environment("actor 0", plan, int(environment_seed))
-        self._episode = SavedEpisode(self._environment, self._actor, exploration)
-        self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
-        self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
-        self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
-        self._unreported = 0
-        self._saved_at_step = -1
-        self._restored_metrics: dict[str, float] = {}
-        self._save_at = time.monotonic() + plan.checkpoint_seconds
-        if self._checkpointer.latest() is not None:
-            self._restore()
+        with closed_on_error(self._environment):
+            self._episode = SavedEpisode(self._environment, self._actor, exploration)
+            self._watch = EnvironmentWatch("actor 0", plan, [self._environment])
+            self._evaluator = EvaluatorNode(agent, plan, self._learner, counter)
+            self._checkpointer = Checkpointer(run.checkpoints, plan.keep_checkpoints)
+            self._unreported = 0
+            self._saved_at_step = -1
+            self._restored_metrics: dict[str, float] = {}
+            self._save_at = time.monotonic() + plan.checkpoint_seconds
+            if self._checkpointer.latest() is not None:
+                self._restore()
 
     def run(self) -> None:
         """Trains until all environment steps are taken, or the program stops."""

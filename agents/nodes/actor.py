@@ -12,7 +12,7 @@ import launchpad as lp
 from agents.agent import Agent, ExplorationContext, VariableSource
 from agents.environment_loop import explore
 from agents.nodes.counter import Counter, Episode
-from agents.nodes.environment_watch import EnvironmentWatch, make_environments
+from agents.nodes.environment_watch import EnvironmentWatch, closed_on_error, make_environments
 from agents.nodes.stopwatch import Stopwatch
 from agents.nodes.wait_log import StoppedError, WaitLog
 from agents.plan.run_plan import RunPlan
@@ -69,23 +69,24 @@ class ActorNode:
         self._environments = make_environments(
             who, plan, [stream.environment_seed for stream in self._streams]
         )
-        for own, state in enumerate(states):
-            if state is not None:
-                self._environments.set_random_state(own, state["environment"])
-        self._feeds_several = min(len(self._streams), len(replays)) > 1
-        self._adders = [
-            agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
-            for stream in self._streams
-        ]
-        self._actor = agent.make_actor(
-            source, self._adders, [stream.context for stream in self._streams]
-        )
-        # Before the stopwatch, which puts back the methods that it finds.
-        self._watch = EnvironmentWatch(who, plan, self._environments.simulators)
-        self._stopwatch = Stopwatch()
-        for simulator in self._environments.simulators:
-            self._stopwatch.attach(simulator, _ENVIRONMENT_PARTS)
-        self._stopwatch.attach(self._actor, _ACTOR_PARTS)
+        with closed_on_error(self._environments):  # Such as a stop while the learner starts.
+            for own, state in enumerate(states):
+                if state is not None:
+                    self._environments.set_random_state(own, state["environment"])
+            self._feeds_several = min(len(self._streams), len(replays)) > 1
+            self._adders = [
+                agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
+                for stream in self._streams
+            ]
+            self._actor = agent.make_actor(
+                source, self._adders, [stream.context for stream in self._streams]
+            )
+            # Before the stopwatch, which puts back the methods that it finds.
+            self._watch = EnvironmentWatch(who, plan, self._environments.simulators)
+            self._stopwatch = Stopwatch()
+            for simulator in self._environments.simulators:
+                self._stopwatch.attach(simulator, _ENVIRONMENT_PARTS)
+            self._stopwatch.attach(self._actor, _ACTOR_PARTS)
 
     def run(self) -> None:
         """Acts until the learner is done, this actor is taken away, or the program stops.
@@ -94,13 +95,13 @@ class ActorNode:
         are taken, it waits for the learner: the counter may be restarted from a checkpoint with
         fewer steps, and all others may have ended.
         """
-        self._stop = lp.stop_event()
-        self._wait_log = WaitLog(
-            f"actor {self._index}",
-            lambda: "the replay to take rows (the learner is behind)",
-            self._stop,
-        )
         try:
+            self._stop = lp.stop_event()
+            self._wait_log = WaitLog(
+                f"actor {self._index}",
+                lambda: "the replay to take rows (the learner is behind)",
+                self._stop,
+            )
             if lp.wait_until_ready():
                 with self._watch:
                     self._act()

@@ -1,10 +1,11 @@
 """Notices an environment whose constructor, step or reset does not return."""
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import launchpad as lp
@@ -49,7 +50,26 @@ def make_environments(who: str, plan: RunPlan, seeds: Sequence[int]) -> BatchEnv
 
         name, threads = plan.task.name, max(1, (os.cpu_count() or 1) // plan.num_actors)
         return _construct(who, plan, lambda: EnvPoolEnvironments(name, seeds, threads))
-    return EnvironmentsInTurn([make_environment(who, plan, seed) for seed in seeds])
+    made: list[Any] = []
+    environments = EnvironmentsInTurn(made)
+    with closed_on_error(environments):
+        for seed in seeds:
+            made.append(make_environment(who, plan, seed))
+    return environments
+
+
+@contextlib.contextmanager
+def closed_on_error(environment: Any) -> Iterator[None]:
+    """Closes an environment if its node cannot be made, or the program stops before it is.
+
+    Args:
+      environment: an environment, or several.
+    """
+    try:
+        yield
+    except BaseException:  # In threads, a stop is a SystemExit, and the process goes on.
+        environment.close()
+        raise
 
 
 def _construct(who: str, plan: RunPlan, make: Callable[[], _Made]) -> _Made:

@@ -16,6 +16,7 @@ from agents.learning.replay_learner import StepOutput
 from agents.nodes.counter import restored_counter
 from agents.off_policy_agent import OffPolicyAgent
 from agents.replay.config import ReplayConfig
+from environments.fakes import TargetMatching
 from rl_replicator.errors import ConfigError
 from rl_replicator.runs.metrics import read_metrics
 from tests.agents.nodes.plans import TARGET, make_plan
@@ -97,6 +98,19 @@ def test_random_numbers_that_a_continued_run_would_not_draw_again_are_refused(
     with pytest.raises(ConfigError, match=message) as error:
         make_node(kind, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_the_environment_is_closed_when_the_node_is_not_made(tmp_path, monkeypatch):
+    closed = []
+
+    def interrupt(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(Agent, "make_evaluator", interrupt)
+    with pytest.raises(SystemExit):
+        make_node(Agent, tmp_path)
+    assert len(closed) == 1
 
 
 def test_an_agent_with_seeds_that_count_steps_is_accepted(tmp_path):

@@ -121,6 +121,34 @@ def test_environments_are_closed_when_their_actor_ends(agent, source, tmp_path, 
     assert len({*map(id, closed)}) == 3
 
 
+@pytest.mark.parametrize("failing", ["environment", "policy"])
+def test_environments_are_closed_when_their_actor_is_not_made(
+    agent, source, tmp_path, monkeypatch, failing
+):
+    """Such as by a stop while it waits for the learner: nobody else knows of them."""
+    made, closed = [], []
+
+    def make(self, seed, make=TARGET.make):
+        if failing == "environment" and len(made) == 2:
+            raise SystemExit
+        made.append(make(seed))
+        return made[-1]
+
+    def make_actor(*arguments):
+        raise SystemExit
+
+    monkeypatch.setattr(Task, "make", make)
+    monkeypatch.setattr(agent, "make_actor", make_actor)
+    monkeypatch.setattr(TargetMatching, "close", lambda self: closed.append(self))
+    server = reverb.Server([make_table(TransitionLayout(agent.environment_spec))])
+    client = reverb.Client(f"localhost:{server.port}")
+    plan = make_plan(tmp_path, 50, envs_per_actor=3)
+    with pytest.raises(SystemExit):
+        ActorNode(0, agent, plan, [client], source, Counter(tmp_path, 50, restored=None))
+    server.stop()
+    assert len({*map(id, closed)}) == len(closed) == len(made) == {"environment": 2}.get(failing, 3)
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("at_step", [2, 130, 200])
 def test_a_stop_within_a_lease_is_seen_at_the_next_step(
