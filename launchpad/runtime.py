@@ -119,7 +119,8 @@ class NodeRuntime:
         self._is_stop_aware = False
         self._called_stop = False
         self._handlers: list[Callable[[], Any]] = []
-        self._programs: list[threading.Event] = []  # The ends of those that this node launched.
+        # Those that this node launched: what stops them, and their ends.
+        self._programs: list[tuple[Callable[[], Any], threading.Event]] = []
         self._lock = threading.RLock()
         self._placeholders: list[socket.socket] = []
         self._parts: list[NodeRuntime] = []
@@ -177,8 +178,18 @@ class NodeRuntime:
           ended: Is set when that program has ended.
         """
         with self._lock:  # Another thread of the node may launch a program, too.
-            self._programs = [event for event in self._programs if not event.is_set()] + [ended]
+            self._programs = [*self._running_programs(), (stop, ended)]
         self._add_handler(stop)
+
+    def stop_programs(self) -> None:
+        """Stops the programs that this node has launched: it has failed, and they are nobody's."""
+        for part in self._parts:
+            part.stop_programs()
+        for stop, _ in self._running_programs():
+            stop()
+
+    def _running_programs(self) -> list[tuple[Callable[[], Any], threading.Event]]:
+        return [(stop, ended) for stop, ended in self._programs if not ended.is_set()]
 
     def _add_handler(self, handler: Callable[[], Any]) -> None:
         with self._lock:
@@ -212,9 +223,9 @@ class NodeRuntime:
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
         if not self._is_stop_aware:
-            running = [event for event in self._programs if not event.is_set()]
-            for event in running:
-                event.wait()
+            running = self._running_programs()
+            for _, ended in running:
+                ended.wait()
             # The node that asked for the end, or waits for that of its own program, gets a moment
             # to leave by itself.
             self._interrupt(_OWN_STOP_SECS if self._called_stop or running else 0.0)

@@ -646,6 +646,34 @@ def test_a_node_that_has_launched_a_program_is_interrupted_as_others_are(tmp_pat
     assert (tmp_path / "entries").read_text().split() == ["looping", "interrupted"]
 
 
+@pytest.mark.parametrize("is_colocated", [False, True])
+def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is_colocated):
+    inner: list[lp.ProgramManager] = []
+
+    def launch_and_fail():
+        program = lp.Program("inner")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="inner")
+        inner.append(lp.launch(program, "local_mt"))
+        if len(inner) == 1:
+            raise ValueError("once")
+        lp.wait_for_stop()
+
+    node = lp.PyNode(launch_and_fail)
+    program = lp.Program("outer")
+    program.add_node(lp.MultiThreadingColocation([node]) if is_colocated else node, label="outer")
+    policy = lp.RestartPolicy(max_restarts=1, initial_backoff_secs=0.01)
+    manager = lp.launch(program, "test_mt", restart_policies={"outer": policy})
+    try:
+        _wait_until(lambda: len(inner) == 2)
+        assert inner[0].wait(timeout=60)
+        assert not inner[1].wait(timeout=0.3)  # It is the one of the node that runs.
+        manager.stop_and_wait()
+        assert inner[1].wait(timeout=60)
+    finally:
+        for left in (manager, *inner):
+            left.kill()
+
+
 def test_waiting_for_some_of_the_nodes(caplog):
     release = threading.Event()
     program = lp.Program("some")

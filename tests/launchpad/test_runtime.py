@@ -68,7 +68,7 @@ def test_programs_that_threads_of_a_node_launch_at_the_same_time_are_all_awaited
     for ended in ends[:2]:
         runtime.add_program(lambda: None, ended)
     other.join()
-    assert set(runtime._programs) == set(ends)
+    assert {ended for _, ended in runtime._programs} == set(ends)
 
 
 def test_a_part_that_is_added_during_the_release_is_released():

@@ -84,6 +84,7 @@ class ThreadWorker:
     def kill(self) -> None:
         """Raises SystemExit in the thread: the most that can be done to one."""
         self.runtime.release()
+        self.runtime.stop_programs()
         # It waits while the thread acquires a condition, which may be for ever.
         interrupt = self._thread.interrupt
         threading.Thread(target=interrupt, name=f"{self.runtime.name} kill", daemon=True).start()
@@ -121,4 +122,6 @@ class ThreadWorker:
     def _on_end(self, error: BaseException | None) -> None:
         self.runtime.mark_ended()
         record = node_thread.failure_of(error, self.runtime) if error is not None else None
+        if record is not None:  # A process would end them with itself.
+            self.runtime.stop_programs()
         self._supervisor.post_ended(self, record)
