@@ -2,8 +2,8 @@
 
 Each node of a launched program has one `NodeRuntime`. The launcher has one too, so that `lp.stop()`
 and handles also work there. `current()` finds the runtime of the calling code: by thread, then by
-process, then the program launched last from this process. A thread that a node in a thread has
-started has no runtime of its own: where several programs run, `unambiguous()` refuses it.
+process, then the program launched last from this process. A thread that a node has started has no
+runtime of its own: where several programs run, `unambiguous()` refuses it.
 """
 
 from __future__ import annotations
@@ -361,13 +361,17 @@ def unambiguous() -> NodeRuntime | None:
     Raises:
       RuntimeError: in a thread that may belong to several programs.
     """
-    found = current()
-    if found in _launcher_runtimes and len(_launcher_runtimes) > 1:
+    is_node = getattr(_thread, "runtime", None) is not None
+    num_programs = len(_launcher_runtimes)
+    if _process_runtime is not None:  # The node runs in the main thread of its process.
+        is_node |= threading.current_thread() is threading.main_thread()
+        num_programs += 1
+    if num_programs > 1 and not is_node:
         raise RuntimeError(
-            f"{len(_launcher_runtimes)} Launchpad programs run here, and this thread belongs to no "
-            "node of them: call this in the node's own thread, or use what lp.launch() returned"
+            f"{num_programs} Launchpad programs run here, and this thread belongs to no node of "
+            "them: call this in the node's own thread, or use what lp.launch() returned"
         )
-    return found
+    return current()
 
 
 def require_current() -> NodeRuntime:

@@ -205,9 +205,10 @@ class Child:
                 self.runtime.release()
             elif kind == "stop":
                 # Stop handlers are the users' code, and may block.
-                threading.Thread(target=self.runtime.notify_stop, name="stop", daemon=True).start()
+                notify = self.runtime.notify_stop_in_thread
+                threading.Thread(target=notify, name="stop", daemon=True).start()
         # The launcher is gone without a word: nobody would end this process.
-        threading.Thread(target=self.runtime.notify_stop, daemon=True).start()
+        threading.Thread(target=self.runtime.notify_stop_in_thread, daemon=True).start()
         time.sleep(_ORPHAN_SECS)
         _kill_own_group()
 

@@ -159,6 +159,34 @@ def launch_inside(path: pathlib.Path) -> None:
     Recorder(path).add("inner has ended")
 
 
+def stop_in_a_thread_of_a_program_inside(path: pathlib.Path) -> None:
+    """A thread that a node of a program within this node has started calls `lp.stop()`."""
+
+    def stop() -> None:
+        try:
+            lp.stop()
+        except RuntimeError as error:
+            Recorder(path).add(str(error).partition(",")[0])
+
+    def start_a_thread() -> None:
+        helper = threading.Thread(target=stop)
+        helper.start()
+        helper.join()
+
+    program = lp.Program("inner")
+    program.add_node(lp.PyNode(start_a_thread), label="inner")
+    lp.register_stop_handler(lambda: Recorder(path).add(type(lp.stop_event()).__name__))
+    lp.launch(program, "local_mt").wait()
+    stop_event = lp.stop_event()
+    Recorder(path).add("stopped" if stop_event.wait(0.5) else "goes on")
+    # A stop handler may use the node's functions, also beside a program that still runs.
+    other = lp.Program("other")
+    other.add_node(lp.PyNode(lp.wait_for_stop), label="other")
+    lp.launch(other, "local_mt")
+    lp.stop()
+    stop_event.wait()
+
+
 def stop_handlers(recorder: Any) -> None:
     """Registers two handlers and takes one back."""
     called = threading.Event()

@@ -168,6 +168,14 @@ def test_a_program_that_a_node_has_launched_stops_in_order_with_it(engine, tmp_p
     assert path.read_text() == "waiting\nsaved\ninner has ended\n"
 
 
+def test_a_thread_of_a_program_inside_does_not_stop_the_outer_one(engine, tmp_path):
+    path = tmp_path / "entries"
+    program = lp.Program("outer")
+    program.add_node(lp.PyNode(programs.stop_in_a_thread_of_a_program_inside, path), label="outer")
+    lp.launch(program, engine, termination_notice_secs=100).wait(timeout=90)
+    assert path.read_text() == "2 Launchpad programs run here\ngoes on\nEvent\n"
+
+
 def test_wait_gives_up_in_time_and_says_so(engine):
     program, _ = programs.recorder_program()
     manager = lp.launch(program, engine)
