@@ -210,7 +210,8 @@ def as_stored(config: Any, group: str = "") -> Any:
         if not _is_same(value, rebuilt):
             raise ConfigError(
                 f"expected {kind.__name__}(...) to leave {group}{field.name} = {value!r} "
-                f"unchanged, got {rebuilt!r}; change __post_init__ so that a second call changes nothing"
+                f"unchanged, got {rebuilt!r}; change __post_init__ so that a second call changes "
+                "nothing"
             )
     return stored
 
