@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from rl_replicator.runs import statistics
 
@@ -17,10 +16,9 @@ def test_every_task_has_the_same_weight():
 
 
 def test_the_interquartile_mean_is_the_trimmed_mean():
-    scores = [*np.random.default_rng(0).uniform(0, 1000, [8, 3])]  # 24 runs.
-    assert statistics.interquartile_mean(scores) == pytest.approx(
-        stats.trim_mean(np.concatenate(scores), 0.25)
-    )
+    scores = [*np.random.default_rng(0).uniform(0, 1000, [8, 3])]
+    half = np.sort(np.concatenate(scores))[6:-6]  # Of 24 runs, those in the middle.
+    assert statistics.interquartile_mean(scores) == pytest.approx(half.mean())
 
 
 def test_probability_of_improvement():
