@@ -320,6 +320,12 @@ def await_at_exit(manager: ProgramManager) -> None:
         threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
 
 
+def stop_all() -> None:
+    """Asks all programs of this process to stop; signal handlers may call it."""
+    for manager in list(_unfinished):
+        manager.stop()
+
+
 def _last_error() -> BaseException | None:
     """Returns the last exception that nobody caught. Python sets it when it prints it."""
     return getattr(sys, "last_value", None)
@@ -337,18 +343,21 @@ def _wait_for_all() -> None:
     is_stopping = has_failed
     has_news = False
     for manager in list(_unfinished):
-        if manager._is_settled():
-            continue
-        try:
-            if manager.is_test or is_stopping:
-                manager.stop()
-            manager.wait()
-        except BaseException as error:
-            # Nobody is left to raise to.
-            traceback.print_exc()
-            has_news = True
-            # Ctrl-C is meant for all programs, also where it is raised here and no handler has it.
-            is_stopping |= not isinstance(error, errors.NodeFailedError)
+        while not manager._is_settled():
+            try:
+                if manager.is_test or is_stopping:
+                    manager.stop()
+                manager.wait()
+            except BaseException as error:
+                # Ctrl-C is meant for all programs, also where it is raised here and no handler has
+                # it.
+                is_stopping |= not isinstance(error, errors.NodeFailedError)
+                if isinstance(error, SystemExit) and error.code in (None, 0):
+                    continue  # A handler of a signal ends the script, which is ending already.
+                # Nobody is left to raise to.
+                traceback.print_exc()
+                has_news = True
+            break
     if has_news and not has_failed:  # The exit status must tell; after an error, it does already.
         sys.stdout.flush()
         atexit._run_exitfuncs()

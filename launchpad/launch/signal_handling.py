@@ -9,14 +9,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from launchpad.launch import manager
+
 
 def exit_gracefully_on_sigint() -> None:
-    """Makes Ctrl-C end the process with status 0, after its exit handlers; further ones wait."""
+    """Makes Ctrl-C end the process with status 0, after its programs and its exit handlers.
+
+    Further ones are ignored.
+    """
     signal.signal(signal.SIGINT, _exit)
 
 
 def exit_gracefully_on_sigquit() -> None:
-    """Makes SIGQUIT end the process with status 0, after its exit handlers."""
+    """Makes SIGQUIT end the process with status 0, after its programs and its exit handlers."""
     signal.signal(signal.SIGQUIT, _exit)
 
 
@@ -37,4 +42,5 @@ def _exit(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT:  # A second Ctrl-C must not interrupt the exit handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"{signal.Signals(number).name} received, exiting", flush=True)
+    manager.stop_all()  # The end of a script waits for them.
     sys.exit(0)

@@ -12,6 +12,7 @@ import threading
 import time
 
 import launchpad as lp
+from launchpad.launch import signal_handling
 
 
 class Note:
@@ -90,6 +91,12 @@ def main() -> None:
         lp.launch(program, engine, termination_notice_secs=300)
         return
     manager = launch(engine, scenario.removesuffix("-twice"), path)
+    if scenario.startswith("graceful"):
+        signal_handling.register_exit_handler_and_exit_gracefully_on_sigint(print, "the end")
+        signal_handling.exit_gracefully_on_sigquit()
+        Writer(path).write(Note("started the script"))
+    if scenario == "graceful-waiting":
+        manager.wait()
     if scenario == "save-twice":
         thread = threading.Thread(target=launch, args=(engine, "save", path))
         thread.start()

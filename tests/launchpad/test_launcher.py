@@ -181,6 +181,17 @@ def test_a_signal_stops_programs_that_other_threads_have_launched(
     assert launcher.lines()[num_workers:] == ["saved"] * num_workers
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("scenario", ["graceful", "graceful-waiting"])
+def test_a_script_that_exits_gracefully_stops_its_programs(launch_script, scenario, number):
+    launcher = launch_script("local_mt", scenario)
+    launcher.wait_for_start(3)
+    launcher.process.send_signal(number)
+    status, output = launcher.finish(timeout=60)
+    assert status == 0
+    assert output.splitlines() == [f"{number.name} received, exiting", "the end"]
+
+
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_the_launcher_ignores_stays_ignored(ignored, monkeypatch):
     """SIGHUP under nohup, SIGINT behind a script's `&`."""
