@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import reverb
@@ -49,13 +49,18 @@ _SECONDS_BETWEEN_CALLS = 0.5
 
 @contextlib.contextmanager
 def _ended_by_a_loss() -> Iterator[None]:
-    """Ends the process if another worker is lost, so that the whole group restarts."""
+    """Ends the process if another worker is lost: TensorFlow cannot continue in it."""
     try:
         yield
     except rr.WorkerLost as loss:
-        _LOG.warning("%s", loss)
-        sys.stdout.flush()
-        os._exit(WORKER_LOST_STATUS)  # TensorFlow cannot continue in this process.
+        _restart_group(str(loss))
+
+
+def _restart_group(why: str) -> NoReturn:
+    """Ends the process in such a way that all learners of the run restart."""
+    _LOG.warning("%s", why)
+    sys.stdout.flush()
+    os._exit(WORKER_LOST_STATUS)
 
 
 class LearnerNode:
@@ -129,6 +134,8 @@ class LearnerNode:
                         while self._is_chief and not self._save_last():
                             # A counter that was restarted knows the steps of the newest checkpoint
                             # only, and lets the actors take the others again.
+                            if self._has_partners:  # They would have to train on as well.
+                                _restart_group("the counter has lost steps: all learners restart")
                             self._no_more_rows.clear()
                             self._has_first_rows.clear()
                             self._trained.clear()
@@ -294,7 +301,7 @@ class LearnerNode:
                 time.sleep(_SECONDS_BETWEEN_CALLS)
         if self._stop.is_set():
             return True
-        if not self._has_partners and self._saver.saved_environment_steps < self._total_steps:
+        if self._saver.saved_environment_steps < self._total_steps:
             return False
         self._counter.learner_done()
         return True

@@ -152,6 +152,37 @@ def test_a_counter_that_forgets_steps_before_the_last_save_does_not_end_the_run(
 
 
 @pytest.mark.timeout(180)
+def test_learners_of_several_processes_restart_if_the_counter_forgets_steps(
+    stop, tmp_path, run_dir, monkeypatch
+):
+    """All of them would have to train on, from the same step."""
+    statuses = []
+
+    def end(status):
+        statuses.append(status)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "_exit", end)
+    agent = D4PG(CONFIG, TARGET.spec())
+    replay = Replay(agent, tmp_path / "replay", MIN_SIZE)
+    counter = Counter(run_dir, TOTAL, restored=None)
+    counter.lease(0, TOTAL, 0.0, [])
+    counter.actor_done(0)
+    plan = make_plan(run_dir, TOTAL, checkpoint_seconds=1000.0)
+    node = LearnerNode(agent, lambda: rr.make("single_device"), plan, [replay.client], counter)
+    node._has_partners = True
+    node._saver._counter = forgetful = Counter(run_dir, TOTAL, {"environment_steps": TOTAL - 5})
+    learner = threading.Thread(target=node.run)
+    learner.start()
+    learner.join(120)
+    replay.close()
+    assert not learner.is_alive() and statuses == [WORKER_LOST_STATUS]
+    assert not counter.progress().learner_done and not forgetful.progress().learner_done
+    # They find their state, and the actors take the other steps again.
+    assert saved_progress(run_dir)["environment_steps"] == TOTAL - 5
+
+
+@pytest.mark.timeout(180)
 def test_it_trains_beside_another_program_in_the_process(tmp_path, run_dir):
     """Only the node's own thread knows to which program it belongs."""
     agent = D4PG(CONFIG, TARGET.spec())
