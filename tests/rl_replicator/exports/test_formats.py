@@ -150,7 +150,7 @@ def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
         ),
         (
             lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
-            "NumPy has, got bfloat",
+            "NumPy supports, got bfloat",
         ),
     ],
 )
