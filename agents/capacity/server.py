@@ -48,7 +48,7 @@ class ReplayProcess:
         Args:
           agent: makes the tables.
           num_shards: the replay servers of the run, of which this is one. The agent may accept its
-            settings for this number alone.
+            settings only for this number.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -167,7 +167,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
 
 
 def _compare_tasks(name: str, data: Any, task: Task) -> None:
-    """Raises UsageError if a dataset says that it is one of another environment."""
+    """Raises UsageError if a dataset names another environment."""
     about = data.storage.metadata.get(minari_library.METADATA, {})
     identity = about.get("config", {}).get("identity", {})
     kind, _, gymnasium_id = task.name.partition(":")

@@ -27,8 +27,8 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
     a .gif keeps them until the end, because its encoder takes all at once.
 
     Raises:
-      DiskError: if it cannot be written to its end, most likely because the disk is full.
-      UsageError: if it cannot be begun, or is named neither .mp4 nor .gif.
+      DiskError: if it cannot be written completely, most likely because the disk is full.
+      UsageError: if it cannot be created, or is named neither .mp4 nor .gif.
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")

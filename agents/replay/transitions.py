@@ -98,18 +98,18 @@ class Layout(Protocol):
         ...
 
     def check_observation(self, observation: object) -> None:
-        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+        """Raises a ValueError that names the field, unless it fits the layout."""
         ...
 
     def check_action(self, action: object) -> None:
-        """Raises ValueError, naming the field, unless it is what the layout was made for."""
+        """Raises a ValueError that names the field, unless it fits the layout."""
         ...
 
     def pack_extras(self, extras: Any) -> np.ndarray:
         """Copies the extras of one action into a vector [size] float32.
 
         Raises:
-          ValueError: if they are not what the layout was made for.
+          ValueError: if they do not fit the layout.
         """
         ...
 
@@ -204,7 +204,7 @@ class Extras:
         """Copies the extras of one action into a vector: nest -> [size] float32.
 
         Raises:
-          ValueError: if they do not fit the spec, naming the field.
+          ValueError: if they do not fit the spec; names the field.
         """
         if self.size or not (isinstance(extras, tuple) and extras == ()):
             try:
@@ -310,14 +310,14 @@ class TransitionLayout:
 
 
 def check_array(name: str, value: object, shape: tuple[int, ...], dtype: type, giver: str) -> None:
-    """Checks an array that is to be stored.
+    """Checks an array before it is stored.
 
     Args:
       name: name of the field.
       value: the array.
-      shape: the shape that it should have.
-      dtype: the dtype that it should have.
-      giver: who gave it: "environment" or "agent".
+      shape: the expected shape.
+      dtype: the expected dtype.
+      giver: the source of the array: "environment" or "agent".
 
     Raises:
       ValueError: if it has another shape or dtype.

@@ -19,7 +19,7 @@ def read(run_dir: Path) -> int | None:
 
 
 def written(run_dir: Path) -> int:
-    """Returns when the number was set, in nanoseconds of the file system's clock; 0 if never."""
+    """Returns when the number was last set, in nanoseconds of the file system's clock; else 0."""
     try:
         return (run_dir / FILE).stat().st_mtime_ns
     except OSError:

@@ -192,7 +192,7 @@ def _check(stored: dict[str, Any], before: int, actors: int) -> None:
 def _is_noticed(run: RunDirectory, known: int, actors: int) -> bool:
     """Waits until a live run has noted a change after its first `known` events.
 
-    It ends as well when the run need not notice it, because another number of actors was written.
+    Also returns if the run need not notice it, because another number of actors was written.
     """
     deadline = time.monotonic() + SECONDS_TO_SCALE
     while time.monotonic() < deadline and run.is_live:

@@ -129,7 +129,7 @@ def run(plan: SuitePlan) -> int:
 
 
 def _is_of(plan: SuitePlan, path: Path) -> bool:
-    """Returns whether a run is one that this suite has made: by its agent and its directory."""
+    """Returns whether this suite has created a run, judging by its agent and directory."""
     config = RunDirectory(path).config()
     made = suites.SuiteRun(config["identity"]["env"], config["identity"]["seed"])
     return config["trainable"] == plan.agent and path.name == made.name
@@ -139,7 +139,7 @@ def _write_results(plan: SuitePlan) -> tuple[list[ResultRow], list[LeftOut]]:
     """Writes `results.csv` and `summary.csv` from every run of the suite in the directory.
 
     Returns:
-      The rows, and what is left out: what cannot be read, and other runs, such as copies.
+      The rows, and the runs that are left out: unreadable ones, and others, such as copies.
     """
 
     def read(path: Path) -> list[ResultRow]:

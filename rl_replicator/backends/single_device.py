@@ -33,7 +33,7 @@ class SingleDeviceReplicator(replicator.Replicator):
             the step; datasets are not compiled. A step with an operation that XLA does not support
             raises `ConfigError` when it is called. Assertions and `tf.debugging.check_numerics`
             have no effect in a compiled step, and neither do seeds of stateful random ops: for
-            numbers that can be repeated, use `tf.random.stateless_*` or a `tf.random.Generator`.
+            reproducible numbers, use `tf.random.stateless_*` or a `tf.random.Generator`.
             Evaluations are not compiled by XLA, so that they may use tensors of dynamic shapes.
         """
         devices.grow_gpu_memory()

@@ -56,8 +56,8 @@ def is_on_gpu(update: tf.IndexedSlices) -> bool:
 def _summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums rows by index; keeps their number.
 
-    XLA keeps what `tf.unique` returns in as many rows as before. If these went into the next
-    `tf.unique`, such as that of an optimizer which merges rows itself, all of them would count.
+    With XLA, `tf.unique` returns as many rows as it was given. If these went into the next
+    `tf.unique`, such as that of an optimizer that merges rows itself, all of them would count.
 
     Args:
       values: rows, [N, ...].

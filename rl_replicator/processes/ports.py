@@ -29,10 +29,10 @@ class OpenPortError(ValueError):
 
 @contextlib.contextmanager
 def allowing_open_ports(is_allowed: bool) -> Iterator[None]:
-    """Lets this process and those that it starts meanwhile open ports to other machines.
+    """Lets this process and the processes that it starts open ports to other machines.
 
     Args:
-      is_allowed: what `--open-ports` says; if it is False, the environment decides as before.
+      is_allowed: the option `--open-ports`; if False, the environment variable decides.
     """
     before = os.environ.get(OPEN_PORTS)
     try:

@@ -293,12 +293,12 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """Returns what tells settings from others: that of equal settings is equal."""
+    """Returns a key of settings, which is equal for equal settings."""
     return json.dumps(settings, sort_keys=True)
 
 
 def _one_spelling(value: Any) -> Any:
-    """Returns 16 for 16.0: a command line stores a real number so, Python and TOML as written."""
+    """Returns 16 for 16.0: a config may hold either for the same real number."""
     if isinstance(value, list):
         return [_one_spelling(item) for item in value]
     is_whole = isinstance(value, float) and value.is_integer()

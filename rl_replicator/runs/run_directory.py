@@ -149,7 +149,7 @@ class RunDirectory:
 
     @property
     def described(self) -> int:
-        """When `describe` wrote last, in nanoseconds of the file system's clock; 0 if never."""
+        """Time of the last `describe`, in nanoseconds of the file system's clock; 0 if never."""
         try:
             return (self.path / _CONFIG).stat().st_mtime_ns
         except OSError:

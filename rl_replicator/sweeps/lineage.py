@@ -79,7 +79,7 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
       stages: lineage of `target` from now on; the values of the last one become its settings.
 
     Raises:
-      OSError: if a file cannot be copied, because the disk is full for example.
+      OSError: if a file cannot be copied, for example because the disk is full.
       UsageError: if another process trains in `target`.
     """
     with RunDirectory(target).locked():

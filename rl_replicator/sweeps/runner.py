@@ -179,9 +179,9 @@ class SweepRunner:
             time.sleep(_POLL_SECONDS)
 
     def _next(self, trials: list[SweepTrial], count: int) -> SweepTrial | None:
-        """Returns the trial to start next: one that waits, or else a new one; None if all run.
+        """Returns the trial to start next: a waiting one, or else a new one; None if all run.
 
-        One in whose directory somebody else trains goes on waiting: its run would be refused.
+        A trial keeps waiting while another process trains in its directory.
         """
         for trial in self._waiting:
             taken = [

@@ -73,7 +73,7 @@ class Range:
         """Returns values that a run must accept for the search to make sense.
 
         Unless all numbers are whole, they are written as real numbers, such as 16.0: an option that
-        takes whole numbers alone would accept the ends, and none in between.
+        takes only whole numbers would accept the ends, but nothing in between.
         """
         ends = written(self, self.low), written(self, self.high)
         if self.is_whole or (self.step is not None and self.low % 1 == self.step % 1 == 0):
