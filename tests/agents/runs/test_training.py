@@ -259,7 +259,8 @@ def test_numbers_out_of_range_are_named():
 
 
 COMMAND = [
-    *("-m", "rl_replicator.cli.main", "train", "d4pg", "--env", TARGET),
+    *("-m", "rl_replicator.cli.main", "train", "d4pg"),
+    *("--env", "tests.agents.runs.slow_target:make"),
     *("--agent.policy-layers", "32", "32", "--agent.critic-layers", "32", "32"),
     *("--agent.global-batch-size", "32", "--agent.steps-per-call", "4"),
     *("--agent.value-min", "0", "--agent.value-max", "20", "--agent.replay.min-size", "200"),
