@@ -245,7 +245,8 @@ def _apply(
                 "lp.RestartPolicy"
             )
     for member in launch_.members:
-        member.restart_policy = member.node.restart_policy or policies.get(member.label)
+        member.group_policy = policies.get(member.label)
+        member.restart_policy = member.node.restart_policy or member.group_policy
 
 
 def _flatten(nodes: Sequence[base.Node]) -> Iterator[tuple[base.Node, int | None]]:

@@ -58,6 +58,8 @@ class Member:
     Attributes:
       launch_config: What its process may use.
       colocation: Members of the same number share a machine; None for no such wish.
+      group_policy: The restart policy of its group at the launch; None for none.
+      restart_policy: Its own restart policy, or else that of its group; None for none.
       worker: Its current incarnation; None before the first and between two.
       was_active: True once it had something to do of its own.
       is_abandoned: True if it was given up without having ended.
@@ -74,6 +76,7 @@ class Member:
     node: base.Node
     launch_config: local_multi_processing.PythonProcess = local_multi_processing.PythonProcess()
     colocation: int | None = None
+    group_policy: base.RestartPolicy | None = None
     restart_policy: base.RestartPolicy | None = None
     worker: Worker | None = None
     state: str = lp_runtime.STARTING

@@ -168,9 +168,15 @@ class Supervisor:
                 f"expected a node that serves no address, got a {type(node).__name__}; add nodes "
                 "that serve others before the launch"
             )
-        policy = node.restart_policy or partner.restart_policy
-        config = partner.launch_config
-        member = lp_member.Member(label, index, node, config, restart_policy=policy)
+        group_policy = partner.group_policy
+        member = lp_member.Member(
+            label,
+            index,
+            node,
+            partner.launch_config,
+            group_policy=group_policy,
+            restart_policy=node.restart_policy or group_policy or partner.restart_policy,
+        )
         with self._lock:
             if self._is_over or self._stop_at is not None:
                 raise errors.ProgramStoppedError(

@@ -239,6 +239,25 @@ def test_an_index_is_taken_before_its_node_starts():
     assert program.supervisor.done.wait(60)
 
 
+def test_an_added_node_has_the_policy_of_its_group_and_not_of_a_node():
+    def launch(own, of_group):
+        first = lp.PyNode(lp.wait_for_stop)
+        first.restart_policy = own
+        program = lp.Program("program")
+        program.add_node(first, label="actor")
+        policies = {"actor": of_group} if of_group else {}
+        return lp.launch(program, "test_mt", restart_policies=policies)
+
+    never, thrice = (lp.RestartPolicy(max_restarts=number) for number in (0, 3))
+    for own, of_group, expected in [(never, thrice, thrice), (never, None, never)]:
+        manager = launch(own, of_group)
+        manager.add_node(lp.PyNode(lp.wait_for_stop), "actor", 1)
+        manager.add_node(lp.PyNode(lp.wait_for_stop), "actor", 2)
+        manager.stop_and_wait()
+        members = manager._supervisor._members
+        assert [m.restart_policy for m in members] == [own, expected, expected]
+
+
 def test_a_node_that_can_not_be_added_takes_no_index():
     log: list[str] = []
     member = lp_member.Member("group", 0, lp.PyNode(print))
