@@ -646,6 +646,13 @@ def test_a_node_that_has_launched_a_program_is_interrupted_as_others_are(tmp_pat
     assert (tmp_path / "entries").read_text().split() == ["looping", "interrupted"]
 
 
+def test_a_colocation_of_threads_has_one_restart_policy():
+    node = lp.PyNode(print)
+    node.restart_policy = lp.RestartPolicy()
+    with pytest.raises(ValueError, match="without a restart policy, .*; set it on the colocation"):
+        lp.MultiThreadingColocation([node])
+
+
 @pytest.mark.parametrize("is_colocated", [False, True])
 def test_a_node_in_a_thread_that_fails_leaves_no_program_that_it_has_launched(is_colocated):
     inner: list[lp.ProgramManager] = []

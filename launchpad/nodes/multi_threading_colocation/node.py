@@ -58,10 +58,15 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         """Adds a node and returns its handle.
 
         Raises:
-          ValueError: it is not a PyNode.
+          ValueError: it is not a PyNode, or it has a restart policy of its own.
         """
         if not isinstance(node, python.PyNode):
             raise ValueError("MultiThreadingColocation only works with PyNodes.")
+        if node.restart_policy is not None:
+            raise ValueError(
+                "expected a node without a restart policy, because the nodes of a "
+                "MultiThreadingColocation are restarted together; set it on the colocation"
+            )
         self._nodes.append(node)
         self.stops_last = self.stops_last or node.stops_last
         self.imports = (*self.imports, *node.imports)
