@@ -32,6 +32,14 @@ def test_other_updates_have_no_rows():
     assert updates.merge_rows(None) is None
 
 
+@pytest.mark.parametrize(("device", "expected"), [("/GPU:1", True), ("/CPU:0", False), ("", False)])
+def test_the_graph_says_whether_rows_are_on_a_gpu(device, expected):
+    with tf.Graph().as_default(), tf.device(device):
+        assert (
+            updates.is_on_gpu(tf.IndexedSlices(tf.zeros([1]), tf.zeros([1], tf.int32))) == expected
+        )
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 64, 1000])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_rows_are_summed_in_one_order(monkeypatch, num_rows, shape):
