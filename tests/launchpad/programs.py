@@ -182,9 +182,10 @@ def stop_in_a_thread_of_a_program_inside(path: pathlib.Path) -> None:
     # A stop handler may use the node's functions, also beside a program that still runs.
     other = lp.Program("other")
     other.add_node(lp.PyNode(lp.wait_for_stop), label="other")
-    lp.launch(other, "local_mt")
+    manager = lp.launch(other, "local_mt")
     lp.stop()
     stop_event.wait()
+    assert manager.wait(60)  # It is stopped with the outer one, which does not wait for it.
 
 
 def stop_handlers(recorder: Any) -> None:
