@@ -38,21 +38,25 @@ def extras_of(t):
     return {"log_prob": np.float32(-t), "state": np.full((2, 2), 10 * t, np.float32)}
 
 
+def make_adder(client, layout, n_step):
+    return NStepTransitionAdder(
+        client,
+        layout,
+        n_step=n_step,
+        discount=0.9,
+        initial_priority=1.0,
+        max_in_flight=0,
+        on_wait=lambda _: None,
+    )
+
+
 @pytest.mark.parametrize("observations", [STATE, FRAME], ids=["state", "frames"])
 def test_a_transition_has_the_extras_of_its_first_action(observations):
     layout = make_layout(observations)
     demand = LearnerDemand(4, 1, 1)
     config = ReplayConfig(min_size=4, samples_per_insert=100.0, priority_exponent=0.0)
     server = reverb.Server([make_table(config, demand, layout)])
-    adder = NStepTransitionAdder(
-        reverb.Client(f"localhost:{server.port}"),
-        layout,
-        n_step=2,
-        discount=0.9,
-        initial_priority=1.0,
-        max_in_flight=0,
-        on_wait=lambda _: None,
-    )
+    adder = make_adder(reverb.Client(f"localhost:{server.port}"), layout, 2)
     blank = np.zeros(observations.shape, observations.dtype)
     adder.add_first(dm_env.restart(blank))
     same = {name: np.zeros(leaf.shape, np.float32) for name, leaf in EXTRAS.items()}
@@ -96,15 +100,7 @@ def test_every_step_is_checked():
     layout = make_layout(STATE)
     writer = types.SimpleNamespace(begin=lambda _: None, follow=lambda _: None)
     layout.open = lambda _: writer
-    adder = NStepTransitionAdder(
-        None,
-        layout,
-        n_step=3,
-        discount=0.9,
-        initial_priority=1.0,
-        max_in_flight=0,
-        on_wait=lambda _: None,
-    )
+    adder = make_adder(None, layout, 3)
     blank, action = np.zeros(2, np.float32), np.zeros(1, np.float32)
     adder.add_first(dm_env.restart(blank))
     adder.add(action, dm_env.transition(0.0, blank), extras_of(0))
