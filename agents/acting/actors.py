@@ -95,8 +95,10 @@ class ExploringActor:
         outputs = self._policy(self._observations)
         actions = []
         for index, explore in enumerate(self._explorations):
-            action, self._extras[index] = explore(_row(outputs, index))
-            actions.append(np.array(action))  # It may write the next one into the same array.
+            # It may write the next ones into the same arrays.
+            action, extras = explore(_row(outputs, index))
+            actions.append(np.array(action))
+            self._extras[index] = tree.map_structure(np.array, extras)
         return actions
 
     def observe(self, index: int, action: np.ndarray, next_timestep: dm_env.TimeStep) -> None:

@@ -79,10 +79,13 @@ def test_an_evaluator_acts_on_its_episode_with_the_weights_of_its_last_update(ac
 
 @pytest.mark.parametrize("is_nest", [False, True])
 def test_every_environment_has_its_own_episode_exploration_and_adder(is_nest):
+    action, noise = np.zeros(2, np.float32), np.zeros(1, np.float32)
+
     def add(amount):
-        def explore(outputs):
-            outputs = outputs["mean"] if is_nest else outputs
-            return outputs + np.float32(amount), {"noise": amount}
+        def explore(outputs):  # All environments share its arrays.
+            action[:] = (outputs["mean"] if is_nest else outputs) + np.float32(amount)
+            noise[:] = amount
+            return action, {"noise": noise}
 
         return explore
 
