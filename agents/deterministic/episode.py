@@ -46,14 +46,6 @@ class SavedEpisode:
         """Actions since the start of the episode."""
         return len(self._actions)
 
-    @property
-    def random_state(self) -> dict[str, Any]:
-        """The present state of the environment's and the noise's generators, as plain data."""
-        return {
-            "environment": self._environment.random_state,
-            "noise": self._noise.bit_generator.state,
-        }
-
     def step(self) -> dm_env.TimeStep:
         """Takes one action, in a new episode if the last one has ended."""
         if self._timestep is None or self._timestep.last():

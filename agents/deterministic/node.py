@@ -117,9 +117,7 @@ class DeterministicNode:
         episodes = []
         if timestep.last():
             episode = self._episode
-            episodes.append(
-                Episode(0, episode.episode_return, episode.length, episode.random_state)
-            )
+            episodes.append(Episode(0, episode.episode_return, episode.length))
         if self._replay.is_call_due():
             while self._replay.is_call_due():
                 self._replay.feed()

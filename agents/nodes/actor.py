@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import reverb
@@ -61,18 +60,19 @@ class ActorNode:
         first, count = index * plan.envs_per_actor, plan.num_actors * plan.envs_per_actor
         who = f"actor {index}"
         numbers = range(first, first + plan.envs_per_actor)
-        states = [counter.random_state(number) for number in numbers]
         self._streams = [
-            _Stream(number, count, plan.seed, state, lambda: self._run_steps)
-            for number, state in zip(numbers, states, strict=True)
+            _Stream(
+                number,
+                count,
+                (plan.seed, number, *counter.start_environment(number)),
+                lambda: self._run_steps,
+            )
+            for number in numbers
         ]
         self._environments = make_environments(
             who, plan, [stream.environment_seed for stream in self._streams]
         )
         with closed_on_error(self._environments):  # Such as a stop while the learner starts.
-            for own, state in enumerate(states):
-                if state is not None:
-                    self._environments.set_random_state(own, state["environment"])
             self._feeds_several = min(len(self._streams), len(replays)) > 1
             self._adders = [
                 agent.make_adder(replays[stream.number % len(replays)], self._is_held_back_in_vain)
@@ -173,7 +173,7 @@ class ActorNode:
                 stream.length += self._action_repeat
                 done += self._action_repeat
             if timestep.last():
-                episodes.append(stream.end_episode(self._environments.random_state(index)))
+                episodes.append(stream.end_episode())
             if done >= granted or self._stop.is_set():  # A lease of slow steps may take minutes.
                 now, blocked = time.monotonic(), self._seconds_waited()
                 share = (blocked - waited) / max(now - started, 1e-6)
@@ -205,8 +205,7 @@ class _Stream:
 
     Attributes:
       number: the number of the environment among those of all actors, from 0.
-      environment_seed: seed of the environment; another one after every finished episode, so that
-        an environment whose random state is not known repeats nothing after a stop.
+      environment_seed: seed of the environment.
       context: the context of the exploration in it.
       episode_return: sum of the rewards since the start of the episode.
       length: environment steps since then.
@@ -216,48 +215,37 @@ class _Stream:
         self,
         number: int,
         count: int,
-        seed: int,
-        state: Mapping[str, Any] | None,
+        entropy: Sequence[int],
         environment_steps: Callable[[], int],
     ):
-        """Starts the random streams, or continues them.
+        """Starts the random streams.
+
+        An actor that is started again, in a continued run or after a failure, gets new ones. The
+        interrupted episodes are in the replay: streams that were taken up at their beginnings would
+        put the same transitions there again while actions are random.
 
         Args:
           number: the number of the environment among those of all actors.
           count: number of the environments of all actors.
-          seed: the seed of the run.
-          state: random state of the last episode that `end_episode` returned; None for a new run.
+          entropy: integers that no earlier stream of the run was made from.
           environment_steps: returns the steps that all actors have taken.
         """
         self.number = number
-        self._episodes = 0 if state is None else int(state.get("episodes", 0))
-        entropy = np.random.SeedSequence([seed, number, self._episodes])
-        self.environment_seed, noise_seed = map(int, entropy.generate_state(2))
+        seeds = np.random.SeedSequence(entropy).generate_state(2)
+        self.environment_seed, noise_seed = map(int, seeds)
         self.context = ExplorationContext(
             np.random.default_rng(noise_seed),
             environment_steps,
             rank=number / (count - 1) if count > 1 else 0.5,
         )
-        if state is not None:
-            self.context.random.bit_generator.state = state["noise"]
         self.begin_episode()
 
     def begin_episode(self) -> None:
         """Starts an episode; what was taken of another one is not counted."""
         self.episode_return, self.length = 0.0, 0
 
-    def end_episode(self, random_state: Any) -> Episode:
-        """Returns the episode, and starts the next one.
-
-        Args:
-          random_state: the random state of the environment.
-        """
-        self._episodes += 1
-        state = {
-            "environment": random_state,
-            "noise": self.context.random.bit_generator.state,
-            "episodes": self._episodes,
-        }
-        episode = Episode(self.number, self.episode_return, self.length, state)
+    def end_episode(self) -> Episode:
+        """Returns the episode, and starts the next one."""
+        episode = Episode(self.number, self.episode_return, self.length)
         self.begin_episode()
         return episode

@@ -76,13 +76,11 @@ class Episode:
       environment: number of the environment among those of all actors, from 0.
       episode_return: undiscounted sum of rewards.
       length: environment steps; a repeated action counts as a whole, even if it was cut short.
-      random_state: the environment's random streams at the end, as plain data for a checkpoint.
     """
 
     environment: int
     episode_return: float
     length: int
-    random_state: Any
 
 
 class Counter:
@@ -105,7 +103,8 @@ class Counter:
         self._total_steps = total_steps
         self._environment_steps = int(state.get("environment_steps", 0))
         self._episodes = int(state.get("episodes", 0))
-        self._random_states: dict[str, Any] = dict(state.get("random_states", {}))
+        self._steps_at_start = self._environment_steps
+        self._starts: dict[str, int] = dict(state.get("starts", {}))
         self._learner_steps = int(state.get("learner_steps", 0))
         self._granted = self._environment_steps
         self._leases: dict[int, int] = {}
@@ -129,7 +128,7 @@ class Counter:
         )
         # The rows that are left tell which evaluations need not be repeated.
         self._writer.discard_beyond_resume("evaluator")
-        self._best_return = _best_return(run_dir, self._best, self._environment_steps)
+        self._best_return = _best_return(run_dir, self._best)
         self._evaluation = _newest_evaluation(run_dir) or (
             state.get("evaluation") or {"return": None, "step": 0}
         )
@@ -156,7 +155,6 @@ class Counter:
             for episode in episodes:
                 self._episodes += 1
                 self._episode_return = episode.episode_return
-                self._random_states[str(episode.environment)] = episode.random_state
                 self._write(
                     "actor",
                     {
@@ -246,14 +244,20 @@ class Counter:
         """Returns the steps that all actors have taken since the beginning of the run."""
         return self._environment_steps
 
-    def random_state(self, environment: int) -> Any:
-        """Returns an environment's random streams at the end of its last episode, None before.
+    def start_environment(self, environment: int) -> tuple[int, int]:
+        """Returns integers that no earlier start of the environment in this run was given.
+
+        What is seeded by them repeats nothing, wherever the run was stopped. (A counter that is
+        restored has forgotten the starts since its checkpoint, so one of them is the steps of that
+        checkpoint.)
 
         Args:
           environment: its number among those of all actors, from 0.
         """
         with self._lock:
-            return self._random_states.get(str(environment))
+            starts = self._starts.get(str(environment), 0)
+            self._starts[str(environment)] = starts + 1
+            return starts, self._steps_at_start
 
     def report_learner(self, steps: int, waiting: float, metrics: Mapping[str, float]) -> Progress:
         """Takes the learner's report.
@@ -349,7 +353,7 @@ class Counter:
                 "environment_steps": self._environment_steps,
                 "learner_steps": self._learner_steps,
                 "episodes": self._episodes,
-                "random_states": dict(self._random_states),
+                "starts": dict(self._starts),
                 "evaluation": dict(self._evaluation),
                 "q_mean": self._q_mean,
                 "wall_time": self._writer.seconds,
@@ -403,27 +407,25 @@ def _newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     return {"return": float(returns[-1]), "step": int(table["environment_steps"][-1])}
 
 
-def _best_return(run_dir: Path, best: Checkpointer, environment_steps: int) -> float:
+def _best_return(run_dir: Path, best: Checkpointer) -> float:
     """Returns the return that a policy must reach to be the best one; -inf if none was kept.
+
+    It is the highest among the evaluations in the metrics, not that of the policy that was kept: a
+    killed run may have saved one beyond its checkpoint, and then goes on without it.
 
     Args:
       run_dir: directory of the run, whose evaluations are those of its past.
       best: where the run keeps the best policy.
-      environment_steps: where the run goes on. What was evaluated later is of another future: a
-        killed run may have saved it beyond its checkpoint, in place of the best one of its past.
     """
-    progress: dict[str, Any] = {}
     try:
         if best.latest() is None:
             return -math.inf
-        best.restore({"progress": JsonPart(dict, progress.update)})
+        best.restore({"progress": JsonPart(dict, lambda _: None)})
     except CheckpointError as error:
         _LOG.warning("the next evaluation counts as the best one so far: %s", error)
         return -math.inf
-    if progress["environment_steps"] > environment_steps:
-        past = read_metrics(run_dir, "evaluator").get("episode_return", ())
-        return max(map(float, past), default=-math.inf)
-    return float(progress["evaluation"]["return"])
+    past = read_metrics(run_dir, "evaluator").get("episode_return", ())
+    return max(map(float, past), default=-math.inf)
 
 
 def restored_counter(run_dir: Path, total_steps: int) -> Counter:

@@ -50,19 +50,6 @@ class BatchEnvironment(Protocol):
         """
         ...
 
-    def random_state(self, index: int) -> Any:
-        """Returns the random state of an environment as plain data; None if it exposes none."""
-        ...
-
-    def set_random_state(self, index: int, state: Any) -> None:
-        """Continues an environment's random stream.
-
-        Args:
-          index: the index of the environment.
-          state: return value of `random_state`; None changes nothing.
-        """
-        ...
-
     def close(self) -> None:
         """Frees what the environments hold; they are not used any more."""
         ...
@@ -97,15 +84,6 @@ class EnvironmentsInTurn:
         """See `BatchEnvironment`."""
         for environment, action in zip(self._environments, actions, strict=True):
             yield environment.step(action)
-
-    def random_state(self, index: int) -> Any:
-        """See `BatchEnvironment`."""
-        return self._environments[index].random_state
-
-    def set_random_state(self, index: int, state: Any) -> None:
-        """See `BatchEnvironment`."""
-        if state is not None:
-            self._environments[index].random_state = state
 
     def close(self) -> None:
         """See `BatchEnvironment`."""

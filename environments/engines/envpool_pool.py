@@ -69,12 +69,6 @@ class EnvPoolEnvironments:
         real = self._task.own_actions(np.stack(actions))
         return self._converted(range(self.size), self._pool.step(real), TimeStepConverter.convert)
 
-    def random_state(self, index: int) -> None:
-        """Returns None: EnvPool does not expose its random generators."""
-
-    def set_random_state(self, index: int, state: Any) -> None:
-        """Does nothing: what another engine has stored has no meaning here."""
-
     def close(self) -> None:
         """Does nothing: the threads end when the pool is freed."""
 

@@ -107,7 +107,7 @@ def examine(
         yield EnvironmentFinding(
             NOTE,
             "random state",
-            "not found, so a resumed run starts from a new seed",
+            "not found, so a run with --deterministic cannot be continued",
             "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'",
         )
     yield _rendering(environment)

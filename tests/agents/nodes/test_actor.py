@@ -1,5 +1,6 @@
-"""Actors with several environments: exact counts, seeds, and random streams for a resume."""
+"""Actors with several environments: exact counts, seeds, and new random streams at every start."""
 
+import dataclasses
 import threading
 import time
 
@@ -86,16 +87,48 @@ def test_environments_of_one_actor_are_those_of_as_many_actors(agent, source, tm
     together = Counter(tmp_path / "one", total_steps=3 * steps, restored=None)
     rows = act(agent, source, together, tmp_path, actors=1, envs=3, indices=[0])
     assert together.progress().environment_steps == 3 * steps
-    apart, states = [], []
+    apart = []
     for index in range(3):
         counter = Counter(tmp_path / str(index), total_steps=steps, restored=None)
         apart.append(act(agent, source, counter, tmp_path, actors=3, envs=1, indices=[index]))
-        states.append(counter.random_state(index))
     expected = np.concatenate(apart)
     np.testing.assert_allclose(rows, expected[np.lexsort(expected.T)], atol=1e-6)
-    # Each environment goes on from streams of its own after a stop.
-    assert [together.random_state(number) for number in range(3)] == states
-    assert None not in states and states[0] != states[1]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("random_steps", [0, 1000])
+def test_interrupted_episodes_are_not_repeated(source, tmp_path, random_steps):
+    """Neither when the run is continued, nor when an actor alone is started again."""
+    config = dataclasses.replace(CONFIG, exploration_random_steps=random_steps)
+    agent = D4PG(config, TARGET.spec())
+    # Every stop comes before the end of an episode, of 20 steps.
+    first = Counter(tmp_path, total_steps=40, restored=None)
+    rows = [act(agent, source, first, tmp_path, actors=1, envs=4, indices=[0])]
+    assert first.progress().episodes == 0
+    later = Counter(tmp_path, total_steps=80, restored=first.snapshot())
+    rows.append(act(agent, source, later, tmp_path, actors=1, envs=4, indices=[0]))
+    assert later.progress().episodes == 0
+    latest = Counter(tmp_path, total_steps=120, restored=later.snapshot())
+    latest.start_environment(0)  # By an actor that died at once.
+    rows.append(act(agent, source, latest, tmp_path, actors=1, envs=4, indices=[0]))
+    targets = np.concatenate(rows)[:, 0]
+    assert len(np.unique(targets)) == len(targets) > 90
+
+
+def test_every_start_of_an_environment_has_numbers_of_its_own(tmp_path):
+    counter = Counter(tmp_path, total_steps=100, restored=None)
+    seen = [counter.start_environment(3), counter.start_environment(3)]
+    assert counter.start_environment(4) == seen[0] == (0, 0)  # It has the number besides.
+    counter.lease(0, 0, 0.0, [])
+    counter.lease(0, 100, 0.0, [])
+    saved = counter.snapshot()
+    seen.append(counter.start_environment(3))
+    # The counter alone was restored: it has forgotten the last start.
+    seen.append(Counter(tmp_path, 200, restored=saved).start_environment(3))
+    old = {**saved}
+    del old["starts"]  # Of an earlier version.
+    seen.append(Counter(tmp_path, 200, restored=old).start_environment(3))
+    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.timeout(120)

@@ -247,6 +247,23 @@ def test_the_best_policy_beyond_a_checkpoint_is_replaced_by_no_worse_one_than_th
     assert best_return(tmp_path) == 5.0
 
 
+@pytest.mark.parametrize("is_stopped_again", [False, True])
+def test_a_best_policy_of_a_lost_future_is_no_measure(tmp_path, is_stopped_again):
+    """Nor when the run has since passed the steps at which it was saved."""
+    counter = Counter(tmp_path, total_steps=900, restored=None)
+    counter.lease(0, 250, 0.0, [])
+    record(counter, 200, 4.0)
+    snapshot = counter.snapshot()
+    record(counter, 300, 9.0)
+    counter = Counter(tmp_path, total_steps=900, restored=snapshot)
+    record(counter, 300, 1.0)
+    if is_stopped_again:
+        counter.lease(0, 100, 0.0, [])
+        counter = Counter(tmp_path, total_steps=900, restored=counter.snapshot())
+    record(counter, 400, 5.0)
+    assert best_return(tmp_path) == 5.0
+
+
 def test_a_damaged_best_policy_is_replaced(tmp_path, caplog):
     counter = Counter(tmp_path, total_steps=900, restored=None)
     counter.lease(0, 500, 0.0, [])
