@@ -58,7 +58,8 @@ class ExplorationContext:
     """The information that the exploration in one environment may use.
 
     Attributes:
-      random: generator of its randomness; its state is part of a checkpoint.
+      random: generator of its randomness; another one at every start of the actor, except in
+        deterministic runs.
       environment_steps: returns the approximate number of environment steps that all actors have
         taken.
       rank: position of the environment among those of all actors, from 0 to 1; 0.5 if there is only

@@ -32,7 +32,8 @@ class ReplayConfig:
     paper uses 1."""
     importance_exponent_end: float = 1.0
     """beta at the end of training; it grows linearly. After a prefill, the final value is reached
-    `min_size` transitions before the end."""
+    `min_size` transitions before the end. A run that is continued with more `--steps` goes on with
+    the lower value of its new length."""
     transitions_per_item: int = 8
     """Consecutive transitions that are stored and sampled together as one item of the table, which
     takes less time and memory (docs/speed.md). A batch takes one transition from each item drawn,

@@ -264,7 +264,7 @@ def _run(
     run: RunDirectory,
     listener: RunListener,
 ) -> int:
-    evaluations = NewRows(run, "evaluator")
+    evaluations, times = NewRows(run, "evaluator"), NewRows(run, "time")
     make = make_deterministic_program if options.deterministic else make_program
     described = make(agent, plan)
     # Of a program that was killed: the whole run continues from its newest checkpoint.
@@ -323,8 +323,9 @@ def _run(
         return 128 + (number or signal.SIGTERM)
     events.record(run.path, events.RUN, events.FINISHED)
     _report(run, options)
-    for explanation in explain(run.path, options.plain()):
-        print(explanation, flush=True)
+    if times.read():  # Otherwise the newest are of an earlier start, perhaps with other options.
+        for explanation in explain(run.path, options.plain()):
+            print(explanation, flush=True)
     _plot(run)
     if options.video:
         film_at_the_end(run)

@@ -11,7 +11,7 @@ from agents import d4pg
 from agents.d4pg import PixelD4PGConfig
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import FrameReplayConfig
-from agents.runs import training
+from agents.runs import bottleneck, training
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
@@ -80,9 +80,13 @@ def test_it_is_evaluated_and_filmed_from_its_checkpoint(finished, tmp_path, caps
     assert (tmp_path / "film.gif").stat().st_size > 100
 
 
-def test_it_goes_on_with_two_replicas(finished):
+def test_it_goes_on_with_two_replicas(finished, capsys):
     before = read_metrics(finished, "learner")["learner_steps"][-1]
+    assert bottleneck.explain(finished, {})
+    capsys.readouterr()
     assert d4pg.command.train(options(finished, steps=1700, replicas="2")) == 0
+    # What the run spent its time on before, with other options, is not printed again.
+    assert "time of the" not in capsys.readouterr().out
     learner = read_metrics(finished, "learner")["learner_steps"]
     assert learner[-1] > before and (np.diff(learner) >= 0).all()
     assert read_metrics(finished, "evaluator")["environment_steps"][-1] == 1700
