@@ -236,6 +236,11 @@ def test_check_env_says_what_is_wrong_and_what_to_do(capsys, name, status, line)
     assert re.search(f"^{line}", lines, re.MULTILINE), lines
 
 
+def test_check_env_compares_the_bounds_within_a_time_limit(capsys):
+    assert check_env.run([f"{FAULTY}:narrow", "--max-steps", "300", "--time-limit", "4"]) == 0
+    assert "note  observation bounds: beyond them: 1 of 2 numbers" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "wrap", "cause", "message"),
     [
