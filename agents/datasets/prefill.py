@@ -33,7 +33,8 @@ def fill(
 
     Args:
       agent: makes the tables, and the adders that fill them.
-      dataset: the episodes; each server gets every `num_shards`-th one.
+      dataset: the episodes. Each server gets as many steps: the learner takes as many rows of
+        each, so actors that feed a fuller one would wait for those of the others.
       num_replicas: the number of the learner's replicas.
       num_shards: number of replay servers.
       run_dir: directory of the run.
@@ -50,8 +51,8 @@ def fill(
     try:
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=run_dir) as scratch:
             for shard in range(num_shards):
-                episodes = dataset.episodes(range(shard, dataset.num_episodes, num_shards))
                 folder = Path(scratch) / "filled" / str(shard)
+                episodes = dataset.part(shard, num_shards)
                 held += _fill_server(agent, make_tables, episodes, folder, Path(scratch))
             (Path(scratch) / "filled").rename(prefilled(run_dir))
     except OSError as error:

@@ -1,6 +1,7 @@
 """Reads a Minari dataset, ours or another one, as episodes that fit an environment."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from rl_replicator.errors import UsageError
 _METADATA_FILE = "metadata.json"
 # How far rounding may take a mapped action out of its range.
 _TOLERANCE = 1e-5
+# A part of a dataset consists of up to so many stretches of at least so many steps: tables that are
+# too small for the dataset then keep its newest steps, and few returns end early at a cut.
+_ROUNDS = 16
+_LEAST_STRETCH = 1000
 
 
 class EpisodeDataset:
@@ -80,6 +85,32 @@ class EpisodeDataset:
             for number, data in enumerate(self._data.iterate_episodes(wanted)):
                 yield self._episode(int(indices[number]), data)
 
+    def part(self, index: int, count: int) -> Iterator[RecordedEpisode]:
+        """Reads one of several parts that have equally many steps, whatever the episodes' lengths.
+
+        The dataset is dealt out in stretches, in its order. An episode that lies in several of them
+        is cut.
+
+        Args:
+          index: number of the part, from 0.
+          count: number of parts.
+
+        Raises:
+          UsageError: see `check`.
+        """
+        with _readable(self.name):
+            about = self._data.storage.get_episode_metadata(self._data.episode_indices)
+            ends = np.cumsum([int(episode["total_steps"]) for episode in about])
+        starts = np.concatenate([[0], ends[:-1]])
+        rounds = max(1, min(_ROUNDS, int(ends[-1]) // (count * _LEAST_STRETCH))) if count > 1 else 1
+        edges = np.linspace(0, ends[-1], count * rounds + 1).astype(int)
+        for number in range(index, count * rounds, count):
+            first, last = edges[number], edges[number + 1]
+            chosen = np.flatnonzero((starts < last) & (ends > first)).tolist()
+            for episode_index, episode in zip(chosen, self.episodes(chosen), strict=True):
+                start = starts[episode_index]
+                yield episode.between(max(first - start, 0), min(last - start, episode.num_steps))
+
     def _episode(self, index: int, data: Any) -> RecordedEpisode:
         def wrong(expected: str, found: object) -> UsageError:
             return UsageError(
@@ -123,7 +154,8 @@ class EpisodeDataset:
         discounts = np.ones(steps, np.float32)
         discounts[-1] = not data.terminations[-1]
         recorded = (data.infos or {}).get(minari_library.DISCOUNT)
-        if recorded is not None:
+        # Others may call anything a discount, such as gamma.
+        if recorded is not None and minari_library.METADATA in self._data.storage.metadata:
             discounts = np.asarray(recorded, np.float32)[1:]
             if len(discounts) != steps or not ((discounts >= 0) & (discounts <= 1)).all():
                 raise wrong("a discount from 0 to 1 for each action", "others")
@@ -150,6 +182,7 @@ def open_dataset(name: str, task: Task) -> EpisodeDataset:
         data = _opened(name)
     _compare_tasks(name, data, task)
     environment: Any = task.make(seed=0)
+    _compare_arguments(name, data, task)  # Now that the ID is registered.
     action_spec, reward_spec = environment.own_action_spec, environment.reward_spec()
     size, num_actions = environment.observation_spec().shape[0], environment.action_spec().shape[0]
     environment.close()
@@ -175,7 +208,8 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
         env, wrappers, own_env = identity["env"], identity.get("wrap", ()), task.name
     elif data.env_spec is not None and kind == "gym":
         # A task may also name the module that registers the ID.
-        env, wrappers = f"gym:{data.env_spec.id}", ()
+        env = f"gym:{data.env_spec.id}"
+        wrappers = tuple(wrapper.name for wrapper in data.env_spec.additional_wrappers)
         own_env = f"gym:{gymnasium_id.rpartition(':')[2]}"
     else:
         return
@@ -185,6 +219,24 @@ def _compare_tasks(name: str, data: Any, task: Task) -> None:
             f"expected episodes of {own} in the dataset {name}, got those of {recorded}, "
             "which has different rewards"
         )
+
+
+def _compare_arguments(name: str, data: Any, task: Task) -> None:
+    """Raises UsageError if a dataset's Gymnasium environment was made with arguments of its own."""
+    import gymnasium
+
+    if data.env_spec is None or not task.name.startswith("gym:"):
+        return
+    registered = gymnasium.registry.get(data.env_spec.id)
+    usual = {} if registered is None else registered.kwargs
+    for argument, value in data.env_spec.kwargs.items():
+        # The dataset has it as JSON, where tuples are lists.
+        is_usual = json.dumps(value, default=str) == json.dumps(usual.get(argument), default=str)
+        if argument != "render_mode" and not is_usual:
+            raise UsageError(
+                f"expected episodes of {task.name} in the dataset {name}, got those of "
+                f"gym:{data.env_spec.id} with {argument}={value!r}, another environment"
+            )
 
 
 def _range(name: str, space: Any, own: Any) -> tuple[np.ndarray, np.ndarray]:

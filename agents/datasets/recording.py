@@ -51,6 +51,16 @@ class RecordedEpisode:
         """The undiscounted sum of rewards."""
         return float(self.rewards.sum(dtype=np.float64))
 
+    def between(self, start: int, stop: int) -> "RecordedEpisode":
+        """Returns the steps from `start` to `stop`, as if a time limit had cut off the others."""
+        return RecordedEpisode(
+            self.observations[start : stop + 1],
+            self.actions[start:stop],
+            self.rewards[start:stop],
+            self.discounts[start:stop],
+            self.seed,
+        )
+
     def add_to(self, adder: adders.Adder) -> None:
         """Adds every step to a replay table, as an actor does.
 

@@ -132,13 +132,32 @@ def test_the_last_item_repeats_some_transitions_that_do_not_count(tmp_path):
     np.testing.assert_array_equal(np.concatenate(found)[:, :2], episode.observations[steps])
 
 
-def test_shards_take_turns(tmp_path):
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_shards_get_equally_many_steps(tmp_path, monkeypatch, episodes):
+    """Whatever the episodes' lengths: actors that feed a fuller shard would wait for others."""
+    monkeypatch.setattr(reading, "_LEAST_STRETCH", 5)
+    played = make_dataset("a-v0", CHAIN, episodes)
+    agent, held = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
+    assert held == 10 * episodes
+    actions = np.concatenate([episode.actions for episode in played])
+    found = [rows(agent, tmp_path / "run", shard, 5 * episodes) for shard in (0, 1)]
+    for shard, own in enumerate(found):
+        expected = actions.reshape(-1, 2, 5)[:, shard].ravel()  # They take turns.
+        np.testing.assert_array_equal([row[2] for row, _ in own], expected)
+    # A cut is no end: from it, returns bootstrap. Rewards of 1 and gamma of 0.5.
+    assert [(row[3], row[4]) for row, _ in found[0][2:5]] == [
+        (1.75, 0.125),
+        (1.5, 0.25),
+        (1.0, 0.5),
+    ]
+    assert [row[4] for row, _ in found[1][2:5]] == [0.0, 0.0, 0.0]
+
+
+def test_a_dataset_for_one_server_is_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_LEAST_STRETCH", 5)
     played = make_dataset("a-v0", CHAIN, 3)
-    agent, _ = fill("a-v0", CHAIN, tmp_path / "run", num_shards=2)
-    for shard, numbers in ((0, (0, 2)), (1, (1,))):
-        found = rows(agent, tmp_path / "run", shard, 10 * len(numbers))
-        expected = np.concatenate([played[number].actions for number in numbers])
-        np.testing.assert_array_equal([row[2:3] for row, _ in found], expected)
+    read = reading.open_dataset("a-v0", options(tmp_path, env=CHAIN).task).part(0, 1)
+    assert [episode.num_steps for episode in read] == [episode.num_steps for episode in played]
 
 
 @pytest.mark.parametrize(("episodes", "sampled"), [(15, 16 * (300 - 200)), (5, 0)])

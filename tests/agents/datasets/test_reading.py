@@ -1,10 +1,14 @@
 """Datasets of others: their action ranges, and what is wrong with them, in one line."""
 
+import contextlib
+import dataclasses
+
 import gymnasium
 import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import WrapperSpec
 from minari.data_collector import EpisodeBuffer
 
 from agents.datasets import reading
@@ -154,6 +158,37 @@ def test_other_peoples_episodes_of_the_same_environment(env, wrap, pendulum):
 def test_other_peoples_episodes_of_another_environment(env, wrap, message, pendulum):
     with pytest.raises(UsageError, match=message):
         reading.open_dataset("a-v0", Task(env, wrap=wrap))
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"kwargs": {"g": 1.0}}, "those of gym:Pendulum-v1 with g=1.0, another environment"),
+        (
+            {
+                "additional_wrappers": (
+                    WrapperSpec("ClipReward", "gymnasium.wrappers:ClipReward", {}),
+                )
+            },
+            "those of gym:Pendulum-v1 in ClipReward, which has different rewards",
+        ),
+        ({"kwargs": {"render_mode": "rgb_array"}}, None),
+    ],
+)
+def test_other_peoples_episodes_of_a_changed_environment(change, got, pendulum, monkeypatch):
+    """Minari stores with what arguments and wrappers it was made."""
+    spec = dataclasses.replace(gymnasium.spec("Pendulum-v1"), **change)
+    monkeypatch.setattr(minari.MinariDataset, "env_spec", spec)
+    task = Task("gym:Pendulum-v1")
+    with pytest.raises(UsageError, match=f"got {got}") if got else contextlib.nullcontext():
+        reading.open_dataset("a-v0", task)
+
+
+def test_the_discounts_of_others_may_be_anything():
+    """Such as gamma in each step."""
+    make({"infos": {"discount": np.full(3, 0.99)}}, has_identity=False)
+    (episode,) = reading.open_dataset("a-v0", Task(RANGED)).episodes([0])
+    assert episode.discounts.tolist() == [1.0, 0.0]
 
 
 def test_what_is_no_dataset(tmp_path):
