@@ -70,12 +70,14 @@ class WrappedEnvironment(flat.Environment):
     @property
     def observation_fields(self) -> dict[str, slice]:
         """Where each named array of the innermost environment lies, unless it was changed."""
-        return (self._inner if self._observes_the_same else super()).observation_fields
+        same = self._observes_the_same
+        return self._inner.observation_fields if same else super().observation_fields
 
     @property
     def observation_bounds(self) -> np.ndarray:
         """See `flat.Environment`; those of the innermost environment, unless they were changed."""
-        return (self._inner if self._observes_the_same else super()).observation_bounds
+        same = self._observes_the_same
+        return self._inner.observation_bounds if same else super().observation_bounds
 
     @property
     def _observes_the_same(self) -> bool:
