@@ -14,7 +14,7 @@ class CallLog:
     """The collectives of one step, in the order in which each replica called them.
 
     Attributes:
-      scaled_by: what has divided a loss of the step by the number of replicas; None if nothing has.
+      scaled_by: names of what has divided losses of the step by the number of replicas.
       has_keras_mean: whether an object of `tf.keras.losses` has taken the mean over the replica's
         batch, as Keras itself refuses to with several replicas.
       reductions: how optimizers of the step reduce gradients: "mean", "sum" and "none".
@@ -22,7 +22,7 @@ class CallLog:
 
     def __init__(self) -> None:
         self._calls: dict[int, list[str]] = {}
-        self.scaled_by: str | None = None
+        self.scaled_by: set[str] = set()
         self.has_keras_mean = False
         self.reductions: set[str] = set()
 

@@ -18,6 +18,7 @@ from rl_replicator.learners import signatures
 from rl_replicator.learners.contract import Evaluation, Learner, Served, are_names_of_a_graph
 from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
+from rl_replicator.step import scaled_losses
 from rl_replicator.step.inputs import InputContext
 
 # Those of Keras, if they are left out, and of `wrap_optimizer`.
@@ -57,10 +58,11 @@ def from_keras(
     """Returns a `make_learner` for `rl-replicator train module:make_learner`.
 
     A step is a step of the model's own `fit`, with the loss, loss weights, optimizer and loss scale
-    of `compile`, and with the regularisation losses of its layers. One difference: clipping counts
-    each row of an embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps
-    as one, if all batch normalisation has `synchronized=True`. The metrics of `compile` are
-    computed in evaluations; their variables must hold sums over examples, as Keras' metrics do.
+    of `compile`, and with the regularisation losses of its layers. A `compute_loss` that the model
+    overrides must return a mean over the batch. One difference: clipping counts each row of an
+    embedding once; see `Replicator.wrap_optimizer`. N replicas take the same steps as one, if all
+    batch normalisation has `synchronized=True`. The metrics of `compile` are computed in
+    evaluations; their variables must hold sums over examples, as Keras' metrics do.
 
     Args:
       model_fn: (config) -> compiled model. Its parameter is annotated with a frozen dataclass that
@@ -134,7 +136,6 @@ class KerasLearner(Learner):
         self._config = config
         self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
         self._best = best
-        self._num_replicas = replicator.num_replicas
         spec = _dataset("data_fn", data_fn, config).element_spec
         with replicator.scope():
             self._model = model_fn(config)
@@ -144,7 +145,7 @@ class KerasLearner(Learner):
                     "model.compile(optimizer, loss) in it"
                 )
             examples, predicted = self._build(spec)
-            # Keras divides the loss by the number of replicas, so that their gradients add up.
+            self._model.compiled_loss = _UndividedLoss(self._model.compiled_loss)
             inner, scale = _without_scale(self._model.optimizer)
             _check_average(inner)
             self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
@@ -192,10 +193,11 @@ class KerasLearner(Learner):
         with tf.GradientTape() as tape:
             predicted = self._model(x, training=True)
             loss = self._model.compute_loss(x, y, predicted, weight)
-            scaled = self._optimizer.scale_loss(tf.cast(loss, tf.float32))
+            # The gradients add up: those of a loss with reduction="sum" must not be averaged.
+            scaled = self._optimizer.scale_loss(scaled_losses.divided(tf.cast(loss, tf.float32)))
         gradients = tape.gradient(scaled, self._parameters)
         self._optimizer.apply(gradients, self._parameters)
-        return {"loss": loss * tf.cast(self._num_replicas, loss.dtype)}
+        return {"loss": loss}
 
     def trackables(self) -> dict[str, Any]:
         return {
@@ -240,7 +242,7 @@ class KerasLearner(Learner):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self._model(x, training=False)
         loss = tf.cast(self._model.compute_loss(x, y, predicted, weight), tf.float32)
-        sums = {"loss": loss * self._num_replicas * examples}
+        sums = {"loss": loss * examples}
         for metric in self._updated_metrics(y, predicted, weight):
             sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
         sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
@@ -351,6 +353,24 @@ def _names(kind: str, count: int, of_model: Sequence[str] | None) -> list[str]:
     if len(names) == count and are_names_of_a_graph(names):
         return names
     return [f"{kind}_{i}" for i in range(count)]
+
+
+class _UndividedLoss:
+    """The `compiled_loss` of a model, multiplied by the number of replicas.
+
+    Keras divides it by this number, but not the means that a model's own `compute_loss` adds to it.
+    So whatever `compute_loss` returns is to be divided once.
+    """
+
+    def __init__(self, compiled_loss: Any):
+        self._compiled_loss = compiled_loss
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        loss = self._compiled_loss(*args, **kwargs)
+        return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled_loss, name)
 
 
 class _Weights(tf.Module):

@@ -15,9 +15,10 @@ from keras.src.utils import losses_utils
 from rl_replicator import errors
 from rl_replicator.collectives import call_log
 
+_COMPILED = "the loss of a compiled Keras model"
 # What divides a loss by the number of replicas, by its owner. TensorFlow has several modules `nn`.
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
-    (losses_utils, "scale_loss_for_distribution", "the loss of a compiled Keras model"),
+    (losses_utils, "scale_loss_for_distribution", _COMPILED),
     *(
         (nn, name, f"tf.nn.{name}")
         for nn in (tf.nn, tf.compat.v1.nn, tf.compat.v2.nn)
@@ -74,7 +75,27 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
 def _note(name: str) -> None:
     log = call_log.enclosing()
     if log is not None:
-        log.scaled_by = name
+        log.scaled_by.add(name)
+
+
+def divided(loss: tf.Tensor) -> tf.Tensor:
+    """Divides a loss of a compiled Keras model by the number of replicas, as Keras does.
+
+    Args:
+      loss: the mean over the replica's batch.
+
+    Raises:
+      ConfigError: if the step has also called a function that divides losses: its part of the loss
+        would be divided twice.
+    """
+    log = call_log.enclosing()
+    others = set() if log is None else log.scaled_by - {_COMPILED}
+    if others:
+        raise errors.ConfigError(
+            "expected compute_loss to return the mean over the replica's batch, found "
+            f"{min(others)} in it, which divides by the number of replicas; use tf.reduce_mean"
+        )
+    return losses_utils.scale_loss_for_distribution(loss)
 
 
 def check(log: call_log.CallLog) -> None:
@@ -90,13 +111,13 @@ def check(log: call_log.CallLog) -> None:
       ConfigError: if a loss is divided by the number of replicas, and all gradients are averaged;
         or if Keras takes the mean over a replica's batch, and all gradients are summed.
     """
-    if log.scaled_by is not None and log.reductions == {"mean"}:
+    if log.scaled_by and log.reductions == {"mean"}:
         raise errors.ConfigError(
             "expected a loss that is the mean over the replica's batch, because its gradients are "
-            f"averaged, found {log.scaled_by} in the step, which divides by the number of "
+            f"averaged, found {min(log.scaled_by)} in the step, which divides by the number of "
             'replicas; use wrap_optimizer(..., reduction="sum"), or tf.reduce_mean'
         )
-    if log.has_keras_mean and log.scaled_by is None and log.reductions == {"sum"}:
+    if log.has_keras_mean and not log.scaled_by and log.reductions == {"sum"}:
         raise errors.ConfigError(
             "expected a loss whose gradients may be summed over the replicas, found an object of "
             "tf.keras.losses that takes the mean over the replica's batch; leave "

@@ -83,7 +83,7 @@ class Losses(tf.keras.callbacks.Callback):
 
 
 @functools.cache
-def fit(config):
+def fit(config, model_fn=model_fn, data_fn=data_fn, evaluation_data_fn=evaluation_data_fn):
     model, losses = model_fn(config), Losses()
     data = data_fn(config).repeat().batch(BATCH)
     model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[losses])
@@ -91,7 +91,7 @@ def fit(config):
     return model, losses.values, figures
 
 
-def train(replicas, config):
+def train(replicas, config, make_learner=make_learner):
     rr.split_cpu(2)
     replicator = rr.make(replicas)
     learner = make_learner(replicator, config)
@@ -118,12 +118,62 @@ SUM = Config(reduction="sum", is_weighted=True, evaluation_examples=36)
 def test_it_takes_the_steps_of_fit(replicas, config):
     """The last batch of the evaluation, of 4 examples, is filled up and divided."""
     model, losses, figures = fit(config)
-    learner, ours, our_figures = train(replicas, config)
-    np.testing.assert_allclose(ours, losses, rtol=2e-5)
+    check_equal(train(replicas, config), model, losses, figures)
+    assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
+
+
+def check_equal(trained, model, losses, figures):
+    learner, our_losses, our_figures = trained
+    np.testing.assert_allclose(our_losses, losses, rtol=2e-5)
+    check_weights(learner, model)
+    assert our_figures == pytest.approx(figures, rel=1e-4)
+
+
+def check_weights(learner, model):
     for want, variable in zip(model.weights, learner.trackables()["weights"].all, strict=True):
         np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
-    assert our_figures == pytest.approx(figures, rel=1e-4)
-    assert set(figures) == {"loss", "mae", "rmse", "mse", "r2", "f1"}
+
+
+class Penalised(tf.keras.Sequential):
+    """Adds means of its own to the loss of `compile`: one by hand, and one by an object."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss + tf.reduce_mean(y_pred**2) + tf.keras.losses.Huber()(y, y_pred)
+
+
+class Divided(tf.keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return tf.nn.compute_average_loss(tf.reduce_sum((y - y_pred) ** 2, axis=1))
+
+
+def penalised(config: Config, kind=Penalised) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    model = kind([tf.keras.Input([3]), tf.keras.layers.Dense(2, kernel_regularizer="l2")])
+    model.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.MeanSquaredError(config.reduction))
+    return model
+
+
+def test_a_model_computes_its_own_loss():
+    """On several replicas, Keras divides the loss of `compile` alone, and no sums."""
+    make = learners.from_keras(penalised, data_fn, evaluation_data_fn)
+    learner, losses, figures = train("multi_device:2", SUM, make)
+    model, *_ = fit(SUM, penalised)
+    check_weights(learner, model)
+    batches = evaluation_data_fn(SUM).batch(BATCH)  # `evaluate` leaves out the model's own terms.
+    wants = [float(model.compute_loss(x, y, model(x), weight)) for x, y, weight in batches]
+    assert figures["loss"] == pytest.approx(np.mean(wants), rel=1e-4)
+    before, (x, y, weight) = penalised(SUM), next(iter(batches))
+    want = float(before.compute_loss(x, y, before(x), weight))
+    assert losses[0] == pytest.approx(want, rel=1e-4)
+
+
+def test_a_loss_that_the_model_has_divided_is_refused():
+    def divided(config: Config) -> tf.keras.Model:
+        return penalised(config, Divided)
+
+    with pytest.raises(rr.ConfigError, match="expected compute_loss to .*compute_average_loss"):
+        train("single_device", Config(), learners.from_keras(divided, data_fn, data_fn))
 
 
 def convolutional(config: learners.KerasConfig) -> tf.keras.Model:
