@@ -30,6 +30,9 @@ class TrackablePart:
 
     All variables must exist before a restore: build the model on a first input, and the optimizer
     with `Replicator.build_optimizer`.
+
+    An object whose variables had other names in earlier checkpoints has an attribute
+    `former_names`, a mapping of their names within the object to the former ones.
     """
 
     def __init__(self, **trackables: Any):
@@ -130,14 +133,16 @@ class TrackablePart:
         Raises:
           CheckpointError: if a variable does not match; names the first one.
         """
-        for name, there in sorted(self._check_present(folder).items()):
+        _, others = self._check_present(folder)
+        for name, there in sorted(others.items()):
             raise _mismatch(folder, name, "no such variable", there)
 
-    def _check_present(self, folder: pathlib.Path) -> dict[str, str]:
+    def _check_present(self, folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Checks that every variable was saved with its shape and dtype.
 
         Returns:
-          Descriptions of the saved variables that do not exist here, by name.
+          The variables, by the name under which they were saved; descriptions of the saved
+          variables that do not exist here, by name.
         """
         import tensorflow as tf
 
@@ -148,14 +153,21 @@ class TrackablePart:
             for name, shape in reader.get_variable_to_shape_map().items()
             if name.endswith(_VALUE)
         }
-        present = self._variables()
+        former = {
+            f"{key}/{name}": f"{key}/{before}"
+            for key, one in self._trackables.items()
+            for name, before in getattr(one, "former_names", {}).items()
+            if f"{key}/{name}" not in saved and f"{key}/{before}" in saved
+        }
+        present = {former.get(name, name): variable for name, variable in self._variables().items()}
         for name, variable in present.items():
             here = tf.TensorSpec(variable.shape, variable.dtype.base_dtype)
             if name not in saved:
                 raise _mismatch(folder, name, _describe(here), "no such variable")
             if not here.is_compatible_with(saved[name]):
                 raise _mismatch(folder, name, _describe(here), _describe(saved[name]))
-        return {name: _describe(there) for name, there in saved.items() if name not in present}
+        others = {name: _describe(there) for name, there in saved.items() if name not in present}
+        return present, others
 
     def restore(self, folder: pathlib.Path) -> None:
         """Assigns the saved values to all variables.
@@ -171,8 +183,9 @@ class TrackablePart:
         from rl_replicator.checkpoints import values
 
         self.check(folder)
+        present, _ = self._check_present(folder)
         reader = tf.train.load_checkpoint(str(folder / _FILE))
-        for name, variable in self._variables().items():
+        for name, variable in present.items():
             values.write(name, variable, reader.get_tensor(name + _VALUE))
 
     def _variables(self) -> dict[str, Any]:

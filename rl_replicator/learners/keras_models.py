@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -378,7 +379,28 @@ class _Weights(tf.Module):
 
     def __init__(self, model: tf.keras.Model):
         super().__init__()
-        self.all = model.weights
+        self.by_layer = _by_layer(model)
+        # Earlier versions saved them in an order that depends on the layers that are frozen.
+        places = {id(weight): i for i, weight in enumerate(model.weights)}
+        names = {f"by_layer/{i}": f"all/{places[id(x)]}" for i, x in enumerate(self.by_layer)}
+        self.former_names = types.MappingProxyType(names)  # No dictionary, which would be saved.
+
+
+def _by_layer(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns the weights of a model in the same order, whichever of its layers are frozen.
+
+    Keras puts those of frozen parts of a layer behind the others.
+    """
+    layers = [x for x in (model, *model.submodules) if isinstance(x, tf.keras.layers.Layer)]
+    # Not by `trainable`, which also sets that of the layers within a layer.
+    frozen = [layer for layer in layers if not layer._trainable]
+    try:
+        for layer in frozen:
+            layer._trainable = True
+        return model.weights
+    finally:
+        for layer in frozen:
+            layer._trainable = False
 
 
 def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:

@@ -130,7 +130,7 @@ def check_equal(trained, model, losses, figures):
 
 
 def check_weights(learner, model):
-    for want, variable in zip(model.weights, learner.trackables()["weights"].all, strict=True):
+    for want, variable in zip(model.weights, learner.trackables()["weights"].by_layer, strict=True):
         np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
 
 
@@ -235,7 +235,7 @@ def test_the_loss_scale_of_compile_is_applied():
         learner = learners.from_keras(function, data_fn)(replicator, config)
         step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
         step()
-        found.append([v.numpy() for v in learner.trackables()["weights"].all])
+        found.append([v.numpy() for v in learner.trackables()["weights"].by_layer])
         assert learner.evaluation() is None
     assert float(learner.trackables()["optimizer"].iterations) == 1
     for one, other in zip(*found, strict=True):
@@ -285,7 +285,7 @@ def test_an_average_of_the_weights_must_enter_them():
         step = replicator.replicate(learner.step_fn, replicator.make_inputs(learner.input_fn))
         for _ in range(STEPS):
             step()
-        weights = learner.trackables()["weights"].all
+        weights = learner.trackables()["weights"].by_layer
         for want, variable in zip(model.weights, weights, strict=True):
             np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5)
 
@@ -319,9 +319,53 @@ def test_a_continued_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path, rep
             learner = learners.from_keras(random, data_fn)(replicator, Config(steps=steps))
             settings = RunOptions(steps_per_call=1, deterministic=True)
             Training(replicator, learner, RunDirectory(tmp_path / name), settings).run()
-        found.append([v.numpy() for v in learner.trackables()["weights"].all])
+        found.append([v.numpy() for v in learner.trackables()["weights"].by_layer])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Block(tf.keras.layers.Layer):
+    """Two layers whose weights have the same shape."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.layers = [tf.keras.layers.Dense(3, use_bias=False) for _ in range(2)]
+        for i in frozen:
+            self.layers[i].trainable = False
+
+    def call(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+def test_a_checkpoint_fits_whichever_layers_are_frozen(tmp_path):
+    """Keras lists the weights of a frozen layer within another one behind the others."""
+
+    def weights(*frozen):
+        block = Block(frozen)
+
+        def model_fn(config: Config) -> tf.keras.Model:
+            model = tf.keras.Sequential([tf.keras.Input([3]), block])
+            model.compile("sgd", "mse")
+            return model
+
+        learner = learners.from_keras(model_fn, data_fn)(rr.make("single_device"), Config())
+        return learner.trackables()["weights"], [layer.kernel for layer in block.layers], learner
+
+    def fits(saved, kernels, *frozen):
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        rr.parts.TrackablePart(weights=saved).save(folder)
+        module, ours, _ = weights(*frozen)
+        rr.parts.TrackablePart(weights=module).restore(folder)
+        return all((x.numpy() == y.numpy()).all() for x, y in zip(ours, kernels, strict=True))
+
+    saved, kernels, _ = weights()
+    assert fits(saved, kernels, 0) and fits(saved, kernels, 1)
+    saved, kernels, learner = weights(0)
+    assert fits(saved, kernels)
+    assert [layer.trainable for layer in learner._model.layers[0].layers] == [False, True]
+    earlier = tf.Module()  # As an earlier version saved them.
+    earlier.all = learner._model.weights
+    assert earlier.all[0] is kernels[1] and fits(earlier, kernels, 0)
 
 
 def test_what_is_no_compiled_model_is_refused():
