@@ -154,7 +154,9 @@ class KerasLearner(Learner):
         replicator.build_optimizer(self._optimizer, self._parameters)
         self._alone = []
         if evaluation_data_fn is not None:  # Not in the scope, so that they belong to no replica.
-            self._alone = _copied_metrics(self._model.compiled_metrics, examples, predicted)
+            losses = [tf.keras.metrics.Mean(x.name) for x in _losses_of_outputs(self._model)]
+            metrics = _copied_metrics(self._model.compiled_metrics, examples, predicted)
+            self._alone = [*losses, *metrics]
 
     def _build(self, spec: Any) -> tuple[Any, Any]:
         """Creates what Keras would create in the first step: weights, losses and metrics.
@@ -242,9 +244,11 @@ class KerasLearner(Learner):
         batch = tf.nest.map_structure(lambda one: tf.boolean_mask(one, is_kept), batch)
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self._model(x, training=False)
+        self._model.compiled_loss.reset_state()
         loss = tf.cast(self._model.compute_loss(x, y, predicted, weight), tf.float32)
         sums = {"loss": loss * examples}
-        for metric in self._updated_metrics(y, predicted, weight):
+        metrics = self._updated_metrics(y, predicted, weight)
+        for metric in (*_losses_of_outputs(self._model), *metrics):
             sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}
         sums = {name: tf.where(examples > 0, x, tf.zeros_like(x)) for name, x in sums.items()}
         return {"examples": examples, **sums}
@@ -415,6 +419,14 @@ def _generator_states(model: tf.keras.Model) -> list[tf.Variable]:
         for node in tf.train.TrackableView(root).descendants()
         if isinstance(node, tf.random.Generator)
     ]
+
+
+def _losses_of_outputs(model: tf.keras.Model) -> list[Any]:
+    """Returns the means of the losses of a model's outputs, if it has several, since a reset.
+
+    `compute_loss` updates them.
+    """
+    return model.compiled_loss.metrics[1:]  # The first one is that of the whole loss.
 
 
 def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:

@@ -134,6 +134,28 @@ def check_weights(learner, model):
         np.testing.assert_allclose(variable.numpy(), want.numpy(), atol=1e-5, err_msg=want.name)
 
 
+def two_outputs(config: Config) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    x = tf.keras.Input([3])
+    outputs = {name: tf.keras.layers.Dense(2, name=name)(x) for name in ("price", "area")}
+    model = tf.keras.Model(x, [*outputs.values()])
+    losses, weights = {"price": "mse", "area": "mae"}, {"price": 0.3, "area": 2.0}
+    model.compile("sgd", losses, loss_weights=weights, metrics={"area": ["mse"]})
+    return model
+
+
+def pairs(config):
+    return data_fn(config).map(lambda x, y: (x, (y, 2 * y)))
+
+
+def test_a_model_with_several_outputs():
+    """Its last batch, of 4 examples, is divided."""
+    make = learners.from_keras(two_outputs, pairs, pairs)
+    model, losses, figures = fit(Config(), two_outputs, pairs, pairs)
+    check_equal(train("multi_device:2", Config(), make), model, losses, figures)
+    assert set(figures) == {"loss", "price_loss", "area_loss", "area_mse"}
+
+
 class Penalised(tf.keras.Sequential):
     """Adds means of its own to the loss of `compile`: one by hand, and one by an object."""
 
