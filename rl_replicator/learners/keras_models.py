@@ -172,7 +172,9 @@ class KerasLearner(Learner):
         )
         predicted = self._model(zeros[0], training=False)
         self._model.compiled_loss.build(predicted)
-        self._model.compiled_metrics.build(predicted, zeros[1])
+        metrics = self._model.compiled_metrics
+        # As its update does: y may be by name, and lack outputs that have no loss.
+        metrics.build(predicted, metrics._conform_to_outputs(predicted, zeros[1]))
         return zeros[1], tf.nest.map_structure(
             lambda one: tf.zeros(one.shape, one.dtype), predicted
         )

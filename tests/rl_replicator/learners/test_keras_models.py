@@ -144,16 +144,34 @@ def two_outputs(config: Config) -> tf.keras.Model:
     return model
 
 
-def pairs(config):
-    return data_fn(config).map(lambda x, y: (x, (y, 2 * y)))
+def outputs_by_name(config: Config) -> tf.keras.Model:
+    model = two_outputs(config)
+    model = tf.keras.Model(model.input, dict(zip(model.output_names, model.outputs, strict=True)))
+    model.compile("sgd", {"area": "mae"}, metrics={"area": ["mse"]})
+    return model
 
 
-def test_a_model_with_several_outputs():
-    """Its last batch, of 4 examples, is divided."""
-    make = learners.from_keras(two_outputs, pairs, pairs)
-    model, losses, figures = fit(Config(), two_outputs, pairs, pairs)
-    check_equal(train("multi_device:2", Config(), make), model, losses, figures)
-    assert set(figures) == {"loss", "price_loss", "area_loss", "area_mse"}
+def by_name(config):
+    return data_fn(config).map(lambda x, y: (x, {"area": 2 * y, "price": y}))
+
+
+def one_by_name(config):
+    return data_fn(config).map(lambda x, y: (x, {"area": 2 * y}))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "model_fn", "data_fn", "names"),
+    [
+        ("multi_device:2", two_outputs, by_name, {"price_loss", "area_loss"}),
+        ("single_device", outputs_by_name, one_by_name, {"area_loss"}),
+    ],
+)
+def test_a_model_with_several_outputs(replicas, model_fn, data_fn, names):
+    """Its y is by name, also if the outputs are in a list. Its last batch is divided."""
+    make = learners.from_keras(model_fn, data_fn, data_fn)
+    model, losses, figures = fit(Config(), model_fn, data_fn, data_fn)
+    check_equal(train(replicas, Config(), make), model, losses, figures)
+    assert set(figures) == {"loss", "area_mse", *names}
 
 
 class Penalised(tf.keras.Sequential):
