@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -445,14 +446,7 @@ def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
     copies = []
     with contextlib.ExitStack() as stack:
         for metric in container.metrics:
-            try:
-                copy = type(metric).from_config(metric.get_config())
-            except TypeError:
-                raise ConfigError(
-                    "expected metrics whose get_config() has the arguments of their constructor, "
-                    f"got {metric.name!r} of {type(metric).__name__}, which lacks some; add "
-                    "get_config() to the class"
-                ) from None
+            copy = _copied_metric(metric)
             copies.append(copy)
             # The container chooses what each metric receives. The copies do, in their place.
             stack.callback(setattr, metric, "update_state", metric.update_state)
@@ -467,6 +461,27 @@ def _copied_metrics(container: Any, y: Any, predicted: Any) -> list[Any]:
                 'average, such as F1Score(average="macro")'
             )
     return copies
+
+
+def _copied_metric(metric: Any) -> Any:
+    """Makes a metric anew from its config; raises `ConfigError` if that lacks an argument."""
+    kind, config = type(metric), metric.get_config()
+    lacking: list[str] = []
+    # Those of Keras leave some out that follow from others.
+    if not kind.__init__.__module__.startswith("keras."):
+        parameters = inspect.signature(kind).parameters.values()
+        named = [x.name for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+        lacking = [repr(name) for name in named if name not in config]
+    got = f"none of {', '.join(lacking)}"
+    if not lacking:
+        try:
+            return kind.from_config(config)
+        except TypeError as error:
+            got = str(error).rpartition("\n")[2].removeprefix("Exception encountered: ")
+    raise ConfigError(
+        "expected metrics whose get_config() has the arguments of their constructor, got "
+        f"{metric.name!r} of {kind.__name__}: {got}; add get_config() to the class"
+    )
 
 
 def _key(metric: Any, index: int) -> str:

@@ -445,8 +445,8 @@ def test_what_cannot_be_evaluated_is_refused():
 
 
 class Above(tf.keras.metrics.Metric):
-    def __init__(self, threshold, name="above"):
-        super().__init__(name=name)
+    def __init__(self, threshold=0.0, name="above", **kwargs):
+        super().__init__(name=name, **kwargs)
         self.threshold = threshold
 
     def update_state(self, y, predicted, sample_weight=None):
@@ -456,14 +456,30 @@ class Above(tf.keras.metrics.Metric):
         return tf.constant(0.0)
 
 
-def test_a_metric_that_cannot_be_copied_is_refused():
+class Untyped(Above):
+    """Takes no `dtype`, which Keras' `get_config` has."""
+
+    def __init__(self, name="untyped"):
+        super().__init__(name=name)
+
+
+@pytest.mark.parametrize(
+    ("metric", "got"),
+    [
+        (Above, r"'above' of Above: none of 'threshold'; add get_config\(\)"),
+        (Untyped, r"'untyped' of Untyped: .* unexpected keyword argument 'dtype'; add get_config"),
+    ],
+)
+def test_a_metric_that_cannot_be_copied_is_refused(metric, got):
+    """A copy would have another threshold."""
+
     def model_fn(config: Config) -> tf.keras.Model:
         model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
-        model.compile("sgd", "mse", metrics=[Above(0.5)])
+        model.compile("sgd", "mse", metrics=["AUC", metric()])
         return model
 
     make = learners.from_keras(model_fn, data_fn, data_fn)
-    with pytest.raises(rr.ConfigError, match=r"got 'above' of Above, .*; add get_config\(\)"):
+    with pytest.raises(rr.ConfigError, match=got):
         make(rr.make("single_device"), Config())
 
 
