@@ -13,7 +13,7 @@ import dataclasses
 import keyword
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_replicator.errors import ConfigError
@@ -111,6 +111,24 @@ class Evaluation:
     def __post_init__(self) -> None:
         remedy = "round it, or return None from evaluation() for none"
         check_steps("every of an Evaluation", self.every, remedy)
+
+    def best_figure(self, names: Iterable[str]) -> str:
+        """Returns the name of the figure that `best` names.
+
+        Args:
+          names: names of all figures.
+
+        Raises:
+          ConfigError: if it is none of them.
+        """
+        name = self.best.removeprefix("-")
+        names = [*names]
+        if name not in names:
+            raise ConfigError(
+                f"expected best of the evaluation to be one of {', '.join(names)}, got "
+                f"{self.best!r}; name a figure, with '-' before it if the lowest is best"
+            )
+        return name
 
 
 def are_names_of_a_graph(names: Sequence[str]) -> bool:

@@ -7,11 +7,12 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src import backend
 
 from rl_replicator.backends.mesh.replicator import MeshReplicator
 from rl_replicator.backends.parameter_server.replicator import MultiWorkerAsyncReplicator
@@ -128,8 +129,8 @@ class KerasLearner(Learner):
         Raises:
           ConfigError: if the data are not a dataset; if the model is not compiled, or has an
             average of the weights that a step does not apply, or a dynamic loss scale with other
-            settings; if the result of a metric is not one number; or if a mesh or concurrent
-            asynchronous workers would have to evaluate.
+            settings; if the result of a metric is not one number; if `best` names no figure; or if
+            a mesh or concurrent asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
@@ -139,7 +140,7 @@ class KerasLearner(Learner):
         self._data_fn, self._evaluation_data_fn = data_fn, evaluation_data_fn
         self._best = best
         spec = _dataset("data_fn", data_fn, config).element_spec
-        with replicator.scope():
+        with replicator.scope(), _own_names():
             self._model = model_fn(config)
             if getattr(self._model, "compiled_loss", None) is None:
                 raise ConfigError(
@@ -158,6 +159,9 @@ class KerasLearner(Learner):
             losses = [tf.keras.metrics.Mean(x.name) for x in _losses_of_outputs(self._model)]
             metrics = _copied_metrics(self._model.compiled_metrics, examples, predicted)
             self._alone = [*losses, *metrics]
+        evaluation = self.evaluation()
+        if evaluation is not None:
+            evaluation.best_figure(["loss", *(metric.name for metric in self._alone)])
 
     def _build(self, spec: Any) -> tuple[Any, Any]:
         """Creates what Keras would create in the first step: weights, losses and metrics.
@@ -316,6 +320,22 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
         f"expected {name} to return a tf.data.Dataset of single examples, got "
         f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
     )
+
+
+@contextlib.contextmanager
+def _own_names() -> Iterator[None]:
+    """Lets Keras name metrics and layers as in a new process, such as "auc", not "auc_1".
+
+    Their names are those of figures and outputs, also if a run is continued where others ran.
+    """
+    counts = backend.get_default_graph_uid_map()
+    before = dict(counts)
+    counts.clear()
+    try:
+        yield
+    finally:
+        counts.clear()
+        counts.update(before)
 
 
 def _check_evaluates(replicator: Replicator) -> None:

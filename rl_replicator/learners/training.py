@@ -206,19 +206,23 @@ class Training:
             `metrics_fn` returns something else than numbers by name.
           StepCancelled: after a signal that asks to end, within `run`.
         """
-        if self._evaluation is None or self._compute_sums is None:
+        if self._evaluation is None:
             raise errors.ConfigError(
                 "expected a learner with an evaluation, got none; return one from evaluation()"
             )
-        if self._compute_reference is not None and not self._reference_sums:
-            sums = self._wait_for_sums(self._compute_reference, _REFERENCE_DATA)
-            self._reference_sums = (sums,)
-        sums = self._wait_for_sums(self._compute_sums, _DATA)
-        return _as_figures(self._evaluation.metrics_fn(sums, *self._reference_sums))
+        return _as_figures(self._evaluation.metrics_fn(*self._all_sums()))
 
     def close(self) -> None:
         """Closes the progress line and the tables of a `Training` that only measures."""
         self._reports.close()
+
+    def _all_sums(self) -> tuple[Any, ...]:
+        """Returns the arguments of `metrics_fn`, for a learner with an evaluation."""
+        assert self._compute_sums is not None
+        if self._compute_reference is not None and not self._reference_sums:
+            sums = self._wait_for_sums(self._compute_reference, _REFERENCE_DATA)
+            self._reference_sums = (sums,)
+        return self._wait_for_sums(self._compute_sums, _DATA), *self._reference_sums
 
     def _wait_for_sums(self, compute: evaluation_step.EvaluationStep, source: str) -> Any:
         """Computes the sums in the background: the main thread must stay free for signals.
@@ -281,8 +285,13 @@ class Training:
 
     def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
         """Writes and returns the figures, and saves the best checkpoint if it is a new one."""
-        figures = self.measure()
-        name, score = _score(evaluation, figures)
+        sums = self._all_sums()
+        try:
+            figures = _as_figures(evaluation.metrics_fn(*sums))
+            name, score = _score(evaluation, figures)
+        except Exception:
+            self._save()  # A mistake in the figures costs none of the steps before it.
+            raise
         self._check_finite({key: np.array([x]) for key, x in figures.items()}, [self.step])
         self._reports.add_evaluation(self.step, figures, name)
         self._evaluated = self.step
@@ -508,12 +517,7 @@ def _as_figures(found: Any) -> dict[str, float]:
 
 def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, float]:
     """Returns the figure's name, and a number that is higher for a better checkpoint."""
-    name = evaluation.best.removeprefix("-")
-    if name not in figures:
-        raise errors.ConfigError(
-            f"expected evaluation().best to be one of {', '.join(figures)}, got "
-            f"{evaluation.best!r}; name a figure, with '-' before it if the lowest is best"
-        )
+    name = evaluation.best_figure(figures)
     return name, -figures[name] if evaluation.best.startswith("-") else figures[name]
 
 

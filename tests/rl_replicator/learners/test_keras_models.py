@@ -444,6 +444,22 @@ def test_what_cannot_be_evaluated_is_refused():
         make_learner(rr.make("mesh:data=2"), Config())
 
 
+def test_figures_have_the_same_names_in_every_run_of_a_process():
+    def model_fn(config: Config) -> tf.keras.Model:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=["AUC", tf.keras.metrics.Recall()])
+        return model
+
+    before = tf.keras.metrics.AUC().name
+    for best in ("auc", "-recall"):
+        learner = learners.from_keras(model_fn, data_fn, data_fn, best)
+        learner(rr.make("single_device"), Config())
+    assert tf.keras.metrics.AUC().name not in ("auc", before)
+    make = learners.from_keras(model_fn, data_fn, data_fn, "acc")
+    with pytest.raises(rr.ConfigError, match="best of the .* one of loss, auc, recall, got 'acc';"):
+        make(rr.make("single_device"), Config())
+
+
 class Above(tf.keras.metrics.Metric):
     def __init__(self, threshold=0.0, name="above", **kwargs):
         super().__init__(name=name, **kwargs)

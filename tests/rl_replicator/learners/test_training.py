@@ -374,6 +374,10 @@ def test_unknown_best_figure(tmp_path):
     _, training = make(Regression, tmp_path, best="accuracy")
     with pytest.raises(errors.ConfigError, match="one of error, examples, got 'accuracy'"):
         training.run()
+    assert Checkpointer(tmp_path / "checkpoints").latest().step == 15
+    _, training = make(Regression, tmp_path, steps=15, best="error")
+    training.run()  # Evaluates what it was stopped in.
+    assert read_metrics(tmp_path, "evaluation")["steps"].tolist() == [15]
 
 
 def test_a_metric_that_is_not_finite(tmp_path):
