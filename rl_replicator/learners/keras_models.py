@@ -202,7 +202,8 @@ class KerasLearner(Learner):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             predicted = self._model(x, training=True)
-            loss = self._model.compute_loss(x, y, predicted, weight)
+            with scaled_losses.masked_means(tf.constant(1.0)):  # The replicas have as many.
+                loss = self._model.compute_loss(x, y, predicted, weight)
             # The gradients add up: those of a loss with reduction="sum" must not be averaged.
             scaled = self._optimizer.scale_loss(scaled_losses.divided(tf.cast(loss, tf.float32)))
         gradients = tape.gradient(scaled, self._parameters)
@@ -252,8 +253,9 @@ class KerasLearner(Learner):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self._model(x, training=False)
         self._model.compiled_loss.reset_state()
-        loss = tf.cast(self._model.compute_loss(x, y, predicted, weight), tf.float32)
-        sums = {"loss": loss * examples}
+        with scaled_losses.masked_means(examples):
+            loss = self._model.compute_loss(x, y, predicted, weight)
+        sums = {"loss": tf.cast(loss, tf.float32) * examples}
         metrics = self._updated_metrics(y, predicted, weight)
         for metric in (*_losses_of_outputs(self._model), *metrics):
             sums |= {_key(metric, i): v.read_value() for i, v in enumerate(metric.variables)}

@@ -4,6 +4,7 @@ Keras' own losses are the mean over the replica's batch, as gradients that are a
 """
 
 import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import tensorflow as tf
 from keras.src.utils import losses_utils
 
 from rl_replicator import errors
-from rl_replicator.collectives import call_log
+from rl_replicator.collectives import call_log, collectives
 
 _COMPILED = "the loss of a compiled Keras model"
 # What divides a loss by the number of replicas, by its owner. TensorFlow has several modules `nn`.
@@ -27,6 +28,10 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 )
 _MEANS = (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
 _LOCK = threading.RLock()
+# Of the replica that is being traced, within `masked_means`.
+_EXAMPLES: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
+    "examples", default=None
+)
 
 
 @contextlib.contextmanager
@@ -46,6 +51,7 @@ def noted() -> Iterator[None]:
         for owner, attribute, name in _FUNCTIONS:
             replace(owner, attribute, functools.partial(_noting, name=name))
         replace(tf.keras.losses.Loss, "_get_reduction", _allowing_means)
+        replace(losses_utils, "apply_valid_mask", _counting_all_valid)
         yield
 
 
@@ -69,6 +75,42 @@ def _allowing_means(get_reduction: Callable[[Any], str]) -> Callable[[Any], str]
         return get_reduction(self)
 
     return allowing
+
+
+@contextlib.contextmanager
+def masked_means(examples: tf.Tensor) -> Iterator[None]:
+    """Lets losses of Keras that have a mask divide by the valid entries of all replicas.
+
+    Keras divides by those of the replica's batch, which differ. Within this context, the mean of
+    the replicas' losses, weighted by their examples, is the loss of all their examples; 0 if none
+    of these has a valid entry.
+
+    Args:
+      examples: float32 scalar, how many examples of the replica count; if 0, its entries do not.
+    """
+    token = _EXAMPLES.set(examples)
+    try:
+        yield
+    finally:
+        _EXAMPLES.reset(token)
+
+
+def _counting_all_valid(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def counting(losses: Any, weights: Any, mask: Any, reduction: str) -> Any:
+        examples = _EXAMPLES.get()
+        if examples is None or mask is None or reduction not in _MEANS:
+            return apply(losses, weights, mask, reduction)
+        # Not in the loss' own type: float16 ends at 65504.
+        mask = tf.cast(mask, tf.float32)
+        valid = tf.reduce_sum(mask) * tf.cast(examples > 0, tf.float32)
+        valid, all_examples = tf.unstack(collectives.all_sum(tf.stack([valid, examples])))
+        own = tf.math.divide_no_nan(valid * examples, all_examples)
+        mask *= tf.math.divide_no_nan(tf.cast(tf.size(mask), tf.float32), own)
+        # By the reduction for which Keras leaves the mask as it is.
+        return apply(losses, weights, mask, tf.keras.losses.Reduction.SUM)
+
+    return counting
 
 
 @tf.autograph.experimental.do_not_convert

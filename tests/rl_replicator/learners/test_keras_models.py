@@ -174,6 +174,40 @@ def test_a_model_with_several_outputs(replicas, model_fn, data_fn, names):
     assert set(figures) == {"loss", "area_mse", *names}
 
 
+def sequences(config):
+    """Of different lengths: in the first batch, one replica has nothing, and labels -1 are void."""
+    random = np.random.default_rng(0)
+    x = random.integers(1, 9, size=(40, 5)) * (np.arange(5) < random.integers(1, 6, size=(40, 1)))
+    x[:6] = 0
+    return tf.data.Dataset.from_tensor_slices((x, random.integers(-1, 3, size=(40, 5))))
+
+
+def masked(config: Config) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    layers = [tf.keras.layers.Embedding(9, 4, mask_zero=True), tf.keras.layers.Dense(3)]
+    model = tf.keras.Sequential(layers)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    model.compile(tf.keras.optimizers.SGD(0.5), loss)
+    model.build([None, 5])
+    return model
+
+
+def test_a_loss_with_a_mask():
+    """Replicas have different numbers of valid entries; in one batch, one of them has none."""
+    make = learners.from_keras(masked, sequences, sequences)
+    expected = fit(Config(), masked, sequences, sequences)
+    check_equal(train("multi_device:2", Config(), make), *expected)
+
+
+def test_a_loss_in_which_everything_is_masked():
+    def nothing(config):
+        return sequences(config).map(lambda x, y: (0 * x, y))
+
+    make = learners.from_keras(masked, nothing, nothing)
+    _, losses, figures = train("single_device", Config(), make)
+    assert set(losses) == {0.0} and figures == {"loss": 0.0}
+
+
 class Penalised(tf.keras.Sequential):
     """Adds means of its own to the loss of `compile`: one by hand, and one by an object."""
 
