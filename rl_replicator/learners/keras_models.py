@@ -127,10 +127,10 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the data are not a dataset; if the model is not compiled, or has an
-            average of the weights that a step does not apply, or a dynamic loss scale with other
-            settings; if the result of a metric is not one number; if `best` names no figure; or if
-            a mesh or concurrent asynchronous workers would have to evaluate.
+          ConfigError: if the data are not a dataset, or have no y; if the model is not compiled, or
+            has an average of the weights that a step does not apply, or a dynamic loss scale with
+            other settings; if the result of a metric is not one number; if `best` names no figure;
+            or if a mesh or concurrent asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
@@ -314,14 +314,24 @@ class KerasLearner(Learner):
 
 
 def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset:
-    """Returns the data of a function of that name; raises `ConfigError` if they are no dataset."""
+    """Returns the data of a function of that name.
+
+    Raises:
+      ConfigError: if they are no dataset, or have no y.
+    """
     data = data_fn(config)
-    if isinstance(data, tf.data.Dataset):
-        return data
-    raise ConfigError(
-        f"expected {name} to return a tf.data.Dataset of single examples, got "
-        f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
-    )
+    if not isinstance(data, tf.data.Dataset):
+        raise ConfigError(
+            f"expected {name} to return a tf.data.Dataset of single examples, got "
+            f"{type(data).__name__}; return tf.data.Dataset.from_tensor_slices((x, y))"
+        )
+    _, y, _ = tf.keras.utils.unpack_x_y_sample_weight(data.element_spec)
+    if y is None:
+        raise ConfigError(
+            f"expected {name} to return examples (x, y) or (x, y, weight), got x alone; return "
+            "x as y, too, as in data.map(lambda x: (x, x))"
+        )
+    return data
 
 
 @contextlib.contextmanager

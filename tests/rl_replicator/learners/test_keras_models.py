@@ -463,6 +463,16 @@ def test_data_that_are_no_dataset_are_refused():
         replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
 
 
+def test_data_without_y_are_refused():
+    """`fit` takes them, for a model whose layers add all losses."""
+
+    def inputs(config):
+        return tf.data.Dataset.from_tensor_slices({"x": X})
+
+    with pytest.raises(rr.ConfigError, match=r"data_fn to return examples \(x, y\) .* got x alone"):
+        learners.from_keras(model_fn, inputs)(rr.make("single_device"), Config())
+
+
 def test_what_cannot_be_evaluated_is_refused():
     def vector(config: Config) -> tf.keras.Model:
         model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
