@@ -336,18 +336,26 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
 
 @contextlib.contextmanager
 def _own_names() -> Iterator[None]:
-    """Lets Keras name metrics and layers as in a new process, such as "auc", not "auc_1".
+    """Lets Keras name metrics as in a new process, such as "auc", not "auc_1".
 
-    Their names are those of figures and outputs, also if a run is continued where others ran.
+    Their names are those of figures, also if a run is continued where others ran. Those of layers
+    go on: a model may hold layers that were made before, and names in a model must differ.
     """
+    classes = {cls.__name__.lower() for cls in _subclasses(tf.keras.metrics.Metric)}
     counts = backend.get_default_graph_uid_map()
-    before = dict(counts)
-    counts.clear()
+    before = {key: n for key, n in counts.items() if key[1].replace("_", "") in classes}
+    for key in before:
+        del counts[key]
     try:
         yield
     finally:
-        counts.clear()
         counts.update(before)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _check_evaluates(replicator: Replicator) -> None:
