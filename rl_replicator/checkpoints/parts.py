@@ -1,16 +1,18 @@
 """Parts of a checkpoint: TensorFlow objects, inputs, and plain state."""
 
 import collections
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_replicator import errors
-from rl_replicator.checkpoints import plain_state
+from rl_replicator.checkpoints import manifest, plain_state
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -131,7 +133,8 @@ class TrackablePart:
           folder: folder that `save` wrote.
 
         Raises:
-          CheckpointError: if a variable does not match; names the first one.
+          CheckpointError: if a variable does not match, and names the first one; or if the saved
+            ones cannot be read.
         """
         _, others = self._check_present(folder)
         for name, there in sorted(others.items()):
@@ -146,13 +149,8 @@ class TrackablePart:
         """
         import tensorflow as tf
 
-        reader = tf.train.load_checkpoint(str(folder / _FILE))
-        dtypes = reader.get_variable_to_dtype_map()
-        saved = {
-            name.removesuffix(_VALUE): tf.TensorSpec(shape, dtypes[name])
-            for name, shape in reader.get_variable_to_shape_map().items()
-            if name.endswith(_VALUE)
-        }
+        with _SavedValues(folder) as reader:
+            saved = reader.specs()
         former = {
             f"{key}/{name}": f"{key}/{before}"
             for key, one in self._trackables.items()
@@ -178,15 +176,13 @@ class TrackablePart:
         Raises:
           CheckpointError: see `check`.
         """
-        import tensorflow as tf
-
         from rl_replicator.checkpoints import values
 
         self.check(folder)
         present, _ = self._check_present(folder)
-        reader = tf.train.load_checkpoint(str(folder / _FILE))
-        for name, variable in present.items():
-            values.write(name, variable, reader.get_tensor(name + _VALUE))
+        with _SavedValues(folder) as saved:
+            for name, variable in present.items():
+                values.write(name, variable, saved.value(name))
 
     def _variables(self) -> dict[str, Any]:
         """Returns all variables by their shortest path, the name that TensorFlow gives them."""
@@ -232,15 +228,12 @@ class VariableValues:
 
         Args:
           folder: folder that `save` wrote.
-        """
-        import tensorflow as tf
 
-        reader = tf.train.load_checkpoint(str(folder / _FILE))
-        return {
-            name.removesuffix(_VALUE): reader.get_tensor(name)
-            for name in reader.get_variable_to_shape_map()
-            if name.endswith(_VALUE)
-        }
+        Raises:
+          CheckpointError: if they cannot be read.
+        """
+        with _SavedValues(folder) as saved:
+            return {name: saved.value(name) for name in saved.specs()}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the values. See `Part.save`."""
@@ -277,6 +270,66 @@ class VariableValues:
         return None
 
 
+class _SavedValues:
+    """Reads the values in a folder that `VariableValues.save` wrote; a context manager.
+
+    TensorFlow takes the path of the files as a pattern and finds none in a folder such as
+    "lr=[1e-3]", although it has written them there. So it gets the path of the opened folder.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        """Stores the folder."""
+        self._folder = folder
+        self._reader: Any = None
+        self._descriptor = -1
+
+    def __enter__(self) -> "_SavedValues":
+        """Opens the folder, which stays open: the reader opens files when values are read."""
+        import tensorflow as tf
+
+        with self._reading():
+            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                opened = f"/proc/self/fd/{self._descriptor}"
+                self._reader = tf.train.load_checkpoint(f"{opened}/{_FILE}")
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the folder."""
+        os.close(self._descriptor)
+
+    def specs(self) -> "dict[str, tf.TensorSpec]":
+        """Returns shapes and dtypes by name of the variable."""
+        import tensorflow as tf
+
+        dtypes = self._reader.get_variable_to_dtype_map()
+        return {
+            name.removesuffix(_VALUE): tf.TensorSpec(shape, dtypes[name])
+            for name, shape in self._reader.get_variable_to_shape_map().items()
+            if name.endswith(_VALUE)
+        }
+
+    def value(self, name: str) -> np.ndarray:
+        """Returns the value of a variable."""
+        with self._reading():
+            return self._reader.get_tensor(name + _VALUE)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        import tensorflow as tf
+
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            raise errors.CheckpointError(
+                f"cannot read the variables in {self._folder}: {manifest.first_line(error)}; try "
+                "again, or remove the checkpoint's folder to use the previous checkpoint"
+            ) from error
+
+
 class TrackableSubset(TrackablePart):
     """Some of the objects of a saved `TrackablePart`, to restore without the others.
 
@@ -303,8 +356,8 @@ class TrackableSubset(TrackablePart):
           folder: folder that `TrackablePart.save` wrote.
 
         Raises:
-          CheckpointError: if a variable was not saved, or was saved with another shape or dtype;
-            names the first one.
+          CheckpointError: if a variable was not saved, or was saved with another shape or dtype,
+            and names the first one; or if the saved ones cannot be read.
         """
         self._check_present(folder)
 

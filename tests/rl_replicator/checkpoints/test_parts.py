@@ -1,5 +1,7 @@
 """Checkpoints for TensorFlow's own tools, and parts of a checkpoint restored alone."""
 
+import os
+
 import numpy as np
 import pytest
 import sonnet as snt
@@ -83,6 +85,33 @@ def test_a_variable_of_unknown_length_comes_back(tmp_path):
     other = tf.Variable([[1.0]], shape=tf.TensorShape([None, None]))
     with pytest.raises(rr.CheckpointError, match=r"float32 \[None, None\], found float32 \[3\]"):
         parts.TrackablePart(variable=other).restore(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["lr=[1e-3]", r"a\b", "what?*{a,b}"])
+def test_a_folder_whose_name_is_a_pattern(folder, tmp_path):
+    """TensorFlow looks for the files by a pattern, which need not match its own path."""
+    x = tf.Variable(1.0)
+    part = parts.TrackablePart(x=x)
+    checkpointer = checkpoints.Checkpointer(tmp_path / folder)
+    path = checkpointer.save(1, {"learner": part}).path / "learner"
+    x.assign(2.0)
+    checkpointer.restore({"learner": part})
+    assert x.numpy() == 1.0
+    assert parts.VariableValues.read(path) == {"x": 1.0}
+
+
+def test_variables_that_cannot_be_read(tmp_path):
+    part = parts.TrackablePart(x=tf.Variable(1.0))
+    part.save(tmp_path)
+    (data,) = tmp_path.glob("*.data-*")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for file in (data, tmp_path / "variables.index"):
+        file.unlink()
+        with pytest.raises(rr.CheckpointError, match=f"cannot read the variables in {tmp_path}: "):
+            part.restore(tmp_path)
+    with pytest.raises(rr.CheckpointError, match="none: .*No such file or directory.*; try again"):
+        parts.VariableValues.read(tmp_path / "none")
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_variables_have_the_names_that_tensorflow_gives_them(tmp_path):
