@@ -167,7 +167,7 @@ class Training:
         ):
             if self._replicator.is_chief and self._evaluation is not None:
                 self._progress["best"] = _score_to_reach(
-                    self._run, self._best, self._evaluation, self.step
+                    self._run, self._best, self._evaluation, self._evaluated
                 )
             try:
                 if self._is_evaluation_due():  # The run was stopped during this evaluation.
@@ -299,7 +299,7 @@ class Training:
             best = self._progress["best"]
             # Of equal ones the newest, which has trained longest.
             if best is None or score >= best:
-                self._progress |= {"best": score, "best_figure": evaluation.best}
+                self._progress["best"] = score
                 self._note_progress()
                 self._best.begin_save(self.step, self._parts(self._capture()))
         return figures
@@ -522,31 +522,28 @@ def _score(evaluation: Evaluation, figures: Mapping[str, float]) -> tuple[str, f
 
 
 def _score_to_reach(
-    run: RunDirectory, best: Checkpointer, evaluation: Evaluation, step: int
+    run: RunDirectory, best: Checkpointer, evaluation: Evaluation, evaluated: int
 ) -> float | None:
     """Returns the score that a checkpoint must reach to be the best one; None if any is.
+
+    It is the highest among the evaluations in the metrics, not that of the checkpoint that was
+    kept: a killed run may have saved one beyond where it goes on, and then goes on without it.
 
     Args:
       run: directory of the run, whose evaluations are those of its past.
       best: where the run keeps its best checkpoint.
       evaluation: the learner's evaluation.
-      step: where the run goes on. What was evaluated later is of another future: a killed run may
-        have saved it in place of the best checkpoint of its past.
+      evaluated: the newest step of the run's past that was evaluated.
     """
-    progress: dict[str, Any] = {}
     try:
         if best.latest() is None:
             return None
-        saved = best.restore({"progress": JsonPart(dict, progress.update)})
+        best.restore({"progress": JsonPart(dict, lambda _: None)})
     except DamageError as error:
         _LOG.warning("the next evaluation counts as the best one so far: %s", error)
         return None
     scores = _past_scores(run, evaluation)
-    if saved.step <= step:
-        # Earlier versions did not save the figure.
-        is_same = progress.get("best_figure", evaluation.best) == evaluation.best
-        return progress["best"] if is_same else scores.get(saved.step)
-    return max((score for at, score in scores.items() if at <= step), default=None)
+    return max((score for at, score in scores.items() if at <= evaluated), default=None)
 
 
 def _past_scores(run: RunDirectory, evaluation: Evaluation) -> dict[int, float]:

@@ -315,13 +315,15 @@ def remove_after(path, step):
             shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("starts", [(20,), (10, 20)], ids=["once", "twice"])
 @pytest.mark.parametrize(("scores", "best"), [((0.4, 0.5, 0.2), 15), ((0.4, 0.45, 0.2), 10)])
-def test_a_best_checkpoint_of_another_future(tmp_path, monkeypatch, scores, best):
+def test_a_best_checkpoint_of_another_future(tmp_path, monkeypatch, scores, best, starts):
     """The run was killed after the best checkpoint was saved, and before the next one was."""
     make(Judged, tmp_path, steps=10, every=5, best="score")[1].run()
     remove_after(tmp_path / "checkpoints", 5)
     monkeypatch.setattr(Judged, "scores", dict(zip((10, 15, 20), scores, strict=True)))
-    make(Judged, tmp_path, steps=20, every=5, best="score")[1].run()
+    for steps in starts:
+        make(Judged, tmp_path, steps=steps, every=5, best="score")[1].run()
     assert Checkpointer(tmp_path / "best").latest().step == best
     assert read_metrics(tmp_path, "evaluation")["score"].tolist() == [0.5, *scores]
 
