@@ -19,6 +19,8 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 _STUDY = "sweep"
 _IS_STOPPED = "is_stopped"
 _ROUND = "round-"
+# The option for the length of a run.
+_STEPS = "steps"
 # The share of best trials whose values are compared with those of all trials.
 _BEST_SHARE = 0.25
 _FEWEST_FOR_IMPORTANCE = 4
@@ -110,13 +112,13 @@ class Study:
             uses it.
           plan: how to search.
           seeds: the seeds of the runs of a trial.
-          total_steps: steps of a whole run; None if unknown.
+          total_steps: steps of a whole run, unless they are searched; None if unknown.
 
         Raises:
           UsageError: if Optuna is not installed.
         """
         self._optuna = _optuna()
-        self._total_steps = math.inf if total_steps is None else total_steps
+        self._total_steps = total_steps
         self._plan, self._seeds, self._folder = plan, seeds, path.parent
         journal = self._optuna.storages.journal
         _cut_incomplete_line(path)
@@ -197,7 +199,11 @@ class Study:
             parameter.option: written(parameter.space, one.params[parameter.option])
             for parameter in self._plan.parameters
         }
-        return SweepTrial(one.number, values, self._folder / f"trial-{one.number:03}", self._seeds)
+        total_steps = self._total_steps
+        if _STEPS in values:
+            total_steps = int(values[_STEPS]) if values[_STEPS].isdigit() else None
+        path = self._folder / f"trial-{one.number:03}"
+        return SweepTrial(one.number, values, path, self._seeds, total_steps=total_steps)
 
     def prefer(self, values: Mapping[str, str]) -> None:
         """Makes the first trial one with these values, unless there is a trial already.
@@ -239,7 +245,8 @@ class Study:
         if _IS_STOPPED in live.user_attrs:
             return True  # Decided by an earlier process, which could not act on it any more.
         # Nothing is saved by stopping a run before its last evaluation alone.
-        has_all_steps = bool((trial.evaluated().steps >= self._total_steps).any())
+        end = math.inf if trial.total_steps is None else trial.total_steps
+        has_all_steps = bool((trial.evaluated().steps >= end).any())
         known = self._study.trials[trial.number].intermediate_values
         for index, value in enumerate(values, start=1):
             if index not in known:

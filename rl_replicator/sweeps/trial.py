@@ -63,6 +63,8 @@ class SweepTrial:
       state: what became of it.
       reason: why it failed, one line; "" if it did not, or if that was in an earlier process.
       lineage: stages of the training that has led to its weights, in a population; empty otherwise.
+      total_steps: steps of a whole run, as evaluations count them; None if unknown. What a run was
+        trained for beyond them, by a command of its own, does not count.
     """
 
     number: int
@@ -72,6 +74,7 @@ class SweepTrial:
     state: TrialState = TrialState.RUNNING
     reason: str = ""
     lineage: tuple[Stage, ...] = ()
+    total_steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -111,9 +114,10 @@ class SweepTrial:
         score = self.score()
         if score is None:
             return _joined([], [()] * len(self.seeds))
-        tables = [score.read(self.run_dir(seed)) for seed in self.seeds]
-        end = RunDirectory(self.run_dir(self.seeds[0])).config()["options"].get("steps")
-        marks = set.intersection(*(_marks(steps, score.every, end) for steps, _ in tables))
+        tables = self._tables(score)
+        marks = set.intersection(
+            *(_marks(steps, score.every, self.total_steps) for steps, _ in tables)
+        )
         rows = [tuple(np.searchsorted(steps, sorted(marks))) for steps, _ in tables]
         if self.state is TrialState.DONE and all(len(steps) > 0 for steps, _ in tables):
             rows = [(*own, len(steps) - 1) for own, (steps, _) in zip(rows, tables, strict=True)]
@@ -122,9 +126,15 @@ class SweepTrial:
     def has_evaluations(self) -> bool:
         """Whether each of its runs has been evaluated, after however many steps."""
         score = self.score()
-        return score is not None and all(
-            len(score.read(self.run_dir(seed))[0]) > 0 for seed in self.seeds
-        )
+        return score is not None and all(len(steps) > 0 for steps, _ in self._tables(score))
+
+    def _tables(self, score: Score) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the steps and the figures of each run, as far as they count."""
+        tables = [score.read(self.run_dir(seed)) for seed in self.seeds]
+        if self.total_steps is None:
+            return tables
+        within = [steps <= self.total_steps for steps, _ in tables]
+        return [(steps[i], figures[i]) for (steps, figures), i in zip(tables, within, strict=True)]
 
 
 def _marks(steps: np.ndarray, every: int | None, end: int | None) -> set[int]:

@@ -12,13 +12,12 @@ EVERY, END = 1000, 4500
 
 def trial_of(tmp_path, *tables, every=EVERY, end=END):
     """A trial with one run for each table; the figure of a row is its step, and 0.1 per seed."""
-    trial = SweepTrial(0, {}, tmp_path / "trial-000", tuple(range(1, len(tables) + 1)))
+    seeds = tuple(range(1, len(tables) + 1))
+    trial = SweepTrial(0, {}, tmp_path / "trial-000", seeds, total_steps=end)
     for seed, steps in zip(trial.seeds, tables, strict=True):
         run = RunDirectory(trial.run_dir(seed))
         with run.opened("net", {}):
-            run.describe(
-                "net", {}, {"steps": end}, Score("evaluation", "figure", every=every).plain()
-            )
+            run.describe("net", {}, {}, Score("evaluation", "figure", every=every).plain())
         writer = MetricWriter(run.path, "steps")
         for step in steps:
             writer.write("evaluation", step, {"figure": step + 0.1 * seed})
@@ -86,3 +85,14 @@ def test_the_score_of_a_trial_that_is_done_is_the_last_one_of_each_run(tmp_path)
     assert columns(other) == [(1000, 1500)]
     assert not trial_of(tmp_path / "third", (1000,), ()).has_evaluations()
     assert not SweepTrial(1, {}, tmp_path / "trial-001", (1,)).has_evaluations()
+
+
+@pytest.mark.parametrize("every", [None, EVERY])
+def test_what_runs_were_trained_for_by_hand_does_not_count(tmp_path, every):
+    """A trial is compared with others after as many steps, and all of its seeds are."""
+    longer = (1000, 4000, END, 5000, 9000)
+    trial = trial_of(tmp_path, longer, longer[:3], longer, every=every)
+    for trial.state in (TrialState.DONE, TrialState.RUNNING):
+        assert columns(trial) == [(step,) * 3 for step in longer[:3]]
+    other = trial_of(tmp_path / "other", (5000,), longer)  # Not evaluated within its steps.
+    assert not other.has_evaluations() and columns(other) == []
