@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.suites.progress import RunStatus, State
+from rl_replicator.errors import DISK_STATUS, DiskError
 from rl_replicator.jobs.run_process import RunProcess, Slot, end_all, slots
 from rl_replicator.processes import signals
 
@@ -22,7 +23,7 @@ class _Process:
 
 
 class Scheduler:
-    """Runs one process for each run; a process that fails does not end the others.
+    """Runs one process for each run; one that fails does not end the others, but a full disk does.
 
     Ctrl-C, SIGTERM and SIGHUP end all of them cleanly.
     """
@@ -60,6 +61,10 @@ class Scheduler:
 
         Returns:
           The number of the signal that ended it; None if all runs ended.
+
+        Raises:
+          DiskError: if a run ends because the disk is full. The others are saved, if there is space
+            for that.
         """
         waiting = [status for status in statuses if status.state is State.WAITING]
         with signals.handled(lambda number, _: signals.note(number, self._signals)):
@@ -95,6 +100,11 @@ class Scheduler:
                 self._set(one.status, State.DONE)
             elif self._signals:
                 self._set(one.status, State.WAITING)  # Stopped and saved, or killed by us.
+            elif code == DISK_STATUS:  # The next runs would end in the same way.
+                raise DiskError(
+                    f"expected space on the disk, but {one.status.run} {one.process.reason()}; the "
+                    "same command continues the suite"
+                )
             else:
                 self._set(one.status, State.FAILED, one.process.reason())
 
