@@ -1,7 +1,6 @@
 """The replay table inside a run's checkpoint."""
 
 import errno
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import reverb
 from reverb.platform.checkpointers_lib import CheckpointerBase, DefaultCheckpointer
 
 from rl_replicator.checkpoints import Checkpointer
+from rl_replicator.checkpoints.links import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FULL_DISK_BYTES = 1 << 20
@@ -60,7 +60,7 @@ class ReplayPart:
 
 
 class SameReplayPart:
-    """Links the replay of an earlier checkpoint, which takes no time.
+    """Links the replay of an earlier checkpoint, which takes no time if the file system has links.
 
     For a program that must end within seconds while its table takes longer to write. Training then
     continues from a replay that lacks the newest items; its rate limiter fits the items it has.
@@ -75,9 +75,9 @@ class SameReplayPart:
         self._earlier = earlier
 
     def save(self, folder: Path) -> None:
-        """Links the files; they exist until both checkpoints are deleted."""
+        """Links the files, or copies them; they exist until both checkpoints are deleted."""
         for path in self._earlier.iterdir():
-            os.link(path, folder / path.name)
+            link_or_copy(path, folder / path.name)
 
     def capture(self) -> "SameReplayPart":
         """Returns this object: the files do not change."""

@@ -36,6 +36,8 @@ _LOG = logging.getLogger(__name__)
 
 _TEMPORARY = ".saving-"
 _DAMAGED = "damaged-"
+# What TensorFlow raises if there is no space.
+_FULL = "ResourceExhaustedError"
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 
 
@@ -208,10 +210,13 @@ class Checkpointer:
             shutil.rmtree(temporary, ignore_errors=True)
             if not _is_disk_error(error):
                 raise
+            remedy = "; check the disk and its permissions"
+            if _is_disk_full(error):
+                free = _free(self._directory)
+                remedy = f" (at least {needed} bytes needed, {free} free); free some space"
             raise errors.CheckpointDiskError(
                 f"cannot write the checkpoint of step {step} to {self._directory}: "
-                f"{manifest.first_line(error)} (at least {needed} bytes needed, "
-                f"{_free(self._directory)} free); free some space; older checkpoints are intact"
+                f"{manifest.first_line(error)}{remedy}; older checkpoints are intact"
             ) from error
         for folder in folders[: max(0, len(folders) + 1 - self._keep)]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -423,5 +428,12 @@ def _is_disk_error(error: BaseException) -> bool:
     return isinstance(error, OSError) or (
         type(error).__module__.startswith("tensorflow")
         and type(error).__name__
-        in ("ResourceExhaustedError", "DataLossError", "PermissionDeniedError", "UnknownError")
+        in (_FULL, "DataLossError", "PermissionDeniedError", "UnknownError")
     )
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Returns whether an error of the disk says that there is no space."""
+    if isinstance(error, OSError):
+        return errors.is_disk_full(error)
+    return type(error).__name__ == _FULL

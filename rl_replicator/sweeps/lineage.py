@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_replicator.checkpoints.links import link_or_copy
 from rl_replicator.runs.run_directory import RunDirectory
 
 _FILE = "lineage.json"
@@ -87,7 +88,7 @@ def copy_run(source: Path, target: Path, stages: Sequence[Stage]) -> None:
             shutil.rmtree(target / name, ignore_errors=True)
             if (source / name).is_dir():
                 # Files of checkpoints are never changed in place, so links save space and time.
-                make = _link if name in ("checkpoints", "best") else shutil.copy2
+                make = link_or_copy if name in ("checkpoints", "best") else shutil.copy2
                 _copy(source / name, target / name, make)
         config = RunDirectory(target).config()
         for option, value in stages[-1].values.items():
@@ -127,13 +128,6 @@ def _copy(source: Path, target: Path, make: Callable[[Path, Path], object]) -> N
             _copy(path, target / path.name, make)
         else:
             make(path, target / path.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # A file system without links.
-        shutil.copy2(source, target)
 
 
 def _set(config: Mapping[str, Any], path: Sequence[str], value: float) -> None:

@@ -358,10 +358,26 @@ def test_the_next_checkpoint_needs_as_much_as_the_last_one(tmp_path):
         checkpointer.save(4, {"full": Full()})
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(rr.CheckpointError, match=r"Not a directory.*needed, \d+ free"):
-        checkpoints.Checkpointer(tmp_path / "file" / "run" / "checkpoints").save(1, {})
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, r" \(at least 0 bytes needed, \d+ free\); free some space"),
+        (errno.EDQUOT, r" \(at least 0 bytes needed, \d+ free\); free some space"),
+        (errno.EROFS, "; check the disk and its permissions"),
+        (errno.EOPNOTSUPP, "; check the disk and its permissions"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch, number, remedy):
+    """Space is asked for only where there is too little of it."""
+
+    def fail(self, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", fail)
+    match = f"{os.strerror(number)}{remedy}; older checkpoints are intact$"
+    with pytest.raises(rr.DiskError, match=match) as error:
+        checkpoints.Checkpointer(tmp_path / "run" / "checkpoints").save(1, {})
+    one_line(error)
 
 
 @pytest.mark.parametrize("method", ["save", "begin_save"])
