@@ -15,7 +15,7 @@ from rl_replicator.runs import comparison, plots, selection
 from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plots import EvaluatedRun, Series
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory, options_used
 from rl_replicator.runs.score import Score
 from rl_replicator.runs.selection import LeftOut
 
@@ -36,7 +36,7 @@ class ReportedRun:
       task: name of the environment; "" for a learner.
       seed: the seed of the run; None if it has none.
       settings: the settings that distinguish it from others, except its seed.
-      options: the options of the run, as in its config.json.
+      options: the options of the run, with what it has decided in place of "auto".
       score: which figure tells how good it is; None if it does not say.
       tables: group of metrics -> columns.
       written: when its metrics were written last, in seconds since the epoch.
@@ -199,7 +199,7 @@ def _read(path: Path) -> ReportedRun:
         task=str(settings.get("env", "")),
         seed=plots.seed_of(config),
         settings=settings,
-        options=config.get("options", {}),
+        options=options_used(config),
         score=Score.of(config),
         tables=tables,
         written=max(file.stat().st_mtime for file in files),

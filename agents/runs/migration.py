@@ -16,7 +16,7 @@ from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints.checkpointer import Checkpointer
 from rl_replicator.checkpoints.parts import VariableValues
 from rl_replicator.errors import UsageError
-from rl_replicator.runs.plain_data import to_plain
+from rl_replicator.runs.plain_data import stored_part, to_plain
 from rl_replicator.runs.run_directory import RunDirectory
 
 _OPTIONS = {"picture": "frame"}
@@ -85,9 +85,11 @@ def _config(source: SettingsSource, config: Mapping[str, Any]) -> dict[str, Any]
     for was, now in _renamed(options):
         options[now] = options.pop(was)
     kind = source.config_type("pixels" in config["identity"])
-    options["agent"] = to_plain(restored(kind, config["identity"]["agent"]))
+    # As they were asked for; the identity has what the run decided when it began.
+    options["agent"] = to_plain(restored(kind, stored_part(options, "agent", Mapping)))
     chosen = source.options_from(options)
-    identity = chosen.identity
+    agent = to_plain(restored(kind, config["identity"]["agent"]))
+    identity = chosen.identity | {"agent": agent}
     if "pixels" in identity:  # With the action repeat that was resolved when the run began.
         identity["pixels"] |= config["identity"]["pixels"]
     return {

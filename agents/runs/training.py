@@ -94,7 +94,7 @@ def _train_in(
     environment_spec: specs.EnvironmentSpec,
     listener: RunListener,
 ) -> int:
-    asked_actors = options.actors
+    asked = options
     options = _as_of(run, options)
     check_actors(options.actors, options.envs_per_actor, options.launch, options.address)
     task = options.task
@@ -136,11 +136,12 @@ def _train_in(
             profile_steps=options.profile_steps,
             run_dir=run.path.resolve(),
         )
-        forget_older(run, asked_actors)
-        plain = options.plain() | {"actors": asked_actors}
-        run.describe(source.name, identity, plain, options.score.plain())
+        forget_older(run, asked.actors)
+        # As they were asked for: in another run that begins with them (`--config`), what is "auto"
+        # follows its task and its machine. What this run has decided is in its identity.
+        run.describe(source.name, identity, asked.plain(), options.score.plain())
         print(f"{'continuing' if continues else 'training'} in {run.path}", flush=True)
-        if options.actors != asked_actors:
+        if options.actors != asked.actors:
             print(f"actors: {options.actors}, as set by 'rl-replicator scale'", flush=True)
         print(*about, sep="\n", end="\n" if about else "", flush=True)
         how = events.CONTINUED if continues else events.STARTED

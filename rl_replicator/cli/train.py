@@ -13,7 +13,7 @@ from rl_replicator.cli import arguments, lasting_streams, options, trainables
 from rl_replicator.errors import UsageError
 from rl_replicator.runs.listener import Evaluations
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import CONFIG_KEYS, RunDirectory
+from rl_replicator.runs.run_directory import AUTO, CONFIG_KEYS, DISCOUNT_OF_STEP, RunDirectory
 
 _COMMAND = "rl-replicator train"
 
@@ -167,9 +167,32 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
             f"out, or choose another {'--run-dir' if file is None else '--config'}"
         )
     plain = dict(found.get("options", {}))
+    if file is not None:
+        plain = _without_discount_of_task(plain, found.get("identity"))
     # A run may have been moved since, and one that goes on has not asked to `resume`.
     plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
     return Stored(trainable, plain, place)
+
+
+def _without_discount_of_task(plain: dict[str, Any], identity: Any) -> dict[str, Any]:
+    """Returns a file's options with the discount that was asked for.
+
+    Runs from pixels of earlier versions have stored what "auto" had become for their action repeat,
+    which another task would not have.
+
+    Args:
+      plain: the options of the file.
+      identity: its identity; None if it is not of a run.
+    """
+    pixels = identity.get("pixels") if isinstance(identity, Mapping) else None
+    repeat = pixels.get("action_repeat") if isinstance(pixels, Mapping) else None
+    agent = plain.get("agent")
+    if not isinstance(repeat, int) or not isinstance(agent, Mapping):
+        return plain
+    # To the last digit, which tells it from 0.97 for eight steps, as a user would write it.
+    if agent.get("discount") != DISCOUNT_OF_STEP**repeat:
+        return plain
+    return {**plain, "agent": {**agent, "discount": AUTO}}
 
 
 def _options(trainable: trainables.Trainable, plain: Mapping[str, Any], place: str) -> Any:

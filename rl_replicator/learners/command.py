@@ -164,7 +164,8 @@ class LearnerCommand:
                     f"a longer run continues it{_how_to_grow(config)}"
                 )
                 return 0
-            settings = to_plain(options) | to_plain(config)
+            # As they were asked for; the identity has what this machine has decided.
+            settings = to_plain(options) | to_plain(options.config)
             settings.pop("config")
             score = _score(learner)
             print(f"{'continuing' if there else 'training'} in {run.path}", flush=True)

@@ -237,7 +237,7 @@ class RunDirectory:
         Args:
           trainable: name of what is trained.
           identity: see `opened`.
-          options: all settings, for people who read the file.
+          options: all settings as they were asked for: another run may begin with them.
           score: the figure that measures how good the run is: a `Score` as plain data, or None.
 
         Raises:
@@ -415,6 +415,20 @@ def settled(config: Any, stored: Mapping[str, Any]) -> Any:
     if adopted != plain:
         config = from_plain(type(config), adopted)
     return config.on_this_machine() if hasattr(config, "on_this_machine") else config
+
+
+def options_used(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a run with what it has decided in place of those that are "auto".
+
+    Args:
+      config: the config from `RunDirectory.config`.
+    """
+    identity = config["identity"]
+    of_learner = identity.get("config")
+    decided = {**identity, "frame": identity.get("pixels")}
+    if isinstance(of_learner, dict):  # They are no group of the options.
+        decided |= of_learner
+    return _adopted(config.get("options", {}), decided)
 
 
 def _adopted(plain: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_replicator.runs import whole_file
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory, options_used
 
 _EXPERIMENT = "rl-replicator"
 _RUN_ID = "mlflow-run"
@@ -51,7 +51,7 @@ class MLflowTracker:
         self._run_id = run.info.run_id
         with whole_file.replacing(stored) as new:  # A kill here must leave no empty id.
             new.write_text(self._run_id)
-        for name, value in _flat("", RunDirectory(run_dir).config()["options"]):
+        for name, value in _flat("", options_used(RunDirectory(run_dir).config())):
             name = _REFUSED.sub("_", name)
             self._client.log_param(self._run_id, name, str(value)[:_LONGEST])
 

@@ -134,6 +134,7 @@ def test_a_run_from_pixels(old_run, tmp_path, capfd):
     for group in ("identity", "options"):
         config[group]["agent"] |= frames | {"precision": "float32"}
         config[group]["agent"]["replay"]["chunk_length"] = 4
+    config["options"]["agent"]["discount"] = "auto"
     (old_run / "config.json").write_text(json.dumps(config))
     values = VariableValues({name: np.float32(i) for i, name in enumerate(PIXEL_VARIABLES)})
     shutil.rmtree(old_run / "checkpoints")
@@ -145,6 +146,8 @@ def test_a_run_from_pixels(old_run, tmp_path, capfd):
     migrated = RunDirectory(old_run).config()
     assert migrated["options"]["frame"] == config["options"]["picture"]
     assert migrated["identity"]["pixels"] == pixels
+    assert migrated["options"]["agent"]["discount"] == "auto"
+    assert migrated["identity"]["agent"]["discount"] == config["identity"]["agent"]["discount"]
     assert migrated["identity"]["agent"]["squash_gradient"] == "inverting"
     newest = RunDirectory(old_run).checkpointer().latest().path
     assert {*VariableValues.read(newest / "learner")} == {*PIXEL_VARIABLES.values()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from agents.runs import bottleneck, training
 from agents.runs.options import PixelAgentOptions
 from environments import PixelConfig
 from environments.pixels import rendering
+from rl_replicator.cli import stderr_filter, train
 from rl_replicator.errors import ConfigError, UsageError
 from rl_replicator.runs.metrics import read_metrics
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import DISCOUNT_OF_STEP, RunDirectory, options_used
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -120,6 +122,57 @@ def test_auto_is_the_renderer_that_the_run_began_with(tmp_path):
     other = dataclasses.replace(frame, render="exact")
     with pytest.raises(UsageError, match=r"pixels\.render was 'auto' and is now 'exact'"):
         d4pg.command.train(options(run.path, env="cartpole:balance", frame=other))
+
+
+def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, monkeypatch):
+    """The discount of an action and the renderer are those of its own task and machine."""
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr(stderr_filter, "silence", lambda: None)
+    first, other = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "other")
+    agent = dataclasses.replace(SMALL, discount="auto", precision="auto")
+    asked = options(first.path, env="cartpole:balance", frame=PixelConfig(24, 24), agent=agent)
+    assert d4pg.command.train(asked) == 0
+    before = first.config()
+    decided = {"precision": before["identity"]["agent"]["precision"], "discount": 0.97}
+    assert decided["precision"] != "auto"
+    for group in (before["options"]["agent"], before["options"]["frame"]):
+        assert {group.get(name, "auto") for name in (*decided, "render")} == {"auto"}
+    used = options_used(before)  # What reports and MLflow show.
+    assert (
+        used["agent"]
+        == before["identity"]["agent"]
+        == {
+            **before["options"]["agent"],
+            **decided,
+            "discount": pytest.approx(decided["discount"]),
+        }
+    )
+    assert used["frame"]["render"] == before["identity"]["pixels"]["render"] != "auto"
+
+    def identity(*words):
+        shutil.rmtree(other.path, ignore_errors=True)
+        train.run(
+            ["--config", str(first.path / "config.json"), "--run-dir", str(other.path), *words]
+        )
+        return other.config()["identity"]
+
+    # Walker repeats actions twice, cartpole eight times.
+    assert identity("--env", "walker:walk")["agent"]["discount"] == DISCOUNT_OF_STEP**2
+    assert identity("--frame.action-repeat", "4")["agent"]["discount"] == DISCOUNT_OF_STEP**4
+    train.run(["--run-dir", str(first.path), "--steps", "1700"])
+    after = first.config()
+    assert after["identity"] == before["identity"]
+    assert after["options"] == before["options"] | {"steps": 1700}
+
+    # An earlier version has stored what the run had decided as if it had been asked for.
+    old = before | {"options": before["options"] | {"agent": used["agent"]}}
+    first.replace_config(old)
+    assert identity("--env", "walker:walk")["agent"]["discount"] == DISCOUNT_OF_STEP**2
+    train.run(["--run-dir", str(first.path)])
+    assert first.config() == old
+    old["options"]["agent"]["discount"] = 0.97  # Asked for.
+    first.replace_config(old)
+    assert identity("--env", "walker:walk")["agent"]["discount"] == 0.97
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from rl_replicator.errors import UsageError
 from rl_replicator.learners import command
 from rl_replicator.runs import events, metrics, tensorboard
 from rl_replicator.runs.metrics import MetricWriter, read_metrics
-from rl_replicator.runs.run_directory import RunDirectory
+from rl_replicator.runs.run_directory import RunDirectory, options_used
 from tests.rl_replicator.learners import tiny_learners
 from tests.suite import forked
 
@@ -375,6 +375,9 @@ def test_a_run_goes_on_as_it_began_and_ends_once(tmp_path, monkeypatch, capsys):
     assert not damaged.exists() and damaged.with_name("damaged-999999_step_25").exists()
     assert read_metrics(tmp_path / "run", "evaluation")["steps"].tolist() == [15, 20, 30]
     assert set(made) == {"bfloat16"}
+    config = RunDirectory(tmp_path / "run").config()
+    assert config["options"]["precision"] == "auto"  # Another run may begin on another machine.
+    assert options_used(config)["precision"] == "bfloat16"
     with pytest.raises(UsageError, match=r"config\.precision was 'bfloat16' and is now 'float32'"):
         train(steps=30, precision="float32")
     monkeypatch.chdir(tmp_path)
