@@ -57,13 +57,13 @@ def run(args: Sequence[str]) -> int:
             )
         stored = Stored(name, {})
     if file is not None:
-        stored = dataclasses.replace(stored, options=_with_kind(stored.options, words))
+        stored = dataclasses.replace(stored, options=_with_kind(stored, words))
     trainable = trainables.load(stored.trainable)
     command = f"{_COMMAND} {stored.trainable}"
     default: Any = None
     if stored.options:
         default = _options(trainable, stored.options, stored.place)
-        _check_kind(words, default)
+        _check_kind(_kind(words), default)
     kind = trainable.options_type(words) if default is None else type(default)
     chosen: Any = options.parse(kind, command, words, trainable.alternatives(), default)
     lasting_streams.outlive_full_disk()
@@ -117,6 +117,8 @@ def train(
     given = _with_home(to_plain(settings) | ({} if path is None else {"run_dir": str(path)}))
     plain = _merged(stored.options, given)
     trainable = trainables.load(stored.trainable)
+    if stored.is_run:
+        _check_kind(given, _options(trainable, stored.options, stored.place))
     evaluations = Evaluations(on_evaluation)
     places = [stored.place] if stored.place else []
     if settings:
@@ -137,11 +139,13 @@ class Stored:
       trainable: name of what is trained.
       options: its options as plain data; what is missing has its default.
       place: the run's directory or the file; empty if there is neither.
+      is_run: whether a run has written them, and thus all of its settings.
     """
 
     trainable: str
     options: Mapping[str, Any]
     place: str = ""
+    is_run: bool = False
 
 
 def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored | None:
@@ -171,7 +175,7 @@ def _stored(name: str | None, file: str | None, run_dir: Path | None) -> Stored 
         plain = _without_discount_of_task(plain, found.get("identity"))
     # A run may have been moved since, and one that goes on has not asked to `resume`.
     plain |= {"run_dir": None if run_dir is None else str(run_dir), "resume": False}
-    return Stored(trainable, plain, place)
+    return Stored(trainable, plain, place, is_run="identity" in found)
 
 
 def _without_discount_of_task(plain: dict[str, Any], identity: Any) -> dict[str, Any]:
@@ -253,37 +257,54 @@ def _with_home(plain: Any) -> Any:
     return os.path.expanduser(plain) if isinstance(plain, str) else plain
 
 
-def _with_kind(plain: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns a file's options with what the words say of observations, preset and environment.
-
-    The first two decide which other options there are, so they come before all others. The file
-    may lack an environment, which has no default.
-    """
+def _kind(words: Sequence[str]) -> dict[str, Any]:
+    """Returns what the words say of preset and observations, by the names of the options."""
     chosen: dict[str, Any] = {}
-    for name in ("preset", "env"):
-        value = _take(list(words), f"--{name}")
-        if value is not None:
-            chosen[name] = value
+    preset = _take(list(words), "--preset")
+    if preset is not None:
+        chosen["preset"] = preset
     for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
         if word in words:
             chosen["pixels"] = is_wanted
-    return {**plain, **chosen}
+    return chosen
 
 
-def _check_kind(words: Sequence[str], default: Any) -> None:
-    """Refuses to change what a stored run observes, or its preset: its options would be others."""
-    preset = _take(list(words), "--preset")
+def _with_kind(stored: Stored, words: Sequence[str]) -> dict[str, Any]:
+    """Returns a file's options with what the words say of observations, preset and environment.
+
+    The first two decide which other options there are and their defaults, so they come before all
+    others; the file of a run leaves none of these to them. A file may lack an environment, which
+    has no default.
+    """
+    env = _take(list(words), "--env")
+    chosen = {} if env is None else {"env": env}
+    return {**stored.options, **chosen, **({} if stored.is_run else _kind(words))}
+
+
+def _check_kind(wanted: Mapping[str, Any], default: Any) -> None:
+    """Refuses to change the preset of stored settings, or what their run observes.
+
+    All of the other settings are stored as well, so they would stay those of the former kind.
+
+    Args:
+      wanted: options by name.
+      default: the options to begin with.
+
+    Raises:
+      UsageError: if `wanted` has another preset, or other observations.
+    """
+    preset, pixels = wanted.get("preset"), wanted.get("pixels")
     if preset is not None and preset != getattr(default, "preset", preset):
         raise UsageError(
             f"expected the preset of the stored settings, {default.preset}, got {preset}; leave "
             "--preset out, or start without these settings"
         )
-    for word, is_wanted in (("--pixels", True), ("--no-pixels", False)):
-        if word in words and getattr(default, "pixels", is_wanted) != is_wanted:
-            raise UsageError(
-                f"expected the observations of the stored run, got {word}; leave it out, or choose "
-                "another --run-dir"
-            )
+    if pixels is not None and pixels != getattr(default, "pixels", pixels):
+        raise UsageError(
+            "expected the observations of the stored run, got "
+            f"{'--pixels' if pixels else '--no-pixels'}; leave it out, or start without its "
+            "settings"
+        )
 
 
 def _find(words: Sequence[str], option: str) -> Path | None:

@@ -71,6 +71,28 @@ def test_a_run_keeps_its_preset_and_its_observations(tmp_path, word, message):
         train.run(["--run-dir", str(tmp_path), word])
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"preset": "paper"}, "preset of the stored settings, default, got paper"),
+        ({"pixels": True}, "observations of the stored run, got --pixels"),
+    ],
+)
+def test_so_do_the_settings_of_a_run(tmp_path, monkeypatch, setting, message):
+    """A run's config.json has every hyper-parameter, so another preset would change its name."""
+    monkeypatch.setattr(type(d4pg.command), "train", lambda *_: 0)
+    chosen, file = parse(d4pg), tmp_path / "config.json"
+    stored = {"trainable": "d4pg", "identity": chosen.identity, "options": chosen.plain()}
+    file.write_text(json.dumps(stored))
+    words = ["--pixels"] if "pixels" in setting else ["--preset", setting["preset"]]
+    with pytest.raises(UsageError, match=message) as caught:
+        train.run(["--config", str(file), *words])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=message):
+        train.train(config=file, **setting)
+    train.run(["--config", str(file), "--preset", "default", "--no-pixels"])
+
+
 def test_options_override_the_preset_and_the_observations_of_a_file(tmp_path, monkeypatch):
     file, chosen = tmp_path / "settings.json", []
     settings = {"env": "cartpole:swingup", "agent": {"n_step": 4}}
