@@ -179,6 +179,35 @@ def declared_options(kind: type, command: str, words: Sequence[str] = ()) -> dic
     return read_help(text.getvalue())
 
 
+def divide_at_members(kind: type, command: str, words: Sequence[str]) -> list[list[str]]:
+    """Divides the words of a command before each one that chooses the dataclass of a union.
+
+    The parser takes an option in one part only: that of its dataclass, the first one for those that
+    are in no union.
+
+    Args:
+      kind: the dataclass of the options.
+      command: the command as the user typed it.
+      words: its words.
+
+    Returns:
+      The parts; the first one may be empty, and each of the others begins with such a word.
+    """
+    parts: list[list[str]] = [[]]
+    members: list[str] = []
+    declared = None
+    for word in words:
+        if ":" in word and not word.startswith("-"):  # Or a value, such as that of --env.
+            declared = declared_options(kind, command, members) if declared is None else declared
+            after = declared_options(kind, command, [*members, word])
+            if after != declared:
+                members.append(word)
+                parts.append([])
+                declared = after
+        parts[-1].append(word)
+    return parts
+
+
 def one_column() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which a help text has its options in one column."""
     return _columns(_ONE_COLUMN)

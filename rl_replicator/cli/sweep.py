@@ -119,22 +119,31 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
     """
     trainable = trainables.load(chosen.name)
     parameters = search.parse_all(chosen.search)
-    _check_searchable(trainable.options_type(theirs), parameters)
+    kind = trainable.options_type(theirs)
+    _check_searchable(kind, parameters)
     settings = _parsed(chosen.name, trainable, theirs)
-    _check_parameters(chosen.name, trainable, theirs, parameters)
-    if chosen.scheduler == "pbt":
-        _check_changeable(chosen.name, trainable, theirs, parameters)
-    declared = options.declared_options(trainable.options_type(theirs), _TRAIN)
+    _check_not_given(theirs, parameters)
+    declared = options.declared_options(kind, _TRAIN)
     if "--seed" not in declared and chosen.seeds > 1:
         raise UsageError(
             f"--seeds: expected 1, because {chosen.name} has no option --seed, got {chosen.seeds}"
         )
+    seeds = tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,)
+    run_dir = chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name)
     given = {word.partition("=")[0] for word in theirs}
     quiet = ["--no-video"] if "--no-video" in declared and "--video" not in given else []
+    arguments = _arguments(kind, theirs, parameters)
+    own = [*quiet, *command.own_words(seeds[0], run_dir)]
+    # A run must accept the values at the ends of every search, one after the other.
+    for one in parameters:
+        tried = [arguments.words([(one, value)], own) for value in one.space.examples()]
+        values = [_setting(_parsed(chosen.name, trainable, words), one.option) for words in tried]
+        if chosen.scheduler == "pbt":
+            _check_changeable(trainable, one, values)
     return command.SweepPlan(
         program=(sys.executable, "-m", f"{__package__}.main"),
         name=chosen.name,
-        arguments=tuple(theirs),
+        arguments=arguments,
         quiet=tuple(quiet),
         options=to_plain(settings),
         defaults={one.option: _current(settings, one.option) for one in parameters},
@@ -148,9 +157,9 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         ),
         total_steps=total if isinstance(total := _setting(settings, "steps"), int) else None,
         trials=chosen.trials,
-        seeds=tuple(range(1, chosen.seeds + 1)) if "--seed" in declared else (None,),
+        seeds=seeds,
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
-        run_dir=chosen.run_dir or Path("runs/sweep") / folder_name(chosen.name),
+        run_dir=run_dir,
     )
 
 
@@ -179,41 +188,39 @@ def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
             )
 
 
-def _check_parameters(
-    name: str,
-    trainable: trainables.Trainable,
-    words: Sequence[str],
-    parameters: Sequence[Parameter],
-) -> None:
-    """Checks that a run accepts the values at the ends of every search, one after the other."""
+def _check_not_given(words: Sequence[str], parameters: Sequence[Parameter]) -> None:
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     for one in parameters:
         if f"--{one.option}" in given:
             raise UsageError(
                 f"expected --{one.option} to be either searched or set, got both; leave one out"
             )
-        for value in one.space.examples():
-            _parsed(name, trainable, [*words, *one.words(value)])
+
+
+def _arguments(
+    kind: type, words: Sequence[str], parameters: Sequence[Parameter]
+) -> command.Arguments:
+    """Divides the options of the runs where options that are searched may come between them."""
+    parts = options.divide_at_members(kind, _TRAIN, words)
+    members = [part[0] for part in parts[1:]]
+    places = dict.fromkeys((one.option for one in parameters), 0)  # Also of one that there is not.
+    for index in range(1, len(parts)):
+        declared = options.declared_options(kind, _TRAIN, members[:index])
+        places |= {option: index for option in places if f"--{option}" in declared}
+    return command.Arguments(tuple(map(tuple, parts)), places)
 
 
 def _check_changeable(
-    name: str,
-    trainable: trainables.Trainable,
-    words: Sequence[str],
-    parameters: Sequence[Parameter],
+    trainable: trainables.Trainable, parameter: Parameter, values: Sequence[Any]
 ) -> None:
-    """Checks that a run may go on from a checkpoint with other values of every searched option."""
-    for one in parameters:
-        values = [
-            _setting(_parsed(name, trainable, [*words, *one.words(value)]), one.option)
-            for value in one.space.examples()
-        ]
-        if not trainable.may_change(one.option) or not all(isinstance(x, float) for x in values):
-            raise UsageError(
-                f"--search {one.option}: expected a real number that may change while a run "
-                "trains, such as a learning rate, with --scheduler pbt, got an option that a "
-                "checkpoint fixes; set it, or choose --scheduler asha"
-            )
+    """Checks that a run may go on from a checkpoint with other values of a searched option."""
+    option = parameter.option
+    if not trainable.may_change(option) or not all(isinstance(x, float) for x in values):
+        raise UsageError(
+            f"--search {option}: expected a real number that may change while a run trains, such "
+            "as a learning rate, with --scheduler pbt, got an option that a checkpoint fixes; set "
+            "it, or choose --scheduler asha"
+        )
 
 
 def _current(settings: Any, option: str) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,40 @@ from rl_replicator.runs.run_directory import FREE_OPTIONS, SWEEP, RunDirectory
 from rl_replicator.sweeps import board
 from rl_replicator.sweeps.population import Population
 from rl_replicator.sweeps.runner import SweepRunner, TrialScheduler
+from rl_replicator.sweeps.search import Parameter
 from rl_replicator.sweeps.study import SearchPlan, Study
 from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _LOG = logging.getLogger(__name__)
 _FREE = tuple(f"options.{name}" for name in FREE_OPTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of `rl-replicator train`, for every run of a sweep.
+
+    Attributes:
+      parts: the arguments, divided before each word that chooses the dataclass of a union.
+      places: index of the part to which each searched option belongs.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    places: Mapping[str, int]
+
+    def words(
+        self, settings: Iterable[tuple[Parameter, str]] = (), own: Sequence[str] = ()
+    ) -> list[str]:
+        """Returns the arguments with others among them.
+
+        Args:
+          settings: searched options with a value for each.
+          own: options of the run that are in no union.
+        """
+        parts = [list(part) for part in self.parts]
+        for parameter, value in settings:
+            parts[self.places[parameter.option]] += parameter.words(value)
+        parts[0] += own
+        return [word for part in parts for word in part]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +60,7 @@ class SweepPlan:
     Attributes:
       program: words of the command that runs `rl-replicator`.
       name: what is trained.
-      arguments: the arguments of `rl-replicator train`, for every run.
+      arguments: the arguments of every run.
       quiet: more of them, which do not belong to the best settings.
       options: what `train` makes of `arguments`, as plain data.
       defaults: value of each searched option without the search, as written.
@@ -45,7 +74,7 @@ class SweepPlan:
 
     program: tuple[str, ...]
     name: str
-    arguments: tuple[str, ...]
+    arguments: Arguments
     quiet: tuple[str, ...]
     options: Mapping[str, Any]
     defaults: Mapping[str, str]
@@ -56,21 +85,15 @@ class SweepPlan:
     parallel: int
     run_dir: Path
 
-    def settings(self, trial: SweepTrial) -> list[str]:
-        """Returns the words that set the values of a trial."""
-        words = (one.words(trial.values[one.option]) for one in self.search.parameters)
-        return [word for several in words for word in several]
+    def words(self, trial: SweepTrial, own: Sequence[str] = ()) -> list[str]:
+        """Returns the arguments with the values of a trial, and options that the sweep sets."""
+        settings = ((one, trial.values[one.option]) for one in self.search.parameters)
+        return self.arguments.words(settings, own)
 
     def command(self, trial: SweepTrial, seed: int | None) -> list[str]:
         """Returns the command of a trial's run with a seed."""
-        return [
-            *(*self.program, "train", self.name),
-            *self.arguments,
-            *self.quiet,
-            *self.settings(trial),
-            *(() if seed is None else ("--seed", str(seed))),
-            *("--run-dir", str(trial.run_dir(seed))),
-        ]
+        own = [*self.quiet, *own_words(seed, trial.run_dir(seed))]
+        return [*self.program, "train", self.name, *self.words(trial, own)]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -79,6 +102,11 @@ class SweepPlan:
         plain = {"name": self.name, "seeds": len(self.seeds), "search": search, "options": options}
         # A population cannot grow: its trials train side by side.
         return plain | ({"trials": self.trials} if self.search.scheduler == "pbt" else {})
+
+
+def own_words(seed: int | None, run_dir: Path) -> list[str]:
+    """Returns the words with which a sweep sets the seed, if there is one, and the directory."""
+    return [*(() if seed is None else ("--seed", str(seed))), "--run-dir", str(run_dir)]
 
 
 def run(plan: SweepPlan) -> int:
@@ -100,7 +128,7 @@ def run(plan: SweepPlan) -> int:
         directory.opened(SWEEP, plan.identity, _FREE),
         continuable(f"the sweep in {plan.run_dir}"),
     ):
-        directory.describe(SWEEP, plan.identity, {"arguments": list(plan.arguments)})
+        directory.describe(SWEEP, plan.identity, {"arguments": plan.arguments.words()})
         study = Study(plan.run_dir / "trials.journal", plan.search, plan.seeds, plan.total_steps)
         study.prefer(plan.defaults)
         scheduler: TrialScheduler = study
@@ -185,7 +213,7 @@ def _conclude(plan: SweepPlan, study: Study, trials: Sequence[SweepTrial]) -> No
     assert score is not None
     seeds = f" over {len(best.seeds)} seeds" if len(best.seeds) > 1 else ""
     print(f"best: trial {best.number} with {score.figure} {evaluated.means[-1]:.4g}{seeds}:")
-    words = ["rl-replicator", "train", plan.name, *plan.arguments, *plan.settings(best)]
+    words = ["rl-replicator", "train", plan.name, *plan.words(best)]
     if len(best.lineage) > 1:
         for stage in best.lineage:
             values = ", ".join(f"{option} {value}" for option, value in stage.values.items())

@@ -19,7 +19,8 @@ import pytest
 from rl_replicator.cli import main, sweep
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
-from tests.rl_replicator.sweeps import hill
+from rl_replicator.sweeps.trial import SweepTrial
+from tests.rl_replicator.sweeps import hill, steered
 from tests.suite import forked
 
 ROOT = Path(__file__).parents[3]
@@ -126,6 +127,34 @@ def test_the_first_trial_may_have_a_default_of_none(monkeypatch):
     (plan,) = plans
     matches = [one.space.match(plan.defaults[one.option]) for one in plan.search.parameters]
     assert matches == ["None", "0.5"]
+
+
+def test_the_words_of_a_sweep_come_where_train_takes_them(tmp_path, monkeypatch, capsys):
+    """Options outside of a union before the word that chooses its dataclass, its own after it."""
+    monkeypatch.chdir(tmp_path)
+    plans = []
+    monkeypatch.setattr(sweep.command, "run", lambda plan: plans.append(plan) or 0)
+    searched = (
+        "--search",
+        "learning-rate=uniform(0.1,0.2)",
+        "--search",
+        "steering.force=choice(2,3)",
+    )
+    chosen = ("steering:slow", "--steering.patience", "4")
+    assert main.main(["sweep", steered.NAME, *searched, "--steps", "5", *chosen]) == 0
+    assert main.main(["sweep", steered.NAME, *searched, "--steps", "5", "steering:fast"]) == 2
+    assert "got '--steering.force'" in capsys.readouterr().err
+    (plan,) = plans
+    trial = SweepTrial(0, {"learning-rate": "0.15", "steering.force": "3"}, tmp_path, (None,))
+    words = plan.command(trial, None)[len(plan.program) :]
+    run_dir = str(trial.run_dir(None))
+    assert words == [
+        *("train", steered.NAME, "--steps", "5", "--learning-rate", "0.15", "--run-dir", run_dir),
+        *(*chosen, "--steering.force", "3"),
+    ]
+    assert main.main(words) == 0
+    config = RunDirectory(trial.run_dir(None)).config()["identity"]["config"]
+    assert (config["learning_rate"], config["steering"]) == (0.15, {"force": 3.0, "patience": 4})
 
 
 @pytest.mark.parametrize(
