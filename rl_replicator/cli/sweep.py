@@ -12,7 +12,7 @@ import tyro
 from rl_replicator.cli import lasting_streams, options, trainables
 from rl_replicator.errors import UsageError, check_option
 from rl_replicator.runs.plain_data import to_plain
-from rl_replicator.runs.run_directory import folder_name
+from rl_replicator.runs.run_directory import LENGTHS, folder_name
 from rl_replicator.sweeps import command, search
 from rl_replicator.sweeps.search import Parameter
 from rl_replicator.sweeps.study import SearchPlan
@@ -21,6 +21,8 @@ _COMMAND = "rl-replicator sweep"
 _TRAIN = "rl-replicator train"
 # Options of the runs that the sweep itself sets.
 _OURS = ("--seed", "--resume", "--no-resume", "--config")
+# Prefixes of options that set when a run is evaluated, and how: of agents and of our learners.
+_EVALUATIONS = ("evaluation.", "evaluate-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +182,13 @@ def _check_searchable(kind: type, parameters: Sequence[Parameter]) -> None:
             raise UsageError(
                 f"--search: expected no {one.option}, which '{_COMMAND}' sets for each run; search "
                 "other options"
+            )
+        if one.option in LENGTHS or one.option.startswith(_EVALUATIONS):
+            # A trial is measured by its last evaluation, and compared evaluation by evaluation.
+            raise UsageError(
+                "--search: expected options that leave the length and the evaluations of a run as "
+                f"they are, by which trials are compared, got {one.option}; give --{one.option}, "
+                "and sweep each value of it on its own"
             )
         if one.option.replace("-", "_") in required:  # The task of an agent.
             raise UsageError(

@@ -24,6 +24,7 @@ from rl_replicator.runs.listener import SILENT, RunListener
 from rl_replicator.runs.plain_data import as_stored, from_plain, stored_part, to_plain
 from rl_replicator.runs.replicas import replicator_name
 from rl_replicator.runs.run_directory import (
+    LENGTHS,
     RunDirectory,
     choose,
     folder_name,
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
     from rl_replicator.replicator import Replicator
 
 _RUNS = Path("runs")
-# Fields of a config that set the length of a run. They may grow when the run is resumed.
-_LENGTHS = ("steps", "epochs")
-_FREE = tuple(f"config.{name}" for name in _LENGTHS)
+# They may grow when the run is resumed.
+_FREE = tuple(f"config.{name}" for name in LENGTHS)
 # For a `Training` that takes no step.
 _MEASURING = RunOptions(steps_per_call=1, evaluation_seconds=float("inf"))
 
@@ -116,7 +116,7 @@ class LearnerCommand:
     def may_change(self, option: str) -> bool:
         """Returns whether an option may change; see `rl_replicator.cli.trainables.Trainable`."""
         own = {field.name for field in dataclasses.fields(RunOptions)}
-        return option.replace("-", "_") not in own | set(_LENGTHS)
+        return option.replace("-", "_") not in own | set(LENGTHS)
 
     def train(self, options: Any, listener: RunListener = SILENT) -> int:
         """Trains with a progress line, and prints the last evaluation.
@@ -402,7 +402,7 @@ def _what_is_best(score: Score) -> str:
 
 def _how_to_grow(config: Any) -> str:
     """Returns the option that makes a run longer, in parentheses; "" if it is unknown."""
-    names = [field.name for field in dataclasses.fields(config) if field.name in _LENGTHS]
+    names = [field.name for field in dataclasses.fields(config) if field.name in LENGTHS]
     return f" (--{names[0]})" if names else ""
 
 

@@ -49,6 +49,8 @@ FREE_OPTIONS = (
     *("open_ports", "env_timeout", "evaluation_seconds", "profile_steps", "track"),
     *("video", "video_every"),
 )
+# Options that set the length of a run.
+LENGTHS = ("steps", "epochs")
 
 _CONFIG = "config.json"
 _NEW_CONFIG = "config.json.new"

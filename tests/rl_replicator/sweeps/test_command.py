@@ -87,6 +87,13 @@ def wait_for(condition, process):
             ["d4pg", "--search", "env=choice(a:b,c:d)"],
             "--search: expected options that have a default, got env; give --env",
         ),
+        (
+            ["d4pg", "--search", "evaluation.every=choice(1000,9000)"],
+            "got evaluation.every; give --",
+        ),
+        ([*D4PG[:3], "--search", "steps=choice(1000,9000)"], "length and the evaluations of a run"),
+        (["resnet", "--search", "epochs=randint(1,9)", "--scheduler", "fifo"], "got epochs; give"),
+        (["resnet", "--search", "evaluate-epochs=uniform(1.0,2.0)"], "got evaluate-epochs; give"),
         ([HILL, "--search=--place=uniform(0,1)"], "expected 'option=expression', such as 'agent"),
         ([HILL, "--search", "place=uniform(0,1)", "--seed", "3"], "expected no --seed"),
         ([HILL, "--search", "place=uniform(0,1)", "--trials", "0"], "--trials: expected at least"),
