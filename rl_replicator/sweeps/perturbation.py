@@ -14,7 +14,8 @@ def perturbed(space: Choice | Range, value: str, rng: np.random.Generator) -> st
     """Returns a changed value of a setting, as Jaderberg et al. 2017 (arXiv:1711.09846) explore.
 
     With probability 0.25 it is drawn from the search. Otherwise, a number is multiplied by 1.2 or
-    0.8 and kept between the ends of the search, and a choice moves to one of its neighbours.
+    0.8 and kept between the ends of the search (on a grid, such as that of the whole numbers, it
+    moves by one step at least), and a choice moves to one of its neighbours.
 
     Args:
       space: the values to choose from.
@@ -28,8 +29,8 @@ def perturbed(space: Choice | Range, value: str, rng: np.random.Generator) -> st
         index = space.values.index(value) + (1 if is_up else -1)
         return space.values[min(max(index, 0), len(space.values) - 1)]
     number = float(value) * (_UP if is_up else _DOWN)
-    if space.step is not None:
-        number = _on_grid(space, number, float(value), space.step)
+    if space.spacing is not None:
+        number = _on_grid(space, number, float(value), space.spacing)
     return written(space, min(max(number, space.low), space.high))
 
 
@@ -42,11 +43,15 @@ def drawn(space: Choice | Range, rng: np.random.Generator) -> str:
     """
     if isinstance(space, Choice):
         return space.values[rng.integers(len(space.values))]
-    if space.step is not None:
-        count = round((space.high - space.low) / space.step) + 1
-        return written(space, space.low + space.step * int(rng.integers(count)))
     if space.is_log:
-        return written(space, np.exp(rng.uniform(np.log(space.low), np.log(space.high))))
+        # So that a whole number at an end is drawn like those between them.
+        beyond = 0.5 if space.is_whole else 0.0
+        ends = np.log([space.low - beyond, space.high + beyond])
+        number = np.exp(rng.uniform(*ends))
+        return written(space, round(number) if space.is_whole else number)
+    if space.spacing is not None:
+        count = round((space.high - space.low) / space.spacing) + 1
+        return written(space, space.low + space.spacing * int(rng.integers(count)))
     return written(space, rng.uniform(space.low, space.high))
 
 

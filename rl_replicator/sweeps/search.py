@@ -58,6 +58,11 @@ class Range:
     is_whole: bool = False
     step: float | None = None
 
+    @property
+    def spacing(self) -> float | None:
+        """Distance of the numbers that may be chosen; None for any number."""
+        return 1.0 if self.is_whole else self.step
+
     def match(self, value: str) -> str | None:
         """Returns a value as the search writes it; None if the search may not choose it."""
         number = _key(value)

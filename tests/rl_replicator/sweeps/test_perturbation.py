@@ -40,6 +40,20 @@ def test_steps_of_a_grid_change_by_one_at_least():
     assert values.count("0.5") < 0.08 * COUNT  # Only by a draw.
 
 
+@pytest.mark.parametrize("is_log", [False, True])
+def test_whole_numbers_are_a_grid(is_log):
+    space = Range(1.0, 4.0, is_log=is_log, is_whole=True)
+    values = changes(space, "2")  # 2.4 and 1.6 are no whole numbers.
+    assert set(values) == {"1", "2", "3", "4"}
+    assert values.count("1") + values.count("3") > 0.75 * COUNT
+    assert abs(values.count("1") - values.count("3")) < 0.15 * COUNT
+    rng = np.random.default_rng(0)
+    draws = [drawn(space, rng) for _ in range(COUNT)]
+    ends = np.log([0.5, 1.5, 2.5, 3.5, 4.5]) if is_log else np.arange(5)
+    for value, share in zip("1234", np.diff(ends) / (ends[-1] - ends[0]), strict=True):
+        assert draws.count(value) / COUNT == pytest.approx(share, abs=0.04)
+
+
 def test_choices_move_to_a_neighbour():
     values = changes(Choice(("1", "3", "5", "9")), "3")
     assert set(values) == {"1", "3", "5", "9"}
