@@ -353,6 +353,7 @@ def _own_names() -> Iterator[None]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    subclass: type
     for subclass in cls.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)

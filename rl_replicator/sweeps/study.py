@@ -19,8 +19,6 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 _STUDY = "sweep"
 _IS_STOPPED = "is_stopped"
 _ROUND = "round-"
-# The option for the length of a run.
-_STEPS = "steps"
 # The share of best trials whose values are compared with those of all trials.
 _BEST_SHARE = 0.25
 _FEWEST_FOR_IMPORTANCE = 4
@@ -112,7 +110,7 @@ class Study:
             uses it.
           plan: how to search.
           seeds: the seeds of the runs of a trial.
-          total_steps: steps of a whole run, unless they are searched; None if unknown.
+          total_steps: steps of a whole run; None if unknown.
 
         Raises:
           UsageError: if Optuna is not installed.
@@ -199,11 +197,8 @@ class Study:
             parameter.option: written(parameter.space, one.params[parameter.option])
             for parameter in self._plan.parameters
         }
-        total_steps = self._total_steps
-        if _STEPS in values:
-            total_steps = int(values[_STEPS]) if values[_STEPS].isdigit() else None
         path = self._folder / f"trial-{one.number:03}"
-        return SweepTrial(one.number, values, path, self._seeds, total_steps=total_steps)
+        return SweepTrial(one.number, values, path, self._seeds, total_steps=self._total_steps)
 
     def prefer(self, values: Mapping[str, str]) -> None:
         """Makes the first trial one with these values, unless there is a trial already.

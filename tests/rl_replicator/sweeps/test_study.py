@@ -58,10 +58,6 @@ def test_a_trial_that_has_taken_all_steps_is_not_stopped(tmp_path, monkeypatch):
 def test_trials_know_their_steps(tmp_path):
     study = Study(tmp_path / "trials.journal", FIFO, (1,), total_steps=300)
     assert (study.ask().total_steps, study.trials()[0].total_steps) == (300, 300)
-    for expression in ("randint(7,9)", "choice(None,none)"):  # They may be searched themselves.
-        plan = dataclasses.replace(FIFO, parameters=(search.parse(f"steps={expression}"),))
-        trial = Study(tmp_path / expression, plan, (1,), total_steps=300).ask()
-        assert trial.total_steps == {"7": 7, "8": 8, "9": 9}.get(trial.values["steps"])
 
 
 def test_grace_and_fifo(tmp_path):
