@@ -139,6 +139,13 @@ def test_a_ray_of_ones_own_asks_for_its_token_and_stays_on_loopback(ray_connecti
     assert "InvalidAuthToken" in done.stderr
 
 
+def test_nodes_have_the_priority_of_their_program(ray_connection):
+    """Ray's own default is 15, with which other processes leave them next to nothing."""
+    import ray
+
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
+
+
 def test_lines_carry_the_name_of_their_node(ray_connection, capfd):
     program, _ = programs.recorder_program()
     program.add_node(lp.PyNode(programs.print_lines), label="printer")

@@ -173,6 +173,9 @@ def _start_own() -> RayCluster:
             _system_config={
                 "prestart_worker_first_driver": False,
                 "agent_register_timeout_ms": int(_START_SECS * 1000),
+                # Nodes are the program itself, as with the other launch types. With Ray's 15, any
+                # busy process of the same terminal takes nearly all of the processors from them.
+                "worker_niceness": int(os.environ.get("RAY_worker_niceness", "0")),
             },
         )
     except BaseException:
