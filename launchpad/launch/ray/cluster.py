@@ -175,7 +175,7 @@ def _start_own() -> RayCluster:
                 "agent_register_timeout_ms": int(_START_SECS * 1000),
                 # Nodes are the program itself, as with the other launch types. With Ray's 15, any
                 # busy process of the same terminal takes nearly all of the processors from them.
-                "worker_niceness": int(os.environ.get("RAY_worker_niceness", "0")),
+                "worker_niceness": int(os.environ.get("RAY_worker_niceness", "0")),  # noqa: SIM112
             },
         )
     except BaseException:
