@@ -227,15 +227,15 @@ def _compare_arguments(name: str, data: Any, task: Task) -> None:
 
     if data.env_spec is None or not task.name.startswith("gym:"):
         return
-    registered = gymnasium.registry.get(data.env_spec.id)
-    usual = {} if registered is None else registered.kwargs
+    usual = gymnasium.spec(data.env_spec.id).kwargs
     for argument, value in data.env_spec.kwargs.items():
         # The dataset has it as JSON, where tuples are lists.
         is_usual = json.dumps(value, default=str) == json.dumps(usual.get(argument), default=str)
         if argument != "render_mode" and not is_usual:
             raise UsageError(
                 f"expected episodes of {task.name} in the dataset {name}, got those of "
-                f"gym:{data.env_spec.id} with {argument}={value!r}, another environment"
+                f"gym:{data.env_spec.id} with {argument}={value!r}, another environment; give a "
+                "factory that makes it as --env"
             )
 
 
