@@ -336,8 +336,12 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
     """Returns the rows and columns of padding: top, left, bottom, right."""
     if op.get_attr("data_format") != b"NHWC":
         raise UsageError("expected images [B, H, W, C]; export the model with --format savedmodel")
-    if op.get_attr("padding") == b"VALID":
+    padding = op.get_attr("padding")
+    if padding == b"VALID":
         return [0, 0, 0, 0]
+    if padding == b"EXPLICIT":  # That of batch and channels is always 0.
+        _, _, top, bottom, left, right, _, _ = op.get_attr("explicit_paddings")
+        return [top, left, bottom, right]
     total = []
     lengths = op.inputs[0].shape.as_list()[1:3]
     if None in lengths:
@@ -352,9 +356,12 @@ def _pads(op: Any, size: list[int], strides: list[int]) -> list[int]:
 
 
 def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    strides = op.get_attr("strides")[1:3]
-    if [*op.get_attr("dilations")] != [1, 1, 1, 1] or op.get_attr("padding") == b"EXPLICIT":
-        raise UsageError("expected plain convolutions; export the model with --format savedmodel")
+    strides, dilations = op.get_attr("strides")[1:3], [*op.get_attr("dilations")]
+    if dilations != [1, 1, 1, 1]:
+        raise UsageError(
+            f"expected plain convolutions, got dilations of {', '.join(map(str, dilations))} "
+            f"({op.name}); export the model with --format savedmodel"
+        )
     if op.inputs[0].shape[-1] != op.inputs[1].shape[2]:
         raise UsageError(
             f"expected convolutions of one group ({op.name}); export the model with --format "
@@ -366,7 +373,13 @@ def _conv(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 def _max_pool(writer: _Writer, op: Any, inputs: list[str]) -> str:
     _check_floating(op)  # Padding is minus infinity.
-    size, strides = op.get_attr("ksize")[1:3], op.get_attr("strides")[1:3]
+    size, strides = op.get_attr("ksize"), op.get_attr("strides")
+    if {size[0], size[3], strides[0], strides[3]} != {1}:
+        raise UsageError(
+            f"expected pools of rows and columns, got a size of {', '.join(map(str, size))} "
+            f"({op.name}); export the model with --format savedmodel"
+        )
+    size, strides = size[1:3], strides[1:3]
     pads = _pads(op, size, strides)
     return writer.emit(op.name, "MaxPool", inputs, size=[*size], strides=[*strides], pads=pads)
 

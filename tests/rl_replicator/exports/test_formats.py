@@ -117,6 +117,22 @@ def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
         np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
 
 
+@pytest.mark.parametrize("runtime", [numpy, onnx])
+def test_explicit_padding(tmp_path, runtime):
+    """Networks from PyTorch have it: where SAME pads by 0 and 1, they pad by 1 and 1."""
+    pads = [[0, 0], [1, 0], [1, 2], [0, 0]]
+
+    def padded(x):
+        x = tf.nn.max_pool(x - 9.0, 3, 2, pads)  # Negative, so that zeros would show.
+        return {"y": tf.nn.conv2d(x, tf.constant(FILTERS), 1, pads)}
+
+    model = model_of(padded, x=tf.TensorSpec([None, 8, 8, 2]))
+    formats.write(model, runtime.__name__, tmp_path / "model")
+    x = RANDOM.normal(size=(3, 8, 8, 2)).astype(np.float32)
+    found = runtime(tmp_path / "model")(x=x)["y"]
+    np.testing.assert_allclose(found, padded(x)["y"], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -127,6 +143,22 @@ def test_reductions_are_those_of_the_dtype(tmp_path, runtime, dtype):
         (
             lambda x: {"y": tf.nn.max_pool2d(tf.cast(x, tf.int32)[:, None, None], 2, 1, "SAME")},
             "MaxPool of floats, got that of int32",
+        ),
+        (
+            lambda x: {
+                "y": tf.nn.max_pool(
+                    x[:, None, None] * [1.0, 2.0], [1, 1, 1, 2], [1, 1, 1, 2], "VALID"
+                )
+            },
+            "pools of rows and columns, got a size of 1, 1, 1, 2",
+        ),
+        (
+            lambda x: {
+                "y": tf.nn.conv2d(
+                    x[:, None, None], np.ones([3, 3, 1, 1], np.float32), 1, "SAME", dilations=2
+                )
+            },
+            "plain convolutions, got dilations of 1, 2, 2, 1",
         ),
         (lambda x: {"y": tf.reduce_sum(x)}, r"outputs of shape \[B, ...\], got \(\) for 'y'"),
         (lambda x: {"y": tf.reduce_sum(x, 0)}, r"outputs of shape .*, got \(1,\) for 'y'"),
