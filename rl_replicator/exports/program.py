@@ -182,6 +182,18 @@ def _check_floating(op: Any) -> None:
         )
 
 
+def _static(op: Any, index: int) -> np.ndarray:
+    """Returns an input that is written as a part of the operation itself, such as an axis."""
+    value = tf.get_static_value(op.inputs[index])
+    if value is None:
+        raise UsageError(
+            f"expected {op.type} with constant parameters, got one that "
+            f"{op.inputs[index].op.type} computes ({op.name}); export the model with --format "
+            "savedmodel"
+        )
+    return np.asarray(value)
+
+
 # Operations whose result has a shape that is given as their second input. The static shape serves.
 _SHAPED = ("BroadcastTo", "Reshape")
 
@@ -221,7 +233,7 @@ def _leaky_relu(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 def _reduce(kind: str) -> Translator:
     def write(writer: _Writer, op: Any, inputs: list[str]) -> str:
-        axes = np.ravel(tf.get_static_value(op.inputs[1])).tolist()
+        axes = np.ravel(_static(op, 1)).tolist()
         if not axes:
             return inputs[0]  # ONNX would take no axes for all of them.
         if kind == "Mean":  # TensorFlow rounds that of integers, after a sum that may overflow.
@@ -237,7 +249,7 @@ def _cast(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _concat(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    axis = int(tf.get_static_value(op.inputs[-1])) % op.outputs[0].shape.rank
+    axis = int(_static(op, -1)) % op.outputs[0].shape.rank
     return writer.emit(op.name, "Concat", inputs[:-1], axis=axis)
 
 
@@ -277,20 +289,20 @@ def _bias_add(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _one_hot(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    depth, on, off = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
-    if depth is None or op.get_attr("axis") != -1 or (on, off) != (1, 0):
+    depth, on, off = (_static(op, index) for index in (1, 2, 3))
+    if op.get_attr("axis") != -1 or (on.item(), off.item()) != (1, 0):
         raise UsageError("expected plain one-hot codes; export the model with --format savedmodel")
     dtype = op.outputs[0].dtype.name
     return writer.emit(op.name, "OneHot", inputs[:1], depth=int(depth), dtype=dtype)
 
 
 def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    scale, offset, mean, variance = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
     if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
         raise UsageError(
             "expected batch normalization by stored statistics, and images [B, H, W, C]; export "
             "the model with --format savedmodel"
         )
+    scale, offset, mean, variance = (_static(op, index) for index in (1, 2, 3, 4))
     # Constants are folded in float64, so that the rounding is that of two operations.
     slope = scale.astype(np.float64) / np.sqrt(variance + np.float64(op.get_attr("epsilon")))
     scaled = writer.emit(op.name, "Mul", [inputs[0], writer.constant(op, "slope", slope)])
@@ -298,7 +310,7 @@ def _batch_norm(writer: _Writer, op: Any, inputs: list[str]) -> str:
 
 
 def _slice(writer: _Writer, op: Any, inputs: list[str]) -> str:
-    begin, end, strides = (tf.get_static_value(tensor).tolist() for tensor in op.inputs[1:])
+    begin, end, strides = (_static(op, index).tolist() for index in (1, 2, 3))
     masks = {
         name: op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")

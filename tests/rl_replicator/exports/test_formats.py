@@ -181,6 +181,18 @@ def test_explicit_padding(tmp_path, runtime):
             "convolutions of one group",
         ),
         (
+            lambda x: {"y": tf.reduce_max(x, tf.cast(x[0], tf.int32), keepdims=True)},
+            "Max with constant parameters, got one that Cast computes",
+        ),
+        (
+            lambda x: {
+                "y": tf.compat.v1.nn.fused_batch_norm(
+                    x[:, None, None], x[0], [0.0], [0.0], [1.0], is_training=False
+                )[0]
+            },
+            "FusedBatchNormV3 with constant parameters, got one that ",
+        ),
+        (
             lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
             "NumPy supports, got bfloat",
         ),
