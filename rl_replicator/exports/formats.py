@@ -1,6 +1,7 @@
 """Writes a model in one of several formats: a folder that other programs can read."""
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -66,6 +67,21 @@ class _Saved(tf.Module):
             }
         )
         self.weights = list(self.call.graph.variables)
+        self.tables = _tables(self.call)
+
+
+def _tables(function: Any) -> list[Any]:
+    """Returns the lookup tables that a concrete function reads.
+
+    A SavedModel must hold them. The graph knows its variables, but only the handles of its tables.
+    """
+    handles = {id(tensor) for tensor in function.graph.external_captures}
+    kind = tf.saved_model.experimental.TrackableResource
+    return [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), kind) and not handles.isdisjoint(map(id, vars(found).values()))
+    ]
 
 
 def _write_saved_model(model: ExportedModel, folder: Path) -> None:

@@ -123,24 +123,25 @@ class _Writer:
 
     def add(self, op: Any) -> None:
         """Translates an operation."""
-        _check_dtypes(op)
-        if op.type == "Placeholder":
-            self._names[op.outputs[0].name] = op.name
-            return
         static = [tf.get_static_value(output) for output in op.outputs]
-        if all(array is not None for array in static):
-            for output, array in zip(op.outputs, static, strict=True):
-                self._names[output.name] = self._constant(output.name, np.asarray(array))
-            return
-        if op.type in ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"):
-            for source, output in zip(op.inputs, op.outputs, strict=True):
-                self._names[output.name] = self.value(source)
-            return
-        if op.type not in _TRANSLATORS:
+        is_static = all(array is not None for array in static)
+        if not is_static and op.type not in _KNOWN:
             raise UsageError(
                 f"expected a model of portable operations, got {op.type} ({op.name}); export it "
                 "with --format savedmodel"
             )
+        _check_dtypes(op)
+        if is_static:
+            for output, array in zip(op.outputs, static, strict=True):
+                self._names[output.name] = self._constant(output.name, np.asarray(array))
+            return
+        if op.type == "Placeholder":
+            self._names[op.outputs[0].name] = op.name
+            return
+        if op.type in _ALIASES:
+            for source, output in zip(op.inputs, op.outputs, strict=True):
+                self._names[output.name] = self.value(source)
+            return
         inputs = op.inputs[:1] if op.type in _SHAPED else op.inputs
         result = _TRANSLATORS[op.type](self, op, [self.value(tensor) for tensor in inputs])
         self._names[op.outputs[0].name] = result
@@ -167,7 +168,9 @@ class _Writer:
 
 def _check_dtypes(op: Any) -> None:
     for output in op.outputs:
-        if np.dtype(output.dtype.as_numpy_dtype).isbuiltin != 1:  # Of another package.
+        if output.dtype == tf.resource:
+            continue  # What reads it is refused by its name.
+        if np.dtype(output.dtype.as_numpy_dtype).kind not in "biufc":  # Strings, or bfloat16.
             raise UsageError(
                 f"expected dtypes that NumPy supports, got {output.dtype.name} ({op.name}); "
                 "compute the exported function in float32, or export it with --format savedmodel"
@@ -194,6 +197,8 @@ def _static(op: Any, index: int) -> np.ndarray:
     return np.asarray(value)
 
 
+# Operations whose outputs are their inputs.
+_ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 # Operations whose result has a shape that is given as their second input. The static shape serves.
 _SHAPED = ("BroadcastTo", "Reshape")
 
@@ -433,3 +438,4 @@ _TRANSLATORS: Mapping[str, Translator] = {
     "StridedSlice": _slice,
     "Sum": _reduce("Sum"),
 }
+_KNOWN = {"Placeholder", *_ALIASES, *_TRANSLATORS}

@@ -193,6 +193,10 @@ def test_explicit_padding(tmp_path, runtime):
             "FusedBatchNormV3 with constant parameters, got one that ",
         ),
         (
+            lambda x: {"y": tf.where(x > 0, "positive", "negative")},
+            "NumPy supports, got string",
+        ),
+        (
             lambda x: {"y": tf.cast(2 * tf.cast(x, tf.bfloat16), tf.float32)},
             "NumPy supports, got bfloat",
         ),
@@ -203,6 +207,25 @@ def test_what_is_not_portable_is_refused(tmp_path, function, message):
     with pytest.raises(UsageError, match=f"{message}.*--format savedmodel"):
         formats.write(model, "numpy", tmp_path / "model")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_mutable", [False, True])
+def test_lookup_tables(tmp_path, is_mutable):
+    """Nothing but the function refers to them: Keras' layers for words and classes have them."""
+    keys, values = tf.constant([3, 5], tf.int64), tf.constant([1.0, 2.0])
+    if is_mutable:
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, -1.0)
+        table.insert(keys, values)
+    else:
+        initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+        table = tf.lookup.StaticHashTable(initializer, -1.0)
+    model = model_of(lambda x: {"y": table.lookup(x)}, x=tf.TensorSpec([None], tf.int64))
+    formats.write(model, "savedmodel", tmp_path / "saved")
+    loaded = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    found = loaded(x=tf.constant([5, 4, 3], tf.int64))["y"]
+    np.testing.assert_array_equal(found, [2.0, -1.0, 1.0])
+    with pytest.raises(UsageError, match="portable operations, got LookupTableFindV2 .*savedmodel"):
+        formats.write(model, "numpy", tmp_path / "numpy")
 
 
 def test_an_output_with_the_name_of_an_input(tmp_path):
