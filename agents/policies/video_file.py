@@ -28,18 +28,16 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
 
     Raises:
       DiskError: if it cannot be written completely, most likely because the disk is full.
-      UsageError: if it cannot be created, or is named neither .mp4 nor .gif.
+      UsageError: if it cannot be created, is a folder, or is named neither .mp4 nor .gif.
     """
     if path.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--output: expected a file named .mp4 or .gif, got {path}")
     partial = whole_file.beside(path, f".partial{path.suffix}")
-    try:
+    with _file_errors(path):  # Before the episode is played: the user need not wait for these.
+        if path.is_dir():
+            raise UsageError(f"--output: expected a file, got {path}, a folder; choose another")
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()  # Before the episode is played, so that the user need not wait for this.
-    except OSError as error:
-        raise cannot_write(
-            f"--output: cannot write to {path.parent}: {error}; choose another directory", error
-        ) from None
+        partial.touch()
     encoder = _Mp4(partial) if path.suffix == ".mp4" else _Gif(partial)
 
     def add(frame: np.ndarray) -> None:
@@ -58,9 +56,20 @@ def film(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
             is_empty = not encoder.count()
         if is_empty:
             raise DiskError("cannot write the video: the file is empty; is the disk full?")
-        os.replace(partial, path)
+        with _file_errors(path):
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(
+            f"--output: cannot write to {path.parent}: {error}; choose another directory", error
+        ) from None
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from agents.policies import video_file
+from rl_replicator.errors import UsageError
 
 
 def _add(add, number):
@@ -28,3 +29,19 @@ def test_films_of_one_name_that_are_made_at_once_are_all_whole(tmp_path):
             raise ZeroDivisionError
         _add(add, 20)
     assert _count(path) == 40 and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_place_of_a_film_is_refused_before_the_first_frame(tmp_path):
+    (tmp_path / "film.gif").mkdir()
+    message = "expected a file, got .*film.gif, a folder; choose another"
+    with pytest.raises(UsageError, match=message), video_file.film(tmp_path / "film.gif"):
+        pytest.fail("an episode is played")
+    assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
+
+
+def test_a_folder_that_comes_while_the_film_is_made_is_named(tmp_path):
+    message = "--output: cannot write to .*: .*Is a directory"
+    with pytest.raises(UsageError, match=message), video_file.film(tmp_path / "film.gif") as add:
+        _add(add, 1)
+        (tmp_path / "film.gif").mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["film.gif"]
