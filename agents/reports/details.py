@@ -14,7 +14,7 @@ from agents.reports.charts import Line, chart, split_bar
 from agents.reports.markup import Child, Html, element
 from agents.reports.overview import config_names
 from agents.reports.reading import Reading, ReportedRun
-from agents.runs import actor_count, advice, bottleneck
+from agents.runs import advice, bottleneck
 from rl_replicator.runs import events, plots
 from rl_replicator.runs.plots import EvaluatedRun
 from rl_replicator.runs.progress_line import clock
@@ -53,9 +53,7 @@ def where_time_went(reading: Reading) -> Html | None:
                 split_bar(_KINDS[kind], split, _PART_CLASSES)
                 for kind, split in bottleneck.parts(shares).items()
             ]
-            first = timed[0][0]
-            options = actor_count.with_wanted(first.options, first.path)
-            verdict = bottleneck.verdict(shares, options)
+            verdict = bottleneck.verdict(shares, timed[0][0].options)
             head = element("h3", config_name(index, config.label, names[index]))
             several = len(reading.configs) > 1
             blocks.append(

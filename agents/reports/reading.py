@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import comparison, plots, selection
+from rl_replicator.runs import actor_count, comparison, plots, selection
 from rl_replicator.runs.comparison import ComparedConfig
 from rl_replicator.runs.metrics import WALL_TIME, read_metrics
 from rl_replicator.runs.plots import EvaluatedRun, Series
@@ -186,7 +186,7 @@ def read(paths: Sequence[Path], figure: str | None = None) -> Reading:
 
 
 def _read(path: Path) -> ReportedRun:
-    config = RunDirectory(path).config()
+    config = actor_count.scaled(RunDirectory(path).config(), path)
     files = sorted((path / "metrics").glob("*.csv"))
     tables = {file.stem: read_metrics(path, file.stem) for file in files}
     tables = {group: table for group, table in tables.items() if table and len(table[WALL_TIME])}

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.runs import actor_count
 from agents.runs.advice import known
 from rl_replicator.processes import gpus
+from rl_replicator.runs import actor_count
 from rl_replicator.runs.metrics import read_metrics
 
 # A smaller share of time spent waiting is negligible.

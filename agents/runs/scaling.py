@@ -16,11 +16,10 @@ from typing import Any
 
 import launchpad as lp
 from agents.nodes.counter import Counter
-from agents.runs import actor_count
 from agents.runs.launching import check_actors
 from agents.runs.options import AgentOptions
 from rl_replicator.errors import UsageError, cannot_write, check_option
-from rl_replicator.runs import events
+from rl_replicator.runs import actor_count, events
 from rl_replicator.runs.run_directory import RunDirectory
 
 _NEW_FILE = ".actors.json.new"

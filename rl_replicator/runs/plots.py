@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl_replicator.errors import UsageError
-from rl_replicator.runs import whole_file
+from rl_replicator.runs import actor_count, whole_file
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import AUTO, DISCOUNT_OF_STEP, RunDirectory
 from rl_replicator.runs.score import Score, rows_that_count
@@ -124,7 +124,7 @@ def read(run_dir: Path, figure: str | None = None) -> EvaluatedRun:
     Raises:
       UsageError: if it is not the directory of a run, has no evaluations yet, or lacks the figure.
     """
-    config = RunDirectory(run_dir).config()
+    config = actor_count.scaled(RunDirectory(run_dir).config(), run_dir)
     found = _evaluations(run_dir, figure, Score.of(config))
     return EvaluatedRun(settings_of(config), seed_of(config), found)
 
@@ -278,7 +278,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     make another config of every task.
 
     Args:
-      config: the config from `RunDirectory.config`.
+      config: the config from `actor_count.scaled`.
     """
     settings = _flat(config["identity"])
     options = config.get("options", {})

@@ -8,6 +8,7 @@ import pytest
 from agents.config import at_repeat
 from agents.reports import reading
 from rl_replicator.cli import trainables
+from rl_replicator.runs import actor_count
 from rl_replicator.runs.metrics import MetricWriter
 from rl_replicator.runs.run_directory import RunDirectory
 
@@ -48,6 +49,14 @@ def test_training_stands_in_before_the_first_evaluation(make_learner_run):
     assert family.y_label == "loss (training)"
     assert family.configs[0].curves[""].is_lowest_best is None
     np.testing.assert_array_equal(family.configs[0].curves[""].values, [[2.0, 1.0]])
+
+
+def test_the_actors_that_a_run_was_scaled_to_are_its_config(make_run):
+    runs = [make_run("one", {100: 1.0}), make_run("scaled", {100: 2.0}, seed=2)]
+    (runs[1] / actor_count.FILE).write_text('{"actors": 8}')
+    found = reading.read(runs)
+    assert [config.settings for config in found.configs] == [{"actors": 1}, {"actors": 8}]
+    assert [run.options["actors"] for run in found.runs] == [1, 8]
 
 
 def test_another_figure(make_run):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from agents.runs import actor_count, bottleneck
+from agents.runs import bottleneck
 from rl_replicator.layers import precision
+from rl_replicator.runs import actor_count
 from rl_replicator.runs.metrics import MetricWriter
 
 STATE = {"actors": 1, "launch": "threads", "agent": {"n_step": 5}}

@@ -14,12 +14,12 @@ from agents.d4pg import D4PGConfig
 from agents.nodes.counter import Counter
 from agents.plan.evaluation import EvaluationSchedule
 from agents.replay.config import ReplayConfig
-from agents.runs import actor_count, scaling, training
+from agents.runs import scaling, training
 from agents.runs.options import AgentOptions
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.cli import train
 from rl_replicator.errors import DiskError, UsageError
-from rl_replicator.runs import events
+from rl_replicator.runs import actor_count, events
 from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.run_directory import RunDirectory
 

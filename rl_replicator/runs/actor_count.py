@@ -35,3 +35,13 @@ def with_wanted(options: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
     """
     wanted = read(run_dir)
     return options if wanted is None else {**options, "actors": wanted}
+
+
+def scaled(config: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Returns the config of a run with the number of actors that it has, for those who read runs.
+
+    Args:
+      config: the config from `RunDirectory.config`, whose options are those of the command.
+      run_dir: directory of the run.
+    """
+    return {**config, "options": with_wanted(config.get("options", {}), run_dir)}
