@@ -4,6 +4,9 @@ The rate limiter of the replay ties both sides together: a transition, which is 
 action, makes `samples_per_insert / batch` learner steps due. So every load is one of actions, and
 the run is as fast as the resource that is used up first. Nothing else slows it down in this model:
 actors and learner overlap perfectly, and nobody waits for a turn.
+
+The evaluator is no part of this chain: it leaves out the evaluations that become due while it
+evaluates. So it takes no more than one thread gets, and never holds the others back further.
 """
 
 import dataclasses
@@ -29,22 +32,36 @@ class Resource:
       demand: what each action takes of it.
       capacity: what there is of it in a second.
       base: what the run takes of it in a second, however fast it is.
+      evaluation: what the scheduled evaluations of an action take of it.
+      busiest: what the busiest other thread takes of it for an action.
     """
 
     name: str
     demand: float
     capacity: float
     base: float = 0.0
+    evaluation: float = 0.0
+    busiest: float = 0.0
 
     @property
     def limit(self) -> float:
         """Actions per second that it allows."""
+        if self.demand <= 0:
+            return math.inf
         free = max(0.0, self.capacity - self.base)
-        return free / self.demand if self.demand > 0 else math.inf
+        # The evaluator gets as much as any other thread, if it asks for that, and one at most.
+        shared = free / (self.demand + min(self.evaluation, self.busiest))
+        return max(shared, (free - 1.0) / self.demand if self.evaluation else 0.0)
+
+    def evaluator(self, actions: float) -> float:
+        """Returns what the evaluator takes of it in a second, at a rate of actions."""
+        rest = self.capacity - self.base - self.demand * actions
+        return min(self.evaluation * actions, 1.0, max(self.busiest * actions, rest))
 
     def load(self, actions: float) -> float:
         """Returns the used share of it at a rate of actions."""
-        return (self.base + self.demand * actions) / self.capacity
+        used = self.base + self.demand * actions + self.evaluator(actions)
+        return used / self.capacity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +82,16 @@ class Prediction:
     def bottleneck(self) -> Resource:
         """The resource that is used up first."""
         return self.resources[0]
+
+    @property
+    def evaluated(self) -> float:
+        """The share of the scheduled evaluations that the evaluator can play."""
+        shares = [
+            resource.evaluator(self.actions) / (resource.evaluation * self.actions)
+            for resource in self.resources
+            if resource.evaluation * self.actions > 0
+        ]
+        return min(shares, default=1.0)
 
     @property
     def environment_steps(self) -> float:
@@ -113,9 +140,13 @@ class Demands:
         act = self.act
         thread = act + parts.insert_thread + self._fetches * parts.fetch_actor
         yield Resource("the actors", thread, run.actors)
+        evaluate = self._evaluate
+        actor_thread = thread / run.actors
         if run.in_threads:
             # NumPy and MuJoCo release it at times, so that this is the worst case.
-            yield Resource("the GIL in threads", thread + self._evaluate, 1.0)
+            yield Resource(
+                "the GIL in threads", thread, 1.0, evaluation=evaluate, busiest=actor_thread
+            )
         step = self._ratio * self._step_clock()
         yield Resource("the learner's steps", step, 1.0)
         stream = self._samples / run.replicas * parts.sample_thread
@@ -130,8 +161,14 @@ class Demands:
         served, always = fetched * parts.fetch_learner, fetched_always * parts.fetch_learner
         # Caches serve the weights at the learner's cost, but not only on its machines.
         serving = self._fetches * parts.fetch_learner
-        processors = actor + self._evaluate + learner + serving + server + calls
-        yield Resource("the processors", processors, hardware.machines * hardware.cores, always)
+        yield Resource(
+            "the processors",
+            actor + learner + serving + server + calls,
+            hardware.machines * hardware.cores,
+            always,
+            evaluate,
+            self._busiest_beside_evaluator(actor_thread, stream),
+        )
         if not run.in_threads:
             yield Resource("the counter", calls, 1.0)
         if hardware.machines > 1:
@@ -161,6 +198,19 @@ class Demands:
         parts, run = self._parts, self._run
         actions = run.evaluation * run.action_repeat * self.episode_actions
         return actions * (parts.environment + parts.policy_call + parts.policy_row)
+
+    def _busiest_beside_evaluator(self, actor: float, stream: float) -> float:
+        """Returns the part in an action of the thread with which the evaluator shares processors.
+
+        Args:
+          actor: the part of an actor.
+          stream: that of a stream of samples.
+        """
+        # In threads, it has the processors only while it has the GIL, as often as an actor.
+        if self._run.in_threads or self._run.learner_processes < self._hardware.machines:
+            return actor
+        step = self._ratio * self.one_replica / self._parts.step_threads
+        return max(actor, stream, step if self._hardware.device_speedup is None else 0.0)
 
     @property
     def _fetches(self) -> float:

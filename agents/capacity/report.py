@@ -11,6 +11,7 @@ from agents.capacity.simulation import Simulated
 
 # Resources that are used less than this are left out.
 _LEAST_LOAD = 0.005
+_ALMOST_ALL = 0.995
 
 
 def lines(
@@ -46,10 +47,18 @@ def lines(
         f"{_duration(steps, prediction.environment_steps)} to {steps:,} environment steps"
     )
     yield f"saturates first: {prediction.bottleneck.name}"
-    for resource in prediction.resources:
-        load = resource.load(prediction.actions)
+    loads = [
+        (resource.load(prediction.actions), resource.name) for resource in prediction.resources
+    ]
+    for load, name in sorted(loads, key=lambda load: -load[0]):
         if load >= _LEAST_LOAD:
-            yield f"  {load:4.0%} of {resource.name}"
+            yield f"  {load:4.0%} of {name}"
+    if prediction.evaluated < _ALMOST_ALL:
+        yield (
+            f"at that rate, the evaluator plays {prediction.evaluated:.0%} of the scheduled "
+            "evaluations, and leaves out the others; choose a larger --evaluation.every or fewer "
+            "--evaluation.episodes"
+        )
     if simulated is None:
         name = prediction.bottleneck.name
         yield f"not simulated: without any action, the run needs more of {name} than is available"

@@ -86,12 +86,30 @@ def test_evaluations_take_the_processors_for_whole_episodes_or_those_that_are_cu
 
     def demand(**changes):
         (resource,) = [r for r in rate(**changes).resources if r.name == "the processors"]
-        return resource.demand
+        return resource.evaluation
 
-    without = demand()
-    assert demand(evaluation=0.1) == pytest.approx(without + 8e-3)
-    assert demand(evaluation=0.1, max_episode_actions=1000) == pytest.approx(without + 8e-3)
-    assert demand(evaluation=0.1, max_episode_actions=5) == pytest.approx(without + 0.4e-3)
+    assert demand(evaluation=0.1) == pytest.approx(8e-3)
+    assert demand(evaluation=0.1, max_episode_actions=1000) == pytest.approx(8e-3)
+    assert demand(evaluation=0.1, max_episode_actions=5) == pytest.approx(0.4e-3)
+
+
+def test_an_evaluator_that_cannot_keep_up_takes_what_one_thread_gets():
+    """Evaluations take 80 ms for an action, far more than all else."""
+    always = {"actors": 8, "evaluation": 1.0}
+    # One of nine threads that share the lock; an action takes 1 ms.
+    threads = rate(in_threads=True, **always)
+    assert threads.actions == pytest.approx(1000 * 8 / 9)
+    assert threads.evaluated == pytest.approx(1 / 9 / (80e-3 * 1000 * 8 / 9))
+    # 1.5 ms for an action, of which a step's thread takes 0.5 ms. That thread and the evaluator get
+    # as much of the processors, if these are scarce, or the evaluator all of one.
+    for cores, expected in ((1.0, 1 / 2e-3), (5.0, 4 / 1.5e-3)):
+        processors = rate(hardware=Hardware(cores=cores), **always)
+        assert limit(processors, "the processors") == pytest.approx(expected)
+    # What it plays with a processor of its own, beside one actor.
+    alone = rate(evaluation=1.0)
+    assert alone.actions == pytest.approx(1000)
+    assert alone.evaluated == pytest.approx(1 / 80)
+    assert rate(evaluation=1 / 100).evaluated == pytest.approx(1)
 
 
 def test_replay_servers_share_the_transitions():
@@ -148,7 +166,14 @@ def test_caches_take_the_processors_in_place_of_the_learner():
     assert not any(change.option.startswith("--caches") for change in changes)
 
 
-@pytest.mark.parametrize("run", [RUN, dataclasses.replace(RUN, actors=64, samples_per_insert=400)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        RUN,
+        dataclasses.replace(RUN, actors=64, samples_per_insert=400),
+        dataclasses.replace(RUN, actors=8, evaluation=0.1),
+    ],
+)
 @pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
 def test_more_never_predicts_less(run, hardware):
     parts = dataclasses.replace(PARTS, insert_server=1e-4, sample_server=1e-5, sample_learner=1e-5)

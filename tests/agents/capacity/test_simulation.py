@@ -202,10 +202,12 @@ BUSY = [
     {"actors": 4, "envs_per_actor": 4, "replicas": 2, "evaluation": 1e-3},
     {"actors": 64, "replicas": 4, "learner_processes": 4, "replay_shards": 2, "caches": 2},
 ]
+# More than the evaluator can play.
+EVALUATED = [{"actors": 4, "evaluation": 1.0}, {"actors": 2, "in_threads": True, "evaluation": 1.0}]
 
 
 @pytest.mark.parametrize("hardware", [ALONE, CLUSTER, Hardware(8, 4.0, device_speedup=20.0)])
-@pytest.mark.parametrize("changes", [{}, {"actors": 12, "item_length": 8}, *BUSY])
+@pytest.mark.parametrize("changes", [{}, {"actors": 12, "item_length": 8}, *BUSY, *EVALUATED])
 def test_no_run_is_faster_than_its_bound_or_its_limiter(hardware, changes):
     deployment = dataclasses.replace(RUN, **changes)
     simulated = run(VARYING, hardware, seconds=2.0, **changes)

@@ -59,11 +59,24 @@ def test_it_names_what_saturates_and_what_helps(capsys):
         "  500 environment steps/s, 500.0 learner steps/s, 1.0 minutes to 30,000 environment steps"
     )
     assert "saturates first: the learner's steps" in lines
+    # 500 x 3 / 10,000 episodes of 80 ms a second are few.
+    assert not any("the evaluator" in line for line in lines)
     simulated = [line for line in lines if line.startswith("simulated for ")]
     assert len(simulated) == 1 and "learner steps/s" in simulated[0]
     assert any(line.startswith("  actors use weights that are ") for line in lines)
     assert any("--network-gbps 10" in line for line in lines)
     assert "--device-speedup 10: 10.00 x" in lines[lines.index("what would help") + 1]
+
+
+def test_it_says_that_the_evaluator_cannot_keep_up(capsys):
+    words = ("--parts", "parts.json", "--agent.global-batch-size", "100", "--cores", "4")
+    words += ("--agent.replay.samples-per-insert", "25", "--agent.replay.min-size", "1000")
+    words += ("--launch", "processes", "--evaluation.every", "100", "--evaluation.episodes", "5")
+    assert main.main([*FAKE, *words, "--simulate-seconds", "1"]) == 0
+    # For 1000 actions a second, 50 episodes of 80 ms are due.
+    said = "at that rate, the evaluator plays 25% of the scheduled evaluations, and leaves out the"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "the evaluator" in line]
+    assert line.startswith(said) and "--evaluation.every" in line
 
 
 @pytest.mark.parametrize(
