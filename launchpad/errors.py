@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import Any
 
-import cloudpickle
+from launchpad.pickles import by_value
 
 
 class LaunchpadError(RuntimeError):
@@ -146,7 +146,7 @@ def _dumps(error: BaseException) -> bytes:
     """
     messages = _messages(error)
     with contextlib.suppress(Exception):  # Exceptions with own __init__ often dump and do not load.
-        pickled = cloudpickle.dumps(error)  # Classes of the main script by value.
+        pickled = by_value.dumps(error)
         if _messages(pickle.loads(pickled)) == messages:
             return pickled
     # Its __init__ takes other arguments, or makes the message out of one.
@@ -155,12 +155,12 @@ def _dumps(error: BaseException) -> bytes:
         _Pickler(file).dump(error)
         if _messages(pickle.loads(file.getvalue())) == messages:
             return file.getvalue()
-    pickled = cloudpickle.dumps(error)  # Without its messages is better than not at all.
+    pickled = by_value.dumps(error)  # Without its messages is better than not at all.
     pickle.loads(pickled)
     return pickled
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(by_value.Pickler):
     """Exceptions load by the `__init__` of their built-in base and not by their own."""
 
     def reducer_override(self, obj: Any) -> Any:

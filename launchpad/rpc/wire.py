@@ -18,7 +18,7 @@ import pickle
 import struct
 from typing import Any
 
-import cloudpickle
+from launchpad.pickles import by_value
 
 # Below this many bytes an array travels inside the pickle: a buffer of its own costs more.
 _LARGE_BUFFER_BYTES = 16 * 1024
@@ -72,9 +72,9 @@ def _dumps(value: Any, buffers: list[memoryview]) -> bytes:
         if b"__main__" not in payload:
             return payload
     except (pickle.PicklingError, AttributeError, TypeError):
-        pass  # A lambda or a local class: cloudpickle ships it by value.
+        pass  # A lambda or a local class.
     buffers.clear()
-    return cloudpickle.dumps(value, protocol=5, buffer_callback=keep_inside)
+    return by_value.dumps(value, keep_inside)
 
 
 def method_of(message: bytes) -> str:

@@ -131,11 +131,14 @@ def test_ctrl_c_at_the_end_of_the_script_stops_all_programs(monkeypatch, is_inte
     assert told == [*(["stop two"] if is_interrupted else []), "end", 1]
 
 
-def test_an_exception_class_of_the_main_script_is_caught_in_another_process(launch_script):
+def test_classes_of_the_main_script_are_the_same_in_all_processes(launch_script):
     launcher = launch_script("local_mp", "catch")
     status, output = launcher.finish(timeout=60)
     assert (status, output) == (0, "")
     assert launcher.lines().count("caught: the note is empty") == 2
+    # Each call reset what the class had counted.
+    counts = [line.split()[1] for line in launcher.lines() if line.startswith("received:")]
+    assert max(map(int, counts)) >= 6
 
 
 def test_a_script_that_fails_stops_its_program(launch_script):

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import enum
 import gc
 import pickle
 import queue
@@ -13,7 +14,9 @@ import socket
 import threading
 import time
 import types
+import weakref
 
+import cloudpickle
 import grpc
 import numpy as np
 import psutil
@@ -85,6 +88,64 @@ def test_an_exception_of_the_server_is_raised_with_its_traceback(service):
     with pytest.raises(KeyError, match="later"):
         service.futures.fail("later").result(timeout=60)
     assert service.same(1) == 1
+
+
+def _classes():
+    """Classes that use one another, a lock and a global, and cannot be imported."""
+    lock, state = threading.Lock(), {"touched": 0}
+
+    class Base:
+        total = 0
+
+        def copy(self):
+            return Item()
+
+        def touch(self):
+            with lock:
+                state["touched"] += 1
+                return state["touched"]
+
+    class Item(Base):
+        kind = enum.Enum("Kind", "SMALL LARGE")
+
+    class ItemError(Exception):
+        total = 0
+
+    return Base, Item, ItemError
+
+
+def test_a_call_does_not_reset_the_classes_that_it_carries():
+    """Attributes went back to what they were when the call was sent."""
+    base, item, error = _classes()
+    sent = wire.encode(b"", b"", (item(), item.kind.LARGE))
+    record = errors.ExceptionRecord.of(error("text"))
+    base.total = error.total = 5
+    received, kind = wire.decode(sent, 0)
+    assert type(received) is item and kind is item.kind.LARGE
+    assert type(record.rebuild()) is error
+    assert base.total == item.total == error.total == 5
+    # A lock does not pickle; nor do the methods see copies of their globals.
+    assert [received.touch(), item().touch(), received.copy().touch()] == [1, 2, 3]
+
+
+def test_a_class_that_the_receiver_does_not_have_is_made_once(monkeypatch):
+    base, item, _ = _classes()
+    needs_a_lock = wire.encode(b"", b"", item())
+    del base.touch
+    sent = wire.encode(b"", b"", [item(), item.kind.LARGE, base()])
+    base.total = 5
+    late = wire.encode(b"", b"", base())
+    here = weakref.WeakValueDictionary()
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", here)
+    with pytest.raises(TypeError, match=r"class .*Item of another process.*'_thread.lock' object"):
+        wire.decode(needs_a_lock, 0)
+    received, kind, plain = wire.decode(sent, 0)
+    made = type(received)
+    assert made is not item and made.__bases__ == (type(plain),) and type(received.copy()) is made
+    assert kind is made.kind.LARGE
+    type(plain).total = 7
+    assert type(wire.decode(late, 0)) is type(plain) and made.total == 7
+    assert type(wire.decode(sent, 0)[0]) is made
 
 
 class _Quota(Exception):

@@ -1,0 +1,1 @@
+"""Pickles of values that may belong to the main script."""

@@ -1,0 +1,111 @@
+"""Pickles with classes that cannot be imported elsewhere, such as those of the main script.
+
+cloudpickle sends such a class by value, and its loader writes all attributes of the sender's class
+over those of a class that the receiver has already. Here, a class that the receiver has is used as
+it is, as one of an imported module is: the state of a class belongs to its process.
+
+cloudpickle numbers these classes, so that the processes of a program know which are the same.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+# The classes that are being made out of a pickle, and have no attributes yet; under the lock.
+_unfinished: weakref.WeakSet[type] = weakref.WeakSet()
+_lock = threading.RLock()
+
+
+class Pickler(cloudpickle.Pickler):
+    """Sends the number of a class, and its definition for a receiver that does not have it."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how an object is pickled; see `pickle.Pickler`."""
+        reduced = super().reducer_override(obj)
+        if not _is_by_value(obj, reduced):
+            return reduced
+        file = io.BytesIO()
+        try:
+            _DefinitionPickler(file).dump(obj)
+        except Exception as error:  # Such as a lock that a method uses.
+            return _find_or_make, (_number(reduced), obj.__qualname__, str(error))
+        return _find_or_make, (_number(reduced), obj.__qualname__, file.getvalue())
+
+
+def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Returns the pickle (protocol 5) of a value, for `pickle.loads`."""
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+    return file.getvalue()
+
+
+class _DefinitionPickler(cloudpickle.Pickler):
+    """Pickles a class whole, with all others that it uses: these may use one another."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if not _is_by_value(obj, reduced):
+            return reduced
+        make, args, state, _, _, set_state = reduced
+        return _begin, (_number(reduced), make, args), (set_state, state), None, None, _finish
+
+
+def _is_by_value(obj: Any, reduced: Any) -> bool:
+    """Whether cloudpickle has reduced a class to its definition: functions and others have some."""
+    return isinstance(reduced, tuple) and len(reduced) == 6 and isinstance(obj, type)
+
+
+def _number(reduced: tuple[Any, ...]) -> str:
+    """Returns the number of a class: the last argument but one of what makes it."""
+    return reduced[1][-2]
+
+
+def _find(number: str) -> type | None:
+    return cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
+
+
+def _find_or_make(number: str, name: str, definition: bytes | str) -> type:
+    """Returns the class with this number.
+
+    Args:
+      number: Of the class.
+      name: Its name, for the message.
+      definition: How to make it; or why it could not be sent.
+
+    Raises:
+      TypeError: it is not there, and could not be sent.
+    """
+    with _lock:
+        found = _find(number)
+        if found is not None and found not in _unfinished:
+            return found
+        if isinstance(definition, str):
+            raise TypeError(
+                f"class {name} of another process can't be sent to this one: {definition}. Define "
+                "it in a module that both import"
+            )
+        return pickle.loads(definition)
+
+
+def _begin(number: str, make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    """Returns the class with this number, or a new one without attributes."""
+    found = _find(number)
+    if found is None:
+        found = make(*args)
+        _unfinished.add(found)
+    return found
+
+
+def _finish(kind: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
+    """Gives a new class its attributes; one that was there before keeps its own."""
+    if kind in _unfinished:
+        set_state, attributes = state
+        set_state(kind, attributes)
+        _unfinished.discard(kind)
