@@ -220,6 +220,8 @@ class NodeRuntime:
         for handler in handlers:
             try:
                 handler()
+            except SystemExit:  # The other handlers run all the same.
+                logger.debug("%s: a stop handler raised SystemExit", self.name)
             except Exception:
                 logger.exception("%s: a stop handler failed", self.name)
         if not self._is_stop_aware:

@@ -41,6 +41,8 @@ _ASLEEP_SECS = 2.0
 _STOPPED_SECS = 10.0
 # A node that is not constructed after this long is named, in seconds; again after twice the time.
 _SLOW_START_SECS = 120.0
+# The program's end waits so long for the stop handlers of the launching process, in seconds.
+_HANDLERS_SECS = 1.0
 # Stores get at least this long to end after their release, in seconds.
 _LAST_SECS = 2.0
 
@@ -107,6 +109,7 @@ class Supervisor:
         self._is_released = False
         self._last_at: float | None = None
         self._last_kill_at: float | None = None
+        self._handlers: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
 
     def start(self) -> None:
@@ -313,8 +316,7 @@ class Supervisor:
         except Exception:  # The nodes' own failures are what the user must see.
             logger.exception("the engine was not closed in order")
         if self.launcher is not None:
-            self.launcher.mark_stop_aware()  # The launching thread is never interrupted.
-            self.launcher.notify_stop()
+            self._notify_launcher(self.launcher).join(_HANDLERS_SECS)
             self.launcher.close()
             lp_runtime.remove_launcher_runtime(self.launcher)
         self.failure = lp_failures.root_failure(self._failures)
@@ -531,11 +533,23 @@ class Supervisor:
                 member.restart_at = None
                 member.state = lp_runtime.ENDED
         if self.launcher is not None:
-            self.launcher.mark_stop_aware()
-            threading.Thread(target=self.launcher.notify_stop, daemon=True).start()
+            self._notify_launcher(self.launcher)
         for member in self._members:
             if member.worker is not None and not member.is_gone:
                 member.worker.notify_stop()
+
+    def _notify_launcher(self, launcher: lp_runtime.NodeRuntime) -> threading.Thread:
+        """Runs the stop handlers of the launching process; returns their thread.
+
+        They are the users' code: they may wait for the end of the program, or raise SystemExit.
+        """
+        if self._handlers is None:
+            launcher.mark_stop_aware()  # The launching thread is never interrupted.
+            self._handlers = threading.Thread(
+                target=launcher.notify_stop, name="launcher stop", daemon=True
+            )
+            self._handlers.start()
+        return self._handlers
 
     def _advance(self, now: float) -> None:
         """Goes on to the next phase of the end where it is time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 
@@ -17,6 +18,7 @@ from launchpad.launch import failures as lp_failures
 from launchpad.launch import manager as lp_manager
 from launchpad.launch import member as lp_member
 from launchpad.launch import supervisor as lp_supervisor
+from tests.waiting import wait_until
 
 
 class _Worker:
@@ -223,6 +225,19 @@ def test_a_terminal_that_is_closed_stops_a_program_and_kills_nothing():
     assert program.supervisor.done.wait(60)
     assert program.supervisor.signal_number == signal.SIGHUP
     assert not program.supervisor.was_killed
+
+
+@pytest.mark.parametrize("how", ["wait", "exit"])
+def test_the_launchers_stop_handlers_do_not_hold_up_the_end(how, monkeypatch):
+    """They ran in the thread that ends the program, if the program had ended by itself."""
+    monkeypatch.setattr(lp_supervisor, "_HANDLERS_SECS", 0.1)
+    may_end, ends = threading.Event(), []
+    manager = lp.launch(lp.make_program(lp.PyNode(may_end.wait)), "test_mt")
+    lp.register_stop_handler(lambda: manager.wait() if how == "wait" else sys.exit(1))
+    lp.register_stop_handler(lambda: ends.append(how))
+    may_end.set()
+    assert manager._supervisor.done.wait(60)
+    wait_until(lambda: ends)
 
 
 def test_an_index_is_taken_before_its_node_starts():
