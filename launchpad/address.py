@@ -84,12 +84,18 @@ class Address:
         node._addresses.append(self)
 
     def runtime(self) -> lp_runtime.NodeRuntime | None:
-        """Returns the runtime through which this address is resolved here."""
-        here = lp_runtime.current()
-        launcher = self._launcher
-        if launcher is None or (here and here.info.program_id == launcher.info.program_id):
-            return here
-        return launcher
+        """Returns the runtime through which this address is resolved here.
+
+        It is one of the program that serves the address, whichever program the calling code belongs
+        to. An address that belongs to no node may be published in any program.
+        """
+        owner = lp_runtime.owner_of(self.key)
+        if owner is not None:
+            return owner
+        if self._launcher is not None:  # The program has ended.
+            return self._launcher
+        # A program of the launching process that is not launched yet is no other that runs there.
+        return lp_runtime.current() if self._owner is None else lp_runtime.current_node()
 
     def resolve(self, timeout: float | None = None) -> str:
         """Returns "host:port", waiting for the owner to publish it.

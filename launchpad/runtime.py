@@ -357,6 +357,12 @@ def current() -> NodeRuntime | None:
     return found
 
 
+def owner_of(key: str) -> NodeRuntime | None:
+    """Returns the runtime, here, of the program with a node that serves address `key`, or None."""
+    here = (getattr(_thread, "runtime", None), _process_runtime, *list(_launcher_runtimes))
+    return next((found for found in here if found is not None and key in found.info.owners), None)
+
+
 def unambiguous() -> NodeRuntime | None:
     """Returns the runtime of the calling code, or None outside a program.
 

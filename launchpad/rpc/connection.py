@@ -148,12 +148,12 @@ class Connection:
         Raises:
           CourierUnavailableError: the program is stopping and the address is not known.
         """
+        self._join_program()
         address = self._known_address(timeout)
         if address is None:
             return None
         with self._lock:
             if self.link is None:
-                self._join_program()
                 identity = b"" if isinstance(self._target, str) else self._target.key.encode()
                 secret = self.runtime.info.secret if self.runtime else credentials.of_user()
                 self.link = rpc_link.Link(address, secret, identity, self._compress)
@@ -198,7 +198,8 @@ class Connection:
             return self._target
         wait = _ADDRESS_SECS if self.wait_for_ready else 0.0
         try:
-            return self._target.resolve(wait if timeout is None else min(wait, timeout))
+            with self.as_client():  # The calling thread may belong to another program.
+                return self._target.resolve(wait if timeout is None else min(wait, timeout))
         except TimeoutError:
             return None
         except errors.ProgramStoppedError as error:

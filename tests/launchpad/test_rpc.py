@@ -716,14 +716,48 @@ def test_the_time_without_a_server_counts_anew_once_it_was_found(
 def test_a_client_made_before_the_launch_belongs_to_the_program():
     program = lp.Program("test")
     handle = program.add_node(lp.CourierNode(programs.Producer, 2), label="producer")
-    client = handle.dereference()
-    with pytest.raises(RuntimeError, match="before its program is launched"):
-        client.produce(1)
-    manager = lp.launch(program, "test_mt")
+    other, _ = programs.recorder_program()
+    managers = [lp.launch(other, "test_mt")]  # It took the client for one of its own.
     try:
+        client = handle.dereference()
+        with pytest.raises(RuntimeError, match="before its program is launched"):
+            client.produce(1)
+        managers.append(lp.launch(program, "test_mt"))
         assert client.futures.produce(3).result(60) == 6
     finally:
-        manager.stop_and_wait()
+        for manager in managers:
+            manager.stop_and_wait()
+
+
+class _Hub:
+    def __init__(self, client):
+        self._client = client
+
+    def client(self):
+        return self._client
+
+    def call_in_a_thread(self, client):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(client.produce, 1).result(60)
+
+
+def test_a_client_in_a_call_belongs_to_the_program_of_its_server():
+    """It looked for its server in the program that was launched last."""
+    programs_, hubs = [lp.Program("one"), lp.Program("two")], []
+    for program in programs_:
+        kwargs = {"call_timeout": 30}
+        node = lp.CourierNode(programs.Producer, 2, courier_client_kwargs=kwargs)
+        producer = program.add_node(node, label="producer")
+        hubs.append(program.add_node(lp.CourierNode(_Hub, producer), label="hub"))
+    managers = [lp.launch(program, "test_mt") for program in programs_]
+    try:
+        for manager, hub in zip(managers, hubs, strict=True):
+            client = manager.resolve(hub).client()
+            assert client.produce(1) == 2
+            assert manager.resolve(hub).call_in_a_thread(client) == 2
+    finally:
+        for manager in managers:
+            manager.stop_and_wait()
 
 
 def test_a_silent_host_is_noticed(runtime, proxied):
