@@ -87,6 +87,7 @@ class NodeRuntime:
     """One node's view of its program.
 
     Attributes:
+      is_node: False for that of the launching process.
       ready_event: Set when all nodes of the program have been constructed.
       stop_event: Set when the program stops: leave `run()`.
       release_event: Set when nobody needs this node's server any more: stop serving.
@@ -103,6 +104,7 @@ class NodeRuntime:
         callbacks: Callbacks,
         launch_config: Any = None,
     ):
+        self.is_node = True
         self.label = label
         self.index = index
         self.info = info
@@ -399,7 +401,7 @@ def require_current() -> NodeRuntime:
 def current_node() -> NodeRuntime | None:
     """Returns the runtime of the node that the calling code belongs to; None outside of nodes."""
     found = current()
-    return None if is_launcher(found) else found
+    return found if found is not None and found.is_node else None
 
 
 def is_launcher(runtime: NodeRuntime | None) -> bool:

@@ -277,6 +277,7 @@ def _launcher_runtime(
             tell_failure=lambda error: None,
         ),
     )
+    runtime.is_node = False
     for member in launch_.members:
         for address in member.node.addresses:
             address.bind_to_launcher(runtime)

@@ -46,9 +46,8 @@ class Connection:
       retry_secs: How long a call waits for a server that went away, in seconds.
       wait_for_ready: False if a call fails at once when the server is not there.
       runtime: The runtime of the code that made the client, or of the launcher if the program was
-        launched after that; None outside a program.
+        launched after that, also again; None outside a program.
       was_reached: Whether the server has ever answered.
-      link: To the server; None before the first call and after its loss.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Connection:
         self.retry_secs = retry_secs
         self.wait_for_ready = wait_for_ready
         self.was_reached = False
-        self.link: rpc_link.Link | None = None
+        self._link: rpc_link.Link | None = None
         self._target = target
         self._compress = compress
         self.runtime = lp_runtime.current() if isinstance(target, str) else target.runtime()
@@ -92,6 +91,12 @@ class Connection:
     def has_fixed_address(self) -> bool:
         """Whether the client was given "host:port", which cannot change."""
         return isinstance(self._target, str)
+
+    @property
+    def link(self) -> rpc_link.Link | None:
+        """The link to the server; None before the first call and after its loss."""
+        self._join_program()
+        return self._link
 
     @contextlib.contextmanager
     def as_client(self) -> Iterator[None]:
@@ -153,17 +158,17 @@ class Connection:
         if address is None:
             return None
         with self._lock:
-            if self.link is None:
+            if self._link is None:
                 identity = b"" if isinstance(self._target, str) else self._target.key.encode()
                 secret = self.runtime.info.secret if self.runtime else credentials.of_user()
-                self.link = rpc_link.Link(address, secret, identity, self._compress)
-            return self.link
+                self._link = rpc_link.Link(address, secret, identity, self._compress)
+            return self._link
 
     def drop(self, link: rpc_link.Link) -> None:
         """Forgets a link whose server is gone, and ends all calls on it soon."""
         with self._lock:
-            if self.link is link:
-                self.link = None
+            if self._link is link:
+                self._link = None
         # Not here: this may be the thread in which gRPC tells of the ends of calls, and closing
         # waits until it has told of all.
         threading.Thread(target=link.close, name="courier-close", daemon=True).start()
@@ -206,10 +211,26 @@ class Connection:
             raise errors.CourierUnavailableError(str(error)) from error
 
     def _join_program(self) -> None:
-        """Takes part in the program of the target, which may be launched after this was made."""
-        if self.runtime is None and not isinstance(self._target, str):
-            self.runtime = self._target.runtime()
-            self._follow_address()
+        """Takes part in the program of the target, which may be launched after this was made.
+
+        When it has ended, it may be launched again. The client of a node ends with the node.
+        """
+        if isinstance(self._target, str):
+            return
+        if self.runtime is None:
+            runtime = self._target.runtime()
+        elif self.runtime.is_node or not self.runtime.stop_event.is_set():
+            return
+        else:
+            runtime = lp_runtime.owner_of(self._target.key)
+        if runtime in (None, self.runtime):
+            return
+        with self._lock:
+            self.runtime, self.was_reached = runtime, False
+            link = self._link
+        if link is not None:
+            self.drop(link)
+        self._follow_address()
 
     def _follow_address(self) -> None:
         """Ends the link when the server's node publishes another address.
@@ -233,7 +254,7 @@ def _drop_moved(followers: weakref.WeakSet[Connection], address: str) -> bool:
     with _followers_lock:
         connections = list(followers)
     for connection in connections:
-        link = connection.link
+        link = connection._link
         if link is not None and link.address != address:
             connection.drop(link)
     return True

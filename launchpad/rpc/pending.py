@@ -129,8 +129,7 @@ class PendingCalls:
                     self._has_thread = False
                     return
             try:
-                with self._connection.as_client():
-                    link = self._connection.find_link(_ROUND_SECS)
+                link = self._connection.find_link(_ROUND_SECS)
                 failure = None
             except Exception as error:  # Such as a program that is stopping.
                 link, failure = None, error

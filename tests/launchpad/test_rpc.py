@@ -729,6 +729,25 @@ def test_a_client_made_before_the_launch_belongs_to_the_program():
             manager.stop_and_wait()
 
 
+def test_a_client_of_the_launching_process_survives_the_end_of_the_program():
+    """The program may be launched again: it took the second launch for the end of the first."""
+    program = lp.Program("test")
+    node = lp.CourierNode(programs.Producer, 2, courier_client_kwargs={"retry_secs": 0})
+    handle = program.add_node(node, label="producer")
+    clients = [handle.dereference()]
+    for _ in range(2):
+        manager = lp.launch(program, "test_mt")
+        try:
+            assert [each.produce(2) for each in clients] == [4] * len(clients)
+            assert [each.futures.produce(2).result(60) for each in clients] == [4] * len(clients)
+        finally:
+            manager.stop_and_wait()
+        clients.append(handle.dereference())
+        for client in clients:
+            with pytest.raises(lp.CourierUnavailableError):
+                client.produce(1)
+
+
 class _Hub:
     def __init__(self, client):
         self._client = client
