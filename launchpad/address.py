@@ -58,7 +58,7 @@ class Address:
         self._owner: Any = None
 
     def bind(self, address_builder: AbstractAddressBuilder) -> None:
-        """Fixes the address by hand; used in tests of single nodes."""
+        """Fixes the address by hand, for tests of single nodes; a launch overrides it."""
         self._builder = address_builder
 
     def bind_to_launcher(self, launcher: lp_runtime.NodeRuntime) -> None:
@@ -92,7 +92,7 @@ class Address:
         owner = lp_runtime.owner_of(self.key)
         if owner is not None:
             return owner
-        if self._launcher is not None:  # The program has ended.
+        if self._launcher is not None and self._builder is None:  # The program has ended.
             return self._launcher
         # A program of the launching process that is not launched yet is no other that runs there.
         return lp_runtime.current() if self._owner is None else lp_runtime.current_node()
@@ -108,7 +108,7 @@ class Address:
           TimeoutError: nothing was published in time.
           ProgramStoppedError: nothing was published, and the program is stopping.
         """
-        if self._builder is not None:
+        if self._builder is not None and lp_runtime.owner_of(self.key) is None:
             return self._builder.build()
         runtime = self.runtime()
         if runtime is None:

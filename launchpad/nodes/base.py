@@ -128,6 +128,8 @@ class Node(abc.ABC, Generic[HandleType]):
     def bind_addresses(self, **kwargs: Any) -> None:
         """Assigns a free local port to each address of the node, to run it without a launch.
 
+        While a program with the node runs, its addresses are those that the program has chosen.
+
         Args:
           **kwargs: Accepted for compatibility with upstream.
         """

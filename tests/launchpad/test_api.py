@@ -22,6 +22,7 @@ from launchpad.launch import serialization, worker_manager
 from launchpad.nodes import base, dereference
 from launchpad.nodes.courier import courier_utils
 from tests.launchpad import programs
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "launchpad-api.md"
@@ -244,6 +245,22 @@ def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
     told = rf"port {port} is taken; call bind_addresses\(\) for"
     with socket.create_server((host, int(port))), pytest.raises(OSError, match=told):
         node.run()
+
+
+@pytest.mark.parametrize("launch_type", ["test_mt", "test_mp"])
+def test_a_launch_overrides_addresses_that_were_bound_by_hand(launch_type):
+    """Clients waited forever for a server at the old address."""
+    program, recorder = programs.recorder_program()
+    program.add_node(lp.PyNode(programs.leave_on_stop, recorder), label="node")
+    for node in program.get_all_nodes():
+        node.bind_addresses()
+    by_hand = recorder.dereference().address
+    manager = lp.launch(program, launch_type)
+    client = lp.CourierClient(program.groups["recorder"][0].courier_address, call_timeout=60)
+    wait_until(lambda: "waiting" in client.entries())
+    assert client.address != by_hand
+    manager.stop_and_wait()
+    assert recorder.dereference().address == by_hand
 
 
 def test_nodes_that_do_not_pickle(tmp_path):
