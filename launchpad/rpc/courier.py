@@ -59,12 +59,9 @@ class Server:
         runtime = lp_runtime.current()
         secret = runtime.info.secret if runtime else credentials.of_user()
         self._server = rpc_server.MethodServer(
-            secret, port=port or 0, thread_pool_size=thread_pool_size, runtime=runtime
+            secret, port=port, thread_pool_size=thread_pool_size, runtime=runtime
         )
         self._has_started = False
-        if port and self._server.port != port:
-            self._server.stop()
-            raise OSError(f"port {port} is taken; choose another one, or None for a free one")
 
     @property
     def port(self) -> int:

@@ -48,7 +48,7 @@ class MethodServer:
         self,
         secret: bytes,
         host: str = "127.0.0.1",
-        port: int = 0,
+        port: int | None = None,
         thread_pool_size: int = DEFAULT_THREAD_POOL_SIZE,
         runtime: lp_runtime.NodeRuntime | None = None,
         identity: bytes = b"",
@@ -59,7 +59,7 @@ class MethodServer:
           secret: The secret of the program; a call that is not signed with it is refused before it
             is read.
           host: IP address to bind.
-          port: Port to bind; 0 for any free one. One that is taken is replaced by a free one.
+          port: Port to bind; 0 or None for any free one.
           thread_pool_size: Number of calls that are handled at once.
           runtime: Current runtime while a method runs.
           identity: The identity of the node that is served: calls that are meant for another one
@@ -67,7 +67,7 @@ class MethodServer:
 
         Raises:
           ValueError: `thread_pool_size` is not positive.
-          OSError: no port of the host can be bound.
+          OSError: the port is taken, or the host is not this machine.
         """
         if thread_pool_size < 1:
             raise ValueError(
@@ -84,7 +84,7 @@ class MethodServer:
         self._server = grpc.server(
             self._pool, handlers=(_Router(self._handler),), options=list(_OPTIONS)
         )
-        self._port = _bind(self._server, host, port, secret)
+        self._port = _bind(self._server, host, port or 0, secret)
         self.address = f"{host}:{self._port}"
 
     @property
@@ -201,7 +201,9 @@ def _bind(server: grpc.Server, host: str, port: int, secret: bytes) -> int:
     except RuntimeError:
         bound = 0
     if not bound and port:
-        return _bind(server, host, 0, secret)
+        raise OSError(
+            f"port {port} of {host} is taken; choose another one, or none to get a free one"
+        )
     if not bound:
         raise OSError(f"no port of {host} can be bound; is it an address of this machine?")
     return bound

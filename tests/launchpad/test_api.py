@@ -242,7 +242,7 @@ def test_a_node_without_a_launch_does_not_serve_where_nobody_looks():
     node = lp.CourierNode(Adder)
     node.bind_addresses()
     host, _, port = node.courier_address.resolve().rpartition(":")
-    told = rf"port {port} is taken; call bind_addresses\(\) for"
+    told = f"port {port} of {host} is taken; choose another one"
     with socket.create_server((host, int(port))), pytest.raises(OSError, match=told):
         node.run()
 

@@ -26,6 +26,7 @@ import launchpad as lp
 from launchpad import address_book as lp_address_book
 from launchpad import errors
 from launchpad import runtime as lp_runtime
+from launchpad.nodes.courier import node as courier_node
 from launchpad.rpc import answers as answers_lib
 from launchpad.rpc import client as rpc_client
 from launchpad.rpc import connection, courier, credentials, link, wire
@@ -871,14 +872,20 @@ def test_a_server_needs_a_thread():
         _serve(thread_pool_size=0)
 
 
-def test_a_taken_port_is_replaced_by_a_free_one():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_a_taken_port_is_replaced_by_a_free_one(runtime):
+    """Unless the user has chosen it: others look for the node there."""
+    address = lp.Address()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = rpc_server.MethodServer(_SECRET, port=port)
+        runtime.publish(address.key, f"127.0.0.1:{port}")
+        server = courier_node.make_server(runtime, address, {})
         assert server.port not in (0, port)
         server.stop()
+        with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1 is taken; choose another"):
+            courier_node.make_server(runtime, address, {"port": port})
+    server = courier_node.make_server(runtime, address, {})
+    assert server.port == port
+    server.stop()
 
 
 def test_a_call_waits_for_a_server_that_comes_back_elsewhere(runtime):

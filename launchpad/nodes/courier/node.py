@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -57,7 +59,8 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         Args:
           constructor: Makes the object, in the node.
           *args: Arguments of the constructor; handles among them become clients.
-          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`.
+          courier_kwargs: Arguments of the server: `port`, `thread_pool_size`. If another process
+            has the port, the node fails with OSError; by default it takes a free one.
           courier_client_kwargs: Arguments of the clients: see CourierClient.
           **kwargs: Keyword arguments of the constructor.
         """
@@ -136,9 +139,6 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
         secret, identity = credentials.of_user(), self._address.key.encode()
         server = rpc_server.MethodServer(secret, identity=identity, **kwargs)
         server.bind_methods(instance)
-        if kwargs["port"] and server.port != kwargs["port"]:  # Clients would look for it there.
-            server.stop()
-            raise OSError(f"port {kwargs['port']} is taken; call bind_addresses() for a free one")
         takes_server = getattr(instance, "set_courier_server", None)
         if takes_server is not None:
             takes_server(server)
@@ -154,16 +154,21 @@ class CourierNode(python.PyClassNode[CourierHandle, WorkerType], Generic[WorkerT
 def make_server(
     runtime: lp_runtime.NodeRuntime, address: lp_address.Address, kwargs: Mapping[str, Any]
 ) -> rpc_server.MethodServer:
-    """Binds the server of a node; nothing is served or published yet."""
-    kwargs = dict(kwargs)
-    # A restarted node goes back to its old port, where it is still free.
-    before = runtime.book.get(address.key)
-    if before is not None:
-        kwargs.setdefault("port", lp_address.get_port_from_address(before))
-    return rpc_server.MethodServer(
+    """Binds the server of a node; nothing is served or published yet.
+
+    Raises:
+      OSError: the port in `kwargs` is taken.
+    """
+    make = functools.partial(
+        rpc_server.MethodServer,
         runtime.info.secret,
         host=runtime.info.host,
         runtime=runtime,
         identity=address.key.encode(),
-        **kwargs,
     )
+    before = runtime.book.get(address.key)
+    if before is not None and not kwargs.get("port"):
+        # A restarted node goes back to its old port, where it is still free.
+        with contextlib.suppress(OSError):
+            return make(**{**kwargs, "port": lp_address.get_port_from_address(before)})
+    return make(**kwargs)
