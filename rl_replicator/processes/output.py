@@ -41,7 +41,8 @@ def prefixed(prefix: str) -> Writer:
             return
         encoding = getattr(out, "encoding", None) or "utf-8"
         out.write(f"{prefix}{text}".encode(encoding, "replace").decode(encoding))
-        out.flush()
+        if (flush := getattr(out, "flush", None)) is not None:  # print() needs none.
+            flush()
 
     return write
 
@@ -82,6 +83,7 @@ class _Copy:
         self._write, self._target, self._stream = write, target, stream
         self._num_bytes = 0
         self._next_bar = 0.0
+        self._has_failed = False
         # Held from each read until the lines are written.
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"copy {target}", daemon=True)
@@ -139,9 +141,26 @@ class _Copy:
 
     def _write_lines(self, lines: Iterable[bytearray]) -> None:
         for line in lines:
-            # If the reader of our output is gone, the process must not block on a full pipe.
-            with _lock, contextlib.suppress(OSError, ValueError):
-                self._write(self._target, f"{line.decode(errors='replace')}\n")
+            # If the reader of our output is gone, or the script's own stream fails, the process
+            # must not block on a full pipe.
+            try:
+                with _lock:
+                    self._write(self._target, f"{line.decode(errors='replace')}\n")
+            except (OSError, ValueError):
+                pass
+            except Exception as error:
+                self._tell_failure(error)
+
+    def _tell_failure(self, error: Exception) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
+        with contextlib.suppress(Exception):
+            print(
+                f"what a process has printed can't be written to sys.{self._target}: "
+                f"{type(error).__name__}: {error}; give it a write() that takes text",
+                file=sys.__stderr__,
+            )
 
 
 def _visible(line: bytearray) -> bytearray:
