@@ -489,6 +489,15 @@ def test_colocated_nodes_share_a_process(engine, tmp_path):
     assert (tmp_path / "entries").read_text().endswith("left\n")
 
 
+def test_processes_do_not_run_as_threads():
+    """Such a part was accepted, and failed when it ran."""
+    outer = lp.MultiThreadingColocation([])
+    inner = lp.MultiProcessingColocation([lp.PyNode(print)])
+    with pytest.raises(ValueError, match="got a MultiProcessingColocation; put the"):
+        outer.add_node(inner)
+    inner.add_node(outer)
+
+
 def test_a_failed_part_ends_the_colocation(engine):
     program, recorder = programs.recorder_program()
     parts = [

@@ -11,6 +11,7 @@ from typing import Any
 from launchpad import address as lp_address
 from launchpad import runtime as lp_runtime
 from launchpad.nodes import base, node_thread
+from launchpad.nodes.multi_processing_colocation import node as multi_processing_colocation
 from launchpad.nodes.python import node as python
 
 # Nodes that are ended because one of them has ended get this long, in seconds. While the program
@@ -58,10 +59,15 @@ class MultiThreadingColocation(python.PyNode[Any, None]):
         """Adds a node and returns its handle.
 
         Raises:
-          ValueError: it is not a PyNode, or it has a restart policy of its own.
+          ValueError: it is not a PyNode, stands for processes, or has a restart policy of its own.
         """
         if not isinstance(node, python.PyNode):
             raise ValueError("MultiThreadingColocation only works with PyNodes.")
+        if isinstance(node, multi_processing_colocation.MultiProcessingColocation):
+            raise ValueError(
+                "expected a node that runs as a thread, got a MultiProcessingColocation; put the "
+                "MultiThreadingColocation inside it, or add its nodes one by one"
+            )
         if node.restart_policy is not None:
             raise ValueError(
                 "expected a node without a restart policy, because the nodes of a "
