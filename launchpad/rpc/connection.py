@@ -377,6 +377,8 @@ class Call:
                 f"{where} took longer than {connection.timeout:g} s{before}"
             )
         if code == grpc.StatusCode.UNAUTHENTICATED:
+            if connection.has_fixed_address:  # Secrets inside and outside a program differ.
+                details = f"{details}; set LAUNCHPAD_SECRET for both sides"
             return errors.CourierAuthenticationError(f"{where} was refused: {details}")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return errors.CourierUnavailableError(f"{where} lost its server: {details}")

@@ -409,7 +409,7 @@ def test_a_client_of_another_program_is_refused(runtime):
     server = rpc_server.MethodServer(b"w" * 32)
     server.start()
     try:
-        with pytest.raises(lp.CourierAuthenticationError, match="not signed"):
+        with pytest.raises(lp.CourierAuthenticationError, match="not signed.*set LAUNCHPAD_SECRET"):
             lp.CourierClient(server.address).same(1)
     finally:
         server.stop()
