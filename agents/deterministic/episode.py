@@ -37,6 +37,7 @@ class SavedEpisode:
         self._noise, self._memory = exploration.random, exploration.memory
         self._start: Any = None
         self._actions: list[np.ndarray] = []
+        self._outcomes: list[tuple[float, float, bool]] = []
         self._timestep: Any = None
         self.episode_return = 0.0
         """Sum of the rewards since the start of the episode."""
@@ -54,7 +55,7 @@ class SavedEpisode:
         return self._take(action)
 
     def save(self, folder: Path) -> None:
-        """Writes the actions of the newest episode, and the random states.
+        """Writes the newest episode's actions and what they led to, and the random states.
 
         An episode that is over is written as well: that it can be repeated tells whether the random
         state of the environment is known.
@@ -66,13 +67,14 @@ class SavedEpisode:
         if self._timestep is not None:
             arrays["observation"] = self._timestep.observation
             arrays["actions"] = np.array(self._actions, np.float32)
+            arrays["outcomes"] = np.array(self._outcomes, np.float64).reshape(-1, 3)
         np.savez(folder / _ARRAYS, **arrays)
 
     def restore(self, folder: Path) -> None:
         """Takes the saved actions again.
 
         Raises:
-          CheckpointError: if this leads to another observation.
+          CheckpointError: if they lead to anything else than before.
         """
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         if state["start"] is not None:
@@ -80,15 +82,11 @@ class SavedEpisode:
         with np.load(folder / _ARRAYS) as file:
             arrays = dict(file)
         if "actions" in arrays:
-            self._begin()
-            for action in arrays["actions"]:
-                self._take(action)
-            if not np.array_equal(self._timestep.observation, arrays["observation"]):
-                raise CheckpointError(
-                    f"--deterministic: expected the environment to repeat an episode exactly, got "
-                    f"another observation after the same {self.length} actions; keep all of its "
-                    "randomness in one NumPy generator (rl-replicator check-env)"
-                )
+            # Checkpoints of earlier versions lack the outcomes.
+            self._repeat(arrays["actions"], arrays.get("outcomes"))
+            self._check(
+                np.array_equal(self._timestep.observation, arrays["observation"]), "observation"
+            )
         self._noise.bit_generator.state = state["noise"]
         self._memory.update(
             {
@@ -98,9 +96,26 @@ class SavedEpisode:
             }
         )
 
+    def _repeat(self, actions: np.ndarray, outcomes: np.ndarray | None) -> None:
+        """Takes actions [T, A] in a new episode, and checks their outcomes [T, 3], if known."""
+        self._begin()
+        for index, action in enumerate(actions):
+            self._take(action)
+            is_same = outcomes is None or self._outcomes[index] == tuple(outcomes[index])
+            self._check(is_same, "reward, discount or end")
+
+    def _check(self, is_same: bool, what: str) -> None:
+        if not is_same:
+            raise CheckpointError(
+                "--deterministic: expected the environment to repeat an episode exactly, got "
+                f"another {what} after action {self.length}; keep all of its randomness in one "
+                "NumPy generator, and nothing else from one episode to the next (rl-replicator "
+                "check-env)"
+            )
+
     def _begin(self) -> None:
         self._start = self._environment.random_state
-        self._actions, self.episode_return = [], 0.0
+        self._actions, self._outcomes, self.episode_return = [], [], 0.0
         self._timestep = self._environment.reset()
         self._actor.begin(0, self._timestep)
 
@@ -108,5 +123,6 @@ class SavedEpisode:
         self._timestep = timestep = self._environment.step(action)
         self._actor.observe(0, action, timestep)
         self._actions.append(action)
+        self._outcomes.append((float(timestep.reward), float(timestep.discount), timestep.last()))
         self.episode_return += float(timestep.reward)
         return timestep

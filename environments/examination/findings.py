@@ -98,18 +98,15 @@ def examine(
         yield EnvironmentFinding(WRONG, "rendering", str(error))
         return
     except Exception as error:
-        text = f"{type(error).__name__} at step {play.step}: {error}"
-        yield EnvironmentFinding(WRONG, "step", text, "raise nothing in reset() and step()")
+        yield _raised(f"at step {play.step}", error)
         return
     yield from play.findings()
     yield from _seeding(make, max_steps)
-    if wrapping.innermost(environment.random_state) is None:
-        yield EnvironmentFinding(
-            NOTE,
-            "random state",
-            "not found, so a run with --deterministic cannot be continued",
-            "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'",
-        )
+    try:
+        yield from _repetition(environment, max_steps)
+    except Exception as error:
+        yield _raised("in a later episode", error)
+        return
     yield _rendering(environment)
     try:
         environment.close()
@@ -128,6 +125,11 @@ def _ranges(actions: specs.BoundedArray) -> str:
 def _construction(text: str) -> EnvironmentFinding:
     remedy = "correct the function, which must return an environment for every seed"
     return EnvironmentFinding(WRONG, "construction", text, remedy)
+
+
+def _raised(when: str, error: Exception) -> EnvironmentFinding:
+    text = f"{type(error).__name__} {when}: {error}"
+    return EnvironmentFinding(WRONG, "step", text, "raise nothing in reset() and step()")
 
 
 class _Play:
@@ -312,9 +314,8 @@ def _reward_bounds(spec: Any) -> EnvironmentFinding:
 
 
 def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[EnvironmentFinding]:
-    steps = min(max_steps, 50)
     try:
-        one, again, other = (_observations(make(seed), steps) for seed in (1, 1, 2))
+        one, again, other = (_played_once(make(seed), max_steps) for seed in (1, 1, 2))
     except EnvironmentConstructionError as error:
         yield _construction(error.reason())
         return
@@ -322,14 +323,14 @@ def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[Environment
         text = f"{type(error).__name__} with another seed: {error}"
         yield EnvironmentFinding(WRONG, "seeding", text, "take every seed as seed 0")
         return
-    if not np.array_equal(one, again):
+    if one != again:
         yield EnvironmentFinding(
             WRONG,
             "seeding",
             "two environments with the same seed differ",
             "draw everything from a generator that is made from the seed",
         )
-    elif np.array_equal(one, other):
+    elif one == other:
         yield EnvironmentFinding(
             NOTE,
             "seeding",
@@ -340,19 +341,41 @@ def _seeding(make: Callable[[int], Any], max_steps: int) -> Iterator[Environment
         yield EnvironmentFinding(OK, "seeding", "the seed decides")
 
 
-def _observations(environment: Any, steps: int) -> np.ndarray:
+def _repetition(environment: Any, max_steps: int) -> Iterator[EnvironmentFinding]:
+    state = environment.random_state
+    if wrapping.innermost(state) is None:
+        text = "not found"
+        remedy = "keep one NumPy generator as an attribute 'random_state', 'random' or '_random'"
+    else:
+        before = _played(environment, max_steps)
+        environment.random_state = state
+        if _played(environment, max_steps) == before:
+            return
+        text = "an episode that begins with the same one differs"
+        remedy = "keep nothing else from one episode to the next"
+    text += ", so a run with --deterministic cannot be continued"
+    yield EnvironmentFinding(NOTE, "random state", text, remedy)
+
+
+def _played_once(environment: Any, max_steps: int) -> list[tuple]:
+    found = _played(environment, max_steps)
+    with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
+        environment.close()
+    return found
+
+
+def _played(environment: Any, max_steps: int) -> list[tuple]:
+    """Returns what an environment returns for always the same actions, with bytes for arrays."""
     random = np.random.RandomState(3)
     shape = environment.action_spec().shape
     timestep = environment.reset()
-    found = [timestep.observation]
-    for _ in range(steps):
+    found = []
+    for _ in range(min(max_steps, 50) + 1):
+        found.append(timestep._replace(observation=timestep.observation.tobytes()))
         action = random.uniform(-1, 1, shape).astype(np.float32)
         # As agents do: not every environment starts anew when it is stepped on.
         timestep = environment.reset() if timestep.last() else environment.step(action)
-        found.append(timestep.observation)
-    with contextlib.suppress(Exception):  # `examine` closes one, too, and tells what it raises.
-        environment.close()
-    return np.stack(found)
+    return found
 
 
 def _rendering(environment: Any) -> EnvironmentFinding:

@@ -128,6 +128,12 @@ def unseeded(seed):
     return _Changed(np.random.randint(2**31))
 
 
+def fading(seed):
+    """Not wrong: each reward is smaller than the one before, over all episodes."""
+    steps = itertools.count(1)
+    return _Changed(seed, step=lambda t: t._replace(reward=t.reward / next(steps)))
+
+
 def time_is_up(seed):
     """A time limit that says that the episode has terminated."""
     return _Changed(seed, step=lambda t: t._replace(discount=0.0) if t.last() else t)

@@ -217,6 +217,11 @@ def test_wrappers_that_are_none(path, message):
         ("bad_close", 1, "WRONG close: RuntimeError: was never open; raise nothing in close"),
         ("strict", 0, "ok    seeding: the seed decides"),
         ("unseeded", 1, "WRONG seeding: two environments with the same seed differ"),
+        (
+            "fading",
+            0,
+            "note  random state: an episode that begins with the same one differs, so a run with",
+        ),
         ("time_is_up", 0, "note  end: every episode terminated after 5 steps; if that is a time"),
         ("large", 0, "note  observation: values up to"),
         (
