@@ -138,11 +138,14 @@ class Agent(Protocol):
     the node that uses it. `agents.off_policy_agent.OffPolicyAgent` implements most of it.
     """
 
-    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
+    def estimate_memory(
+        self, make_environment: Callable[[], dm_env.Environment], inserts: int
+    ) -> MemoryEstimate | None:
         """Estimates the memory of the replay tables; None if negligible.
 
         Args:
-          environment: an environment of the same kind, which is played.
+          make_environment: makes an environment of the same kind, which may be played.
+          inserts: the largest number of transitions that the run inserts.
         """
         ...
 

@@ -54,8 +54,16 @@ class StateObservations:
         """Returns a layout with one row for each transition."""
         return TransitionLayout(self._environment_spec, extras_spec, self._replay.item_length)
 
-    def estimate_memory(self, environment: dm_env.Environment) -> None:
-        """Returns None: a million rows are small compared with the memory of most machines."""
+    def estimate_memory(
+        self,
+        make_environment: Callable[[], dm_env.Environment],
+        extras_spec: Any,
+        transitions: int,
+    ) -> MemoryEstimate:
+        """Returns the size of the rows; see `PixelObservations.estimate_memory`."""
+        del make_environment
+        width = self.make_layout(extras_spec).width
+        return MemoryEstimate(transitions, 4.0 * width, "before compression")
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes an encoder that returns its input, normalised or unchanged."""
@@ -124,14 +132,23 @@ class PixelObservations:
             settings.replay.item_length,
         )
 
-    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate:
+    def estimate_memory(
+        self,
+        make_environment: Callable[[], dm_env.Environment],
+        extras_spec: Any,
+        transitions: int,
+    ) -> MemoryEstimate:
         """Estimates the memory of the replay table.
 
         Args:
-          environment: an environment of the same kind, which is played for its frames.
+          make_environment: makes an environment of the same kind, which is played for its frames.
+          extras_spec: nest of float32 `specs.Array` that actors record with each action.
+          transitions: number of transitions.
         """
+        del extras_spec  # Small compared with frames.
         replay = self._settings.replay
-        return estimate(environment, replay.max_size, replay.chunk_length, replay.item_length)
+        with make_environment() as environment:
+            return estimate(environment, transitions, replay.chunk_length, replay.item_length)
 
     def make_encoder(self, name: str) -> snt.Module:
         """Makes the convolutional network: [B, ...] observations to [B, F] float32 features."""

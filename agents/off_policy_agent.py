@@ -231,9 +231,12 @@ class OffPolicyAgent(abc.ABC):
 
     # The contract of `agents.agent.Agent`.
 
-    def estimate_memory(self, environment: dm_env.Environment) -> MemoryEstimate | None:
+    def estimate_memory(
+        self, make_environment: Callable[[], dm_env.Environment], inserts: int
+    ) -> MemoryEstimate:
         """See `agents.agent.Agent`."""
-        return self.observations.estimate_memory(environment)
+        transitions = min(inserts, self.config.replay.max_size)
+        return self.observations.estimate_memory(make_environment, self.extras_spec, transitions)
 
     def make_tables(self, num_replicas: int, num_shards: int = 1) -> Sequence[reverb.Table]:
         """Makes one table of n-step transitions."""

@@ -1,4 +1,4 @@
-"""An estimate of the memory of a replay of frames, measured on frames of the task."""
+"""An estimate of the memory of a replay; of frames, it is measured on frames of the task."""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import dm_env
 import numpy as np
 import tensorflow as tf
-
-from rl_replicator.errors import UsageError
 
 # Bytes besides the frames, in table and allocator: of an item, however many transitions it has, and
 # of each of its transitions. Fitted to `bench/results/pixel_replay.json`, chunks of 4.
@@ -21,56 +19,49 @@ class MemoryEstimate:
     """The estimated memory of a replay.
 
     Attributes:
-      transitions: number of transitions in the full table.
+      transitions: number of transitions at the end of the run.
       bytes_each: estimated bytes of one transition.
-      frame_bytes: bytes of an uncompressed frame.
-      frames_measured: number of frames that were compressed for the estimate.
+      basis: how the estimate was made, for messages.
     """
 
     transitions: int
     bytes_each: float
-    frame_bytes: int
-    frames_measured: int
+    basis: str
 
     @property
     def num_bytes(self) -> float:
-        """Estimated bytes of the full table."""
+        """Estimated bytes of all transitions."""
         return self.transitions * self.bytes_each
 
     def __str__(self) -> str:
-        ratio = self.frame_bytes / self.bytes_each
         return (
-            f"{_gigabytes(self.num_bytes)} for {self.transitions:,} frames, "
-            f"{self.bytes_each:,.0f} bytes each ({ratio:.1f} : 1 as measured on "
-            f"{self.frames_measured} frames of random actions)"
+            f"{_gigabytes(self.num_bytes)} for {self.transitions:,} transitions, "
+            f"{self.bytes_each:,.0f} bytes each ({self.basis})"
         )
 
-    def check_fits(self, available: float) -> None:
-        """Checks that the replay fits into the memory.
+    def excess(self, available: float) -> str:
+        """Returns what to tell the user if the replay does not fit into the memory, else "".
 
         Args:
           available: free memory in bytes.
-
-        Raises:
-          UsageError: if the estimate exceeds it.
         """
-        if self.num_bytes > available:
-            fitting = int(available / self.bytes_each)
-            raise UsageError(
-                f"expected a replay that fits into the {_gigabytes(available)} of free memory, got "
-                f"{self}; lower --agent.replay.max-size below {fitting:,}, or the size of "
-                "--frame"
-            )
+        if self.num_bytes <= available:
+            return ""
+        fitting = int(available / self.bytes_each)
+        return (
+            f"expected a replay that fits into the {_gigabytes(available)} of free memory, got "
+            f"{self}; lower --agent.replay.max-size below {fitting:,}"
+        )
 
 
 def estimate(
-    environment: dm_env.Environment, max_size: int, chunk_length: int, item_length: int
+    environment: dm_env.Environment, transitions: int, chunk_length: int, item_length: int
 ) -> MemoryEstimate:
     """Estimates the memory of a replay from the compressed frames of random actions.
 
     Args:
       environment: environment whose observations are single uint8 frames.
-      max_size: number of transitions in the full table.
+      transitions: number of transitions at the end of the run.
       chunk_length: number of frames that are compressed together.
       item_length: number of transitions in an item of the table.
 
@@ -84,12 +75,10 @@ def estimate(
         len(tf.io.serialize_tensor(tf.raw_ops.CompressElement(components=[chunk])).numpy())
         for chunk in chunks
     )
-    return MemoryEstimate(
-        transitions=max_size,
-        bytes_each=compressed / len(frames) + _BYTES_PER_ITEM / item_length + _BYTES_PER_TRANSITION,
-        frame_bytes=frames[0].nbytes,
-        frames_measured=len(frames),
-    )
+    bytes_each = compressed / len(frames) + _BYTES_PER_ITEM / item_length + _BYTES_PER_TRANSITION
+    ratio = frames[0].nbytes / bytes_each
+    basis = f"{ratio:.1f} : 1 as measured on {len(frames)} frames of random actions"
+    return MemoryEstimate(transitions, bytes_each, basis)
 
 
 def _play(environment: dm_env.Environment, random: np.random.Generator) -> np.ndarray:

@@ -6,6 +6,7 @@ import logging
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from agents.runs.options import AgentOptions, PixelAgentOptions
 from agents.runs.prefilling import Prefilling
 from agents.runs.progress import AgentProgressLine
 from agents.runs.scaling import Scaler, forget_older, settle
-from agents.task import Task
 from environments import PixelConfig, frame_rate
 from rl_replicator.checkpoints import Checkpointer
 from rl_replicator.checkpoints.parts import JsonPart
@@ -104,7 +104,7 @@ def _train_in(
         replicas.check_gpus()
     # Raises if batch, replicas, shards and rate limiter do not fit each other.
     agent.make_tables(replicas.num_replicas, options.replay_shards)
-    about = _announce(agent, task, options.address)
+    about = _announce(agent, options)
     prefilling = Prefilling(options, run)
 
     identity = options.identity
@@ -201,26 +201,25 @@ def _warn_if_too_short(options: AgentOptions) -> None:
         )
 
 
-def _announce(agent: Agent, task: Task, address: str | None) -> list[str]:
+def _announce(agent: Agent, options: AgentOptions) -> list[str]:
     """Returns what a run from pixels announces: frame rate and size of the replay.
 
-    Args:
-      agent: the agent.
-      task: its task.
-      address: address of the Ray cluster that holds the replay; None for this machine.
-
     Raises:
-      UsageError: if the replay does not fit into the memory of this machine.
+      UsageError: if a replay of frames does not fit into the memory of this machine.
     """
-    if task.pixels is None:
-        return []
-    environment = task.make(seed=0)
-    size = agent.estimate_memory(environment)
-    environment.close()
+    task = options.task
+    # The dataset of a run that is continued may be gone.
+    inserts = task.agent_steps(options.steps) if options.prefill is None else sys.maxsize
+    size = agent.estimate_memory(lambda: task.make(seed=0), inserts)
     if size is None:
         return []
-    if address is None:
-        size.check_fits(available_memory())
+    excess = size.excess(available_memory()) if options.address is None else ""
+    if task.pixels is None:
+        if excess:  # Compressed, the rows may fit.
+            _LOG.warning("%s", excess)
+        return []
+    if excess:
+        raise UsageError(f"{excess}, or the size of --frame")
     rate = frame_rate.line(task.name, task.pixels, task.wrap, task.time_limit)
     return [rate, f"replay: {size}"]
 

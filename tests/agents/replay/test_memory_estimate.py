@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from agents.replay.memory_estimate import MemoryEstimate, available_memory, estimate
-from rl_replicator.errors import UsageError
 
 SHAPE = (64, 64, 3)
 FRAME_BYTES = 64 * 64 * 3
@@ -49,8 +48,10 @@ class Noise(dm_env.Environment):
     ids=["noise", "half noise", "still", "noise in every second frame"],
 )
 def test_the_prediction_is_of_frames_as_they_are_stored(rows, share):
-    size = estimate(Noise(rows), max_size=1000, chunk_length=4, item_length=1)
-    assert size.frame_bytes == FRAME_BYTES and size.num_bytes == 1000 * size.bytes_each
+    size = estimate(Noise(rows), transitions=1000, chunk_length=4, item_length=1)
+    assert size.num_bytes == 1000 * size.bytes_each
+    ratio = FRAME_BYTES / size.bytes_each
+    assert f"({ratio:.1f} : 1 as measured on 60 frames of random actions)" in str(size)
     # Snappy needs 5 % of a frame where all is the same; 1,750 bytes are an item without frames.
     assert size.bytes_each - 1_750 == pytest.approx(share * FRAME_BYTES, abs=0.06 * FRAME_BYTES)
 
@@ -74,12 +75,12 @@ def test_an_item_of_several_transitions_is_shared():
     assert sizes[0] - sizes[1] == pytest.approx(1315, rel=0.05)
 
 
-def test_what_does_not_fit_is_refused_with_the_size_that_would():
-    size = MemoryEstimate(transitions=10, bytes_each=100.0, frame_bytes=200, frames_measured=5)
-    size.check_fits(1000.0)
-    with pytest.raises(UsageError, match="max-size below 9") as error:
-        size.check_fits(999.0)
-    assert "(2.0 : 1 as measured on 5 frames" in str(error.value)
+def test_what_does_not_fit_is_told_with_the_size_that_would():
+    size = MemoryEstimate(transitions=10, bytes_each=1e9, basis="as guessed")
+    assert size.excess(10e9) == ""
+    told = "10.0 GB of free memory, got 10.0 GB for 10 transitions, 1,000,000,000 bytes each (as gu"
+    assert told in size.excess(9.99e9)
+    assert size.excess(9.99e9).endswith("max-size below 9")
 
 
 def test_the_free_memory_is_that_of_this_machine():

@@ -178,13 +178,16 @@ def test_a_run_asks_for_what_was_asked_of_the_run_whose_config_it_has(tmp_path, 
 def test_a_replay_that_does_not_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
     replay = dataclasses.replace(SMALL.replay, max_size=2**31 - 1)
     agent = dataclasses.replace(SMALL, replay=replay)
+    long = {"agent": agent, "steps": 2**33}
     with pytest.raises(UsageError, match=r"fits into the .* GB of free memory, got .* GB for") as e:
-        d4pg.command.train(options(tmp_path / "run", agent=agent))
+        d4pg.command.train(options(tmp_path / "run", **long))
     assert "\n" not in str(e.value) and not (tmp_path / "run").exists()
-    # The machines of a cluster may have more memory than this one.
     monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    # A short run does not fill it.
+    assert d4pg.command.train(options(tmp_path / "short", agent=agent)) == 0
+    # The machines of a cluster may have more memory than this one.
     cluster = {"launch": "ray", "address": "10.0.0.1:6379"}
-    assert d4pg.command.train(options(tmp_path / "run", agent=agent, **cluster)) == 0
+    assert d4pg.command.train(options(tmp_path / "run", **long, **cluster)) == 0
 
 
 def test_a_run_announces_the_frames_that_a_wrapper_draws(tmp_path, monkeypatch, capsys):

@@ -128,6 +128,22 @@ def test_a_run_that_would_train_nothing_warns_first(tmp_path, monkeypatch, caplo
     assert (line in caplog.text) == is_short
 
 
+@pytest.mark.parametrize(("steps", "is_large"), [(10**10, True), (1000, False)])
+def test_a_replay_that_may_fill_the_memory_warns_first(
+    tmp_path, monkeypatch, caplog, steps, is_large
+):
+    """A row holds two observations of 2 numbers, an action, a return and a discount."""
+    monkeypatch.setattr("agents.runs.training._run", lambda *_: 0)
+    monkeypatch.setattr("agents.runs.training.available_memory", lambda: 2e9)
+    replay = dataclasses.replace(SMALL.replay, max_size=10**9)
+    agent = dataclasses.replace(SMALL, replay=replay)
+    assert d4pg.command.train(options(tmp_path / "run", agent=agent, steps=steps)) == 0
+    line = (
+        "the 2.0 GB of free memory, got 28.0 GB for 1,000,000,000 transitions, 28 bytes each (bef"
+    )
+    assert (line in caplog.text) == is_large
+
+
 def test_a_manifest_that_is_damaged_is_no_obstacle(run_dir, caplog):
     """Nobody looks into the newest checkpoint before it is known to be intact."""
     intact = Checkpointer(run_dir / "checkpoints").latest()
