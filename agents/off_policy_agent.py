@@ -24,6 +24,7 @@ from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings, PixelSettings
 from agents.learning.policy_average import PolicyAverage, average_name
 from agents.learning.replay_learner import ReplayLearner, StepModule
+from agents.learning.variables import check_same_names
 from agents.networks.actor_critic import ActorCritic
 from agents.networks.mlp import CriticTorso, find_torso
 from agents.networks.policies import DeterministicPolicy, inverting_tanh
@@ -137,6 +138,9 @@ class OffPolicyAgent(abc.ABC):
 
         Returns:
           The online and the target networks, with different initial weights.
+
+        Raises:
+          ConfigError: if actors would not find their variables by name.
         """
         acting = self.make_acting_networks()
         online = ActorCritic(acting["encoder"], acting["policy"], make_critic("critic"))
@@ -150,6 +154,8 @@ class OffPolicyAgent(abc.ABC):
             features = networks.encoder(self.zero_observation())
             networks.policy(features)
             networks.critic(features, self.zero_action())
+        for name in ("encoder", "policy"):
+            check_same_names(name, getattr(online, name), getattr(target, name))
         return online, target
 
     def zero_observation(self) -> tf.Tensor:

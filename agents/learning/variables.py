@@ -23,7 +23,8 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
     # A variable's own name holds the modules around it ("policy/torso/linear_0/w:0"), the same
     # in every process that builds the module under the same name. Layers that were made before the
     # module, such as those of a `snt.Sequential`, lack its name.
-    around = module.name_scope.name.split("/")[0] + "/"
+    # In Keras, `name_scope` is a method.
+    around = getattr(module.name_scope, "name", module.name).split("/")[0] + "/"
     paths = [f"{name}/{v.name.removeprefix(around).split(':')[0]}" for v in module.variables]
     doubles = sorted(path for path, count in collections.Counter(paths).items() if count > 1)
     if doubles:
@@ -32,6 +33,29 @@ def named_variables(name: str, module: snt.Module) -> dict[str, tf.Variable]:
             "give each layer a name="
         )
     return dict(zip(paths, module.variables, strict=True))
+
+
+def check_same_names(name: str, module: snt.Module, again: snt.Module) -> None:
+    """Checks that the variables of a network have the same paths every time it is built.
+
+    Keras numbers the layers of a process that have no name: actors and evaluators, which build the
+    network of the learner again, would not find its weights.
+
+    Args:
+      name: name of the network.
+      module: a built network.
+      again: the same network, built again.
+
+    Raises:
+      ConfigError: if a path differs.
+    """
+    paths = [[*named_variables(name, built)] for built in (module, again)]
+    for first, second in zip(*paths, strict=True):
+        if first != second:
+            raise ConfigError(
+                f"expected the same variable names in {name} each time it is built, got {first} "
+                f"and then {second}; give each layer a name="
+            )
 
 
 def collect_variables(
