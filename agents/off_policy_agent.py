@@ -29,6 +29,7 @@ from agents.networks.actor_critic import ActorCritic
 from agents.networks.mlp import CriticTorso, find_torso
 from agents.networks.policies import DeterministicPolicy, inverting_tanh
 from agents.observations import PixelObservations, StateObservations, make_observations
+from agents.registry import features_of
 from agents.replay.adder import NStepTransitionAdder
 from agents.replay.input import make_input_fn
 from agents.replay.local import LocalReplay
@@ -120,9 +121,13 @@ class OffPolicyAgent(abc.ABC):
         )
 
     def make_acting_networks(self) -> dict[str, snt.Module]:
-        """Makes and builds the networks that an actor needs, by name."""
+        """Makes and builds the networks that an actor needs, by name.
+
+        Raises:
+          ConfigError: if a part of the user's is no module, or returns no float32 features.
+        """
         encoder, policy = self.observations.make_encoder("encoder"), self.make_policy("policy")
-        policy(encoder(self.zero_observation()))
+        policy(features_of("agent.encoder", encoder, self.zero_observation()))
         return {"encoder": encoder, "policy": policy}
 
     def make_networks(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from environments.errors import (
     EnvironmentConstructionError,
     EnvironmentNameError,
@@ -20,7 +22,7 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
       option: path of the setting, such as "agent.encoder", for the error message.
 
     Returns:
-      The value in `known`, or the imported attribute.
+      The value in `known`, or the imported function.
 
     Raises:
       ConfigError: if there is no such part, or its module cannot be found or raises.
@@ -40,7 +42,39 @@ def find_part(name: str, known: Mapping[str, Any], option: str) -> Any:
         raise ConfigError(f"{word}: {error}") from error.__cause__
     if not hasattr(module, attribute):
         raise ConfigError(f"{expected}, got {name!r}: {module.__file__} has no {attribute!r}")
-    return getattr(module, attribute)
+    part = getattr(module, attribute)
+    if not callable(part):
+        raise ConfigError(f"{expected}, got {name!r}, which is no function: {part!r}")
+    return part
+
+
+def features_of(option: str, module: Any, inputs: Any) -> tf.Tensor:
+    """Calls a torso or an encoder, which may be the user's.
+
+    Args:
+      option: path of the setting that named the part.
+      module: what the part has returned.
+      inputs: [B, ...], a tensor or an array.
+
+    Returns:
+      [B, N] float32.
+
+    Raises:
+      ConfigError: if it is no module, or returns anything else.
+    """
+    word = f"--{option.replace('_', '-')}"
+    if not isinstance(module, tf.Module):  # The variables of a function would not be found.
+        raise ConfigError(
+            f"{word}: expected a function that returns a module, of Sonnet or Keras, got "
+            f"a {type(module).__name__}"
+        )
+    features = tf.convert_to_tensor(module(inputs))
+    check_shape(option, "features", features.shape, tf.TensorShape([inputs.shape[0], None]))
+    if features.dtype != tf.float32:
+        raise ConfigError(
+            f"{word}: expected float32 features, got {features.dtype.name}; cast them"
+        )
+    return features
 
 
 def check_shape(option: str, what: str, shape: Any, expected: Any, each: str = "example") -> None:

@@ -7,7 +7,7 @@ import sonnet as snt
 import tensorflow as tf
 
 from agents.networks.layer_norm import LayerNorm, narrow_layer_norm
-from agents.registry import find_part
+from agents.registry import features_of, find_part
 from rl_replicator.layers.linear import Linear
 
 # Where `narrow_layer_norm` is faster: for a batch, and for so many times more units than inputs. In
@@ -120,6 +120,7 @@ def residual_mlp(layer_sizes: Sequence[int], name: str) -> snt.Sequential:
     return snt.Sequential(layers, name=name)
 
 
+_OPTION = "agent.torso"
 TORSOS: dict[str, MakeTorso] = {"mlp": layer_norm_mlp, "residual": residual_mlp}
 
 
@@ -129,7 +130,16 @@ def find_torso(name: str) -> MakeTorso:
     Raises:
       ConfigError: if there is none.
     """
-    return find_part(name, TORSOS, "agent.torso")
+    return find_part(name, TORSOS, _OPTION)
+
+
+def hidden(torso: snt.Module, features: tf.Tensor) -> tf.Tensor:
+    """Calls a torso, which may be the user's: [B, N] float32 -> [B, H] float32.
+
+    Raises:
+      ConfigError: if it is none.
+    """
+    return features_of(_OPTION, torso, features)
 
 
 class CriticTorso(snt.Module):
@@ -158,7 +168,7 @@ class CriticTorso(snt.Module):
         super().__init__(name=name)
         if feature_size is None:
             self._trunk: Callable = tf.identity
-            self._torso: Callable = make_torso(layer_sizes, "mlp")
+            self._torso = make_torso(layer_sizes, "mlp")
         else:
             self._trunk = layer_norm_mlp([feature_size], "trunk")
             self._torso = snt.nets.MLP(
@@ -167,4 +177,4 @@ class CriticTorso(snt.Module):
 
     def __call__(self, features: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """([B, N] float32, [B, A] float32) -> [B, H] float32."""
-        return self._torso(tf.concat([self._trunk(features), action], axis=-1))
+        return hidden(self._torso, tf.concat([self._trunk(features), action], axis=-1))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.mlp import MakeTorso, layer_norm_mlp
+from agents.networks.mlp import MakeTorso, hidden, layer_norm_mlp
 
 # Inputs of tanh up to here, actions up to 0.96, are free: a penalty on them would hold the policy
 # at 0 where rewards, and with them dQ/da, are tiny (hopper:hop).
@@ -89,7 +89,7 @@ class DeterministicPolicy(snt.Module):
 
     def preactivations(self, features: tf.Tensor) -> tf.Tensor:
         """[B, N] float32 -> [B, A] float32, the inputs of `squash`."""
-        return self._head(self._torso(features))
+        return self._head(hidden(self._torso, features))
 
     def squash(self, preactivations: tf.Tensor) -> tf.Tensor:
         """[B, A] float32 -> [B, A] float32 in [-1, 1]."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import sonnet as snt
 import tensorflow as tf
 
-from agents.networks.mlp import MakeTorso, layer_norm_mlp
+from agents.networks.mlp import MakeTorso, hidden, layer_norm_mlp
 
 # Bounds of the logarithm of the standard deviation, before squashing.
 _LOG_STDDEV_MIN, _LOG_STDDEV_MAX = -10.0, 2.0
@@ -51,6 +51,6 @@ class GaussianPolicy(snt.Module):
 
     def __call__(self, features: tf.Tensor) -> Gaussian:
         """[B, N] float32 -> `Gaussian` of [B, A] float32."""
-        x = self._torso(features)
+        x = hidden(self._torso, features)
         log_stddev = tf.clip_by_value(self._log_stddev(x), _LOG_STDDEV_MIN, _LOG_STDDEV_MAX)
         return Gaussian(self._mean(x), tf.exp(log_stddev))

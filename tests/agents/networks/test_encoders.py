@@ -119,6 +119,7 @@ def test_an_encoder_by_import_path():
         ("no_such_package.encoders:make", "no module 'no_such_package' was found"),
         ("./encoders.py:make", "was found .*; name it as in an import, package.module, not by"),
         ("agents.networks.encoders:tiny", "encoders.py has no 'tiny'"),
+        ("agents.networks.encoders:_IMPALA_FILTERS", r"no function: \(16, 32, 32\)"),
     ],
 )
 def test_an_unknown_encoder_is_refused_in_one_line(kind, message):

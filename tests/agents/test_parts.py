@@ -1,0 +1,75 @@
+"""Torsos and encoders of a user's own that are none: one line says what was expected."""
+
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+from acme import specs
+
+from agents.sac.agent import SAC
+from agents.sac.config import SACConfig
+from agents.td3.agent import TD3
+from agents.td3.config import PixelTD3Config, TD3Config
+from rl_replicator.errors import ConfigError
+from tests.agents.fixed_samples import make_spec
+
+SMALL = {"policy_layers": (4,), "critic_layers": (4,)}
+
+
+def nothing(layer_sizes, name):
+    return None
+
+
+def function(layer_sizes, name):
+    """The variables of its layer would be found by nobody."""
+    layer = snt.Linear(layer_sizes[-1])
+    return lambda x: layer(x)
+
+
+def without_batch(layer_sizes, name):
+    layer = snt.Linear(layer_sizes[-1], name="layer")
+    return snt.Sequential([layer, lambda x: tf.reduce_mean(x, 0)], name)
+
+
+def maps(dtype, name):
+    layers = [lambda x: tf.cast(x, tf.float32), snt.Conv2D(2, 3, name="layer")]
+    return snt.Sequential(layers, name)
+
+
+def in_bfloat16(dtype, name):
+    return snt.Sequential([maps(dtype, "maps"), snt.Flatten(), lambda x: tf.cast(x, dtype)], name)
+
+
+@pytest.mark.parametrize(
+    ("torso", "message"),
+    [
+        ("SMALL", "--agent.torso: expected mlp, .* got .*, which is no function: {.pol"),
+        ("nothing", "--agent.torso: expected a function that returns a module, .* got a NoneType"),
+        ("function", "--agent.torso: expected a function that returns a module, .* got a function"),
+        ("without_batch", r"--agent.torso: expected features of shape \(1, None\), got \(4,\)"),
+    ],
+)
+@pytest.mark.parametrize(("agent", "config"), [(TD3, TD3Config), (SAC, SACConfig)])
+def test_a_torso_that_is_none(agent, config, torso, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        agent(config(**SMALL, torso=f"{__name__}:{torso}"), make_spec()).make_acting_networks()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (
+            "nothing",
+            "--agent.encoder: expected a function that returns a module, .* got a NoneType",
+        ),
+        ("maps", r"--agent.encoder: expected features of shape \(1, None\), got \(1, 8, 8, 2\)"),
+        ("in_bfloat16", "--agent.encoder: expected float32 features, got bfloat16; cast them"),
+    ],
+)
+def test_an_encoder_that_is_none(encoder, message):
+    spec = make_spec()._replace(observations=specs.BoundedArray((8, 8, 3), np.uint8, 0, 255))
+    config = PixelTD3Config(**SMALL, encoder=f"{__name__}:{encoder}", precision="bfloat16")
+    with pytest.raises(ConfigError, match=message) as error:
+        TD3(config, spec).make_acting_networks()
+    assert "\n" not in str(error.value)
