@@ -19,7 +19,7 @@ from acme import specs
 import rl_replicator as rr
 from agents.acting.acting_policy import ActingPolicy
 from agents.acting.actors import ExploringActor, PolicyActor
-from agents.acting.exploration import find_exploration, make_exploration
+from agents.acting.exploration import find_exploration, make_exploration, with_range
 from agents.agent import ExplorationContext, VariableSource
 from agents.config import NoiseSettings, PixelSettings
 from agents.learning.policy_average import PolicyAverage, average_name
@@ -235,7 +235,7 @@ class OffPolicyAgent(abc.ABC):
 
         Returns:
           A function from the network's outputs for one observation, a nest of arrays, to the action
-          [A] float32 in [-1, 1] and its extras.
+          [A], which is clipped to [-1, 1], and its extras, () if there are none.
         """
         explore = make_exploration(self.config, context)
         return lambda action: (explore(action), ())
@@ -276,7 +276,10 @@ class OffPolicyAgent(abc.ABC):
     ) -> ExploringActor:
         """Makes an actor: the policy with exploration."""
         policy = self.make_exploring_policy(source)
-        explorations = [self.make_exploration(context) for context in contexts]
+        shape, name = self.environment_spec.actions.shape, type(self).__name__
+        explorations = [
+            with_range(self.make_exploration(context), shape, name) for context in contexts
+        ]
         return ExploringActor(policy, source, explorations, adders)
 
     def make_evaluator(self, source: VariableSource) -> PolicyActor:

@@ -7,6 +7,7 @@ the result to [-1, 1].
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -178,7 +179,7 @@ EXPLORATIONS = {"gaussian": gaussian, "pink": pink, "none": none}
 
 
 def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Exploration:
-    """Makes the exploration that `config.exploration` names, clipped to the action range.
+    """Makes the exploration that `config.exploration` names.
 
     In the first `config.exploration_random_steps` environment steps of all actors, actions are
     random instead.
@@ -196,9 +197,8 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
     """
     explore = find_exploration(config)(config, context)
     draw = RandomActions(context.random, context.memory)
-    low, high = np.float32(-1), np.float32(1)
 
-    def clipped(action: np.ndarray) -> np.ndarray:
+    def checked(action: np.ndarray) -> np.ndarray:
         if context.environment_steps() < config.exploration_random_steps:
             return draw(action)
         draw.stop()
@@ -209,7 +209,42 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
                 f"--agent.exploration: expected an array of shape {action.shape}, got {received}; "
                 "return the action alone"
             )
-        return np.minimum(np.maximum(explored, low), high, dtype=np.float32)
+        return explored
+
+    return checked
+
+
+def with_range(
+    explore: Callable[[Any], tuple[np.ndarray, Any]], shape: tuple[int, ...], owner: str
+) -> Callable[[Any], tuple[np.ndarray, Any]]:
+    """Returns an agent's exploration with its actions clipped to [-1, 1].
+
+    Environments clip them, too, but the replay is to hold the actions that were taken.
+
+    Args:
+      explore: outputs of the policy network -> action and extras. It may be a user's own.
+      shape: the shape of an action.
+      owner: name of the agent, for the error message.
+
+    Returns:
+      The same, but actions are float32 in [-1, 1], and it raises ConfigError for anything but an
+      action of that shape and extras.
+    """
+    low, high = np.float32(-1), np.float32(1)
+
+    def clipped(outputs: Any) -> tuple[np.ndarray, Any]:
+        explored = explore(outputs)
+        if not isinstance(explored, tuple) or len(explored) != 2:
+            received = type(explored).__name__
+        elif np.shape(explored[0]) != shape:
+            received = f"an action of shape {np.shape(explored[0])}"
+        else:
+            action, extras = explored
+            return np.minimum(np.maximum(action, low), high, dtype=np.float32), extras
+        raise ConfigError(
+            f"make_exploration of {owner}: expected a function to (action of shape {shape}, "
+            f"extras), got {received}; return (action, ()) if there are no extras"
+        )
 
     return clipped
 

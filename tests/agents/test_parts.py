@@ -1,4 +1,4 @@
-"""Torsos and encoders of a user's own that are none: one line says what was expected."""
+"""Parts of a user's own that are none: one line says what was expected."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,8 @@ import sonnet as snt
 import tensorflow as tf
 from acme import specs
 
+from agents.agent import ExplorationContext
+from agents.learning.variables import copy_variables
 from agents.sac.agent import SAC
 from agents.sac.config import SACConfig
 from agents.td3.agent import TD3
@@ -73,3 +75,36 @@ def test_an_encoder_that_is_none(encoder, message):
     with pytest.raises(ConfigError, match=message) as error:
         TD3(config, spec).make_acting_networks()
     assert "\n" not in str(error.value)
+
+
+class Alone(TD3):
+    def make_exploration(self, context):
+        return lambda action: action
+
+
+class Far(TD3):
+    def make_exploration(self, context):
+        return lambda action: (action + 3.0, ())
+
+
+class Source:
+    def __init__(self, agent):
+        self._networks = agent.make_acting_networks()
+
+    def get_variables(self, names):
+        return copy_variables(self._networks, names)
+
+
+def test_an_exploration_of_an_agents_own():
+    def actions_of(kind):
+        agent = kind(TD3Config(**SMALL), make_spec())
+        context = ExplorationContext(np.random.default_rng(0))
+        actor = agent.make_actor(Source(agent), [None], [context])
+        return actor.select_actions([np.zeros(3, np.float32)])
+
+    np.testing.assert_array_equal(actions_of(Far), [[1.0, 1.0]])
+    # An action of two dimensions would be taken for an action and extras.
+    with pytest.raises(
+        ConfigError, match="make_exploration of Alone: expected .* got ndarray; ret"
+    ):
+        actions_of(Alone)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agents.acting.exploration import GaussianNoise, LinearSchedule, make_exploration
+from agents.acting.exploration import GaussianNoise, LinearSchedule, make_exploration, with_range
 from agents.agent import ExplorationContext
 from agents.config import NoiseSettings
 from rl_replicator.errors import ConfigError
@@ -25,20 +25,40 @@ def context(seed=0, **changes):
 
 
 def own_exploration(config, context):
-    """An exploration that a user names by its import path; it leaves the action range."""
+    """An exploration that a user names by its import path."""
     return lambda action: action + config.exploration_sigma * context.environment_steps()
 
 
-def test_an_exploration_by_import_path_is_clipped_to_the_action_range():
+def test_an_exploration_by_import_path():
     config = NoiseSettings(exploration=f"{__name__}:own_exploration", exploration_sigma=0.25)
     steps = 1
     explore = make_exploration(config, context(environment_steps=lambda: steps))
     action = np.array([-0.5, 0.5], np.float32)
     np.testing.assert_allclose(explore(action), [-0.25, 0.75])
     steps = 10
-    np.testing.assert_allclose(explore(action), [1.0, 1.0])
-    np.testing.assert_allclose(explore(action - np.float32(9.0)), [-1.0, -1.0])
-    assert explore(action).dtype == np.float32
+    np.testing.assert_allclose(explore(action), [2.0, 3.0])
+
+
+def test_actions_are_clipped_and_extras_are_not():
+    explore = with_range(lambda outputs: (outputs * 3.0, outputs), (3,), "Agent")
+    outputs = np.array([-0.5, 0.25, 1.0])
+    action, extras = explore(outputs)
+    np.testing.assert_array_equal(action, [-1.0, 0.75, 1.0])
+    assert action.dtype == np.float32 and extras is outputs
+
+
+@pytest.mark.parametrize(
+    ("explored", "received"),
+    [
+        (np.zeros(2), "ndarray"),  # Would be unpacked.
+        (np.zeros(3), "ndarray"),
+        ((np.zeros(3), ()), r"an action of shape \(3,\)"),
+    ],
+)
+def test_an_agents_exploration_that_returns_something_else_is_refused(explored, received):
+    message = rf"of Mine: expected a function to \(action of shape \(2,\), .* got {received}; ret"
+    with pytest.raises(ConfigError, match=message):
+        with_range(lambda outputs: explored, (2,), "Mine")(np.zeros(2))
 
 
 def with_extras(config, context):
