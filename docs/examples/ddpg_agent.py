@@ -15,6 +15,7 @@ from agents.learning.randomness import StepSeeds
 from agents.learning.replay_learner import StepOutput
 from agents.learning.targets import update_targets
 from agents.networks.critics import ScalarCritic
+from agents.networks.policies import preactivation_penalty
 from agents.off_policy_agent import OffPolicyAgent
 from agents.runs.command import AgentCommand
 
@@ -89,8 +90,10 @@ class DDPGLearner(tf.Module):
         s_tm1 = tf.stop_gradient(s_tm1)
         variables = online.policy.trainable_variables
         with tf.GradientTape() as tape:
-            q = tf.reduce_mean(online.critic(s_tm1, online.policy(s_tm1)))
-            policy_loss = -q
+            preactivations = online.policy.preactivations(s_tm1)  # [B, A]
+            q = tf.reduce_mean(online.critic(s_tm1, online.policy.squash(preactivations)))
+            penalty = preactivation_penalty(preactivations, config.preactivation_penalty)
+            policy_loss = penalty - q
         policy_gradients = tape.gradient(policy_loss, variables)
 
         self._critic_optimizer.apply(critic_gradients, online.critic_variables)
