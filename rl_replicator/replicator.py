@@ -2,6 +2,8 @@
 
 import abc
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -30,6 +32,9 @@ class Replicator(abc.ABC):
           host: runs the steps on this replicator's devices.
         """
         self._host = host
+        # Those of `make_inputs`; others have another number of elements in a row.
+        self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
+        self._inputs_lock = threading.Lock()  # A thread that finds a lost process reads them, too.
         pending_work.register(host)
 
     @classmethod
@@ -158,7 +163,7 @@ class Replicator(abc.ABC):
             returns tensors; values that it computes in Python are the same in every step. A dataset
             is read without autotuning unless its options enable it.
           per_replica: whether to call `input_fn` once per replica, so that each has its own
-            pipeline, instead of once per process.
+            pipeline, instead of once per process. No effect in `multi_worker_async`.
           pad_to: the per-replica batch size, to use every example of finite data: shorter batches
             are padded to it, and `step_fn` receives `(batch, mask)`; see `PaddedInputs`. None drops
             batches at the end that do not suffice for all replicas.
@@ -168,11 +173,25 @@ class Replicator(abc.ABC):
             effect on CPUs, on TPUs, on a mesh and in `multi_worker_async`.
 
         Returns:
-          The input, which several steps may share.
+          The input, which several steps of this replicator may share.
 
         Raises:
-          ConfigError: if `input_fn` returns something else, or data that cannot be padded.
+          ConfigError: if `input_fn` returns something else, or data that cannot be padded; in
+            `multi_worker_async`, also if the data uses Python code.
         """
+        inputs = self._make_inputs(input_fn, per_replica, pad_to, prefetch_to_device)
+        with self._inputs_lock:
+            self._inputs.add(inputs)
+        return inputs
+
+    def _make_inputs(
+        self,
+        input_fn: inputs_lib.InputFn,
+        per_replica: bool,
+        pad_to: int | None,
+        prefetch_to_device: bool,
+    ) -> inputs_lib.Inputs:
+        """Does the work of `make_inputs`. Override it to check or change the inputs."""
         local = self.num_local_replicas if per_replica else 1
         contexts = [
             inputs_lib.InputContext(
@@ -183,12 +202,7 @@ class Replicator(abc.ABC):
             for i in range(local)
         ]
         devices = self._host.input_devices if prefetch_to_device else ()
-        inputs = inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to, devices)
-        return self._accept(inputs)
-
-    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
-        """Returns the return value of `make_inputs`. Override it to check or wrap the inputs."""
-        return inputs
+        return inputs_lib.make(input_fn, contexts, self.num_local_replicas, pad_to, devices)
 
     def replicate(
         self,
@@ -201,7 +215,7 @@ class Replicator(abc.ABC):
 
         Args:
           step_fn: maps an element of the input to a nest of tensors or None.
-          inputs: return value of `make_inputs`; several steps may share it.
+          inputs: return value of this replicator's `make_inputs`; several steps may share it.
           steps_per_call: None for one step per call; K for K steps in one compiled call, whose
             outputs are stacked to [K, ...]; so each output must have the same shape in all K steps.
           check_every: number of steps between comparisons of all copies of the step's variables,
@@ -214,13 +228,20 @@ class Replicator(abc.ABC):
         Raises:
           ConfigError: if the step uses a variable that was created outside `scope()`; if it creates
             a variable with an initial value that it computes; if its replicas call different
-            collectives or return different nests; if some replicas may skip a collective; or if
-            `check_every` is below 1.
+            collectives or return different nests; if some replicas may skip a collective; if the
+            inputs are those of another replicator; or if `check_every` is below 1.
         """
         if check_every is not None and check_every < 1:
             raise errors.ConfigError(
                 f"expected check_every of at least 1 step, got {check_every}; use None to compare "
                 "nothing"
+            )
+        if inputs not in self._inputs:
+            is_other = isinstance(inputs, inputs_lib.Inputs)
+            raise errors.ConfigError(
+                "expected inputs of this replicator, got "
+                f"{'those of another one' if is_other else type(inputs).__name__}; make them with "
+                "its make_inputs"
             )
         return self._make_step(step_fn, inputs, steps_per_call, check_every)
 
@@ -295,8 +316,8 @@ class Replicator(abc.ABC):
           is float32.
 
         Raises:
-          ConfigError: if the op is unknown, an output cannot be reduced (bools have no "sum"), or
-            one has different shapes on different replicas.
+          ConfigError: if the op is unknown, an output cannot be reduced (bools have no "sum"), one
+            has different shapes on different replicas, or it is of another number of replicas.
         """
         results.check_op(op)
         return results.reduce(op, self.gather(outputs))
@@ -311,7 +332,8 @@ class Replicator(abc.ABC):
           The nest, with NumPy arrays of shape [num_replicas, ...].
 
         Raises:
-          ConfigError: if an output has different shapes on different replicas.
+          ConfigError: if an output has different shapes on different replicas, or is of another
+            number of replicas.
         """
         return results.stack(self.local_results(outputs))
 
@@ -323,6 +345,9 @@ class Replicator(abc.ABC):
 
         Returns:
           The nest of each replica, in the order of the replicas.
+
+        Raises:
+          ConfigError: if the outputs are of another number of replicas.
         """
         return results.split(outputs, self.num_local_replicas)
 

@@ -73,7 +73,21 @@ def compare(one: str, places: Sequence[str], other: str, other_places: Sequence[
 
 
 def split(outputs: Any, num_replicas: int) -> tuple[Any, ...]:
-    """Splits outputs into the result of each replica of this process; the inverse of `join`."""
+    """Splits outputs into the result of each replica of this process; the inverse of `join`.
+
+    Args:
+      outputs: a nest; leaves other than `PerReplica` belong to every replica.
+      num_replicas: number of replicas of this process.
+
+    Raises:
+      ConfigError: if the outputs are those of another number of replicas.
+    """
+    for path, leaf in leaves.with_paths(outputs):
+        if isinstance(leaf, PerReplica) and len(leaf.values) != num_replicas:
+            raise errors.ConfigError(
+                f"expected outputs of {num_replicas} replica(s), got {len(leaf.values)}"
+                f"{leaves.place(path)}; use the replicator whose step returned them"
+            )
 
     def pick(leaf: Any, index: int) -> Any:
         return leaf.values[index] if isinstance(leaf, PerReplica) else leaf

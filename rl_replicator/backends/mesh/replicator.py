@@ -92,7 +92,8 @@ class MeshReplicator(replicator.Replicator):
             "which has none; use multi_device, or a step_fn with replicate"
         )
 
-    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
+    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+        inputs = super()._make_inputs(*arguments)
         if isinstance(inputs, inputs_lib.CallableInputs):
             inputs = mesh_step.HostCallableInputs(inputs, self._host.registry)
         mesh_step.check_specs(inputs.specs, self.mesh)

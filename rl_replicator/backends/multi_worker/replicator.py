@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import threading
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -76,10 +74,8 @@ class MultiWorkerReplicator(replicator.Replicator):
         wrapping.support(tf.distribute.MultiWorkerMirroredStrategy)
         self._group = group.Group(cluster, start_timeout, peer_timeout, call_timeout)
         self._workers = _GroupHost(self._group)
-        self._inputs: weakref.WeakSet[inputs_lib.Inputs] = weakref.WeakSet()
-        self._inputs_lock = threading.Lock()  # The thread that finds a loss looks at them, too.
-        self._group.call_on_loss(self._wake_waiting_steps)
         super().__init__(self._workers)
+        self._group.call_on_loss(self._wake_waiting_steps)
 
     @classmethod
     def from_text(cls, argument: str) -> "MultiWorkerReplicator":
@@ -90,9 +86,8 @@ class MultiWorkerReplicator(replicator.Replicator):
             )
         return cls()
 
-    def _accept(self, inputs: inputs_lib.Inputs) -> inputs_lib.Inputs:
-        with self._inputs_lock:
-            self._inputs.add(inputs)
+    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+        inputs = super()._make_inputs(*arguments)
         if self.num_processes > 1:
             inputs.keep_unused_rows()
         return inputs

@@ -26,7 +26,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     Each step runs on one worker, so there is one replica and nothing to average;
     `per_replica_batch_size(B)` is B. `input_fn` is called once for every worker, which should read
-    its own part of the data (`InputContext.shard`).
+    its own part of the data (`InputContext.shard`). Workers read the data themselves, so it cannot
+    come from Python code such as a generator.
 
     The staleness of a step is the number of updates by other steps between its read of the
     variables and its own update. `max_staleness` bounds it, and `step.staleness()` returns it.
@@ -109,30 +110,8 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
             )
         return cls(max_staleness=int(number))
 
-    def make_inputs(
-        self,
-        input_fn: inputs_lib.InputFn,
-        per_replica: bool = False,
-        pad_to: int | None = None,
-        prefetch_to_device: bool = True,
-    ) -> inputs_lib.Inputs:
-        """Makes the input of steps, from one call of `input_fn(InputContext)` for every worker.
-
-        Workers read the data, so it cannot come from Python code such as a generator.
-
-        Args:
-          input_fn: see `Replicator.make_inputs`.
-          per_replica: ignored.
-          pad_to: see `Replicator.make_inputs`.
-          prefetch_to_device: ignored.
-
-        Returns:
-          The input.
-
-        Raises:
-          ConfigError: see `Replicator.make_inputs`; also if the data uses Python code.
-        """
-        del per_replica, prefetch_to_device
+    def _make_inputs(self, *arguments: Any) -> inputs_lib.Inputs:
+        input_fn, _, pad_to, _ = arguments  # Each worker has one replica, and no rows ahead.
         return asynchronous_inputs.make(
             input_fn,
             self.num_workers,
@@ -144,11 +123,6 @@ class MultiWorkerAsyncReplicator(replicator.Replicator):
 
     def _make_step(self, *arguments: Any) -> asynchronous_step.AsynchronousStep:
         step_fn, inputs, steps_per_call, _ = arguments  # One replica has nothing to compare.
-        if not isinstance(inputs, asynchronous_inputs.WorkerInputs):
-            raise errors.ConfigError(
-                f"expected inputs of this replicator, got {type(inputs).__name__}; make them with "
-                "its make_inputs"
-            )
         return asynchronous_step.AsynchronousStep(
             self._host, self._schedule, self._version, step_fn, inputs, steps_per_call
         )

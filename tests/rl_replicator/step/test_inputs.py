@@ -50,6 +50,28 @@ def test_cancel_while_a_replay_table_is_empty(name):
     server.stop()
 
 
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("single_device", "multi_device:2"),
+        ("multi_device:2", "single_device"),
+        ("mesh:data=2",) * 2,
+    ],
+)
+def test_inputs_and_outputs_of_another_replicator_are_refused(own, other):
+    """A step would read a part of each row, and a reduction would use a part of the outputs."""
+    own, other = rr.make(own), rr.make(other)
+    inputs = other.make_inputs(lambda context: tf.data.Dataset.range(8).batch(2))
+    with pytest.raises(rr.ConfigError, match="expected inputs of this replicator, got those of"):
+        own.replicate(lambda x: x, inputs)
+    with pytest.raises(rr.ConfigError, match="expected inputs of this replicator, got _RangeD"):
+        own.replicate(lambda x: x, tf.data.Dataset.range(8))
+    if other.num_replicas > 1:
+        outputs = other.replicate(lambda x: {"x": x}, inputs)()
+        with pytest.raises(rr.ConfigError, match=r"of 1 replica\(s\), got 2 at \['x'\]"):
+            own.reduce("sum", outputs)
+
+
 def test_ragged_and_nested_elements():
     def input_fn(context):
         ragged = tf.ragged.constant([[1], [2, 3], [], [4]])
