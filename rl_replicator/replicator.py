@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -277,20 +278,20 @@ class Replicator(abc.ABC):
           sums_fn: maps a batch and its mask, [per-replica batch] float32, 1 for an example and 0
             for padding, to a nest of tensors to sum, such as the number of correct predictions and
             `tf.reduce_sum(mask)`.
-          input_fn: returns a dataset of batches of at most the per-replica batch size. The last
-            batch may be smaller, and pipelines may end at different times.
+          input_fn: returns a finite dataset of batches of at most the per-replica batch size. The
+            last batch may be smaller, and pipelines may end at different times.
           global_batch_size: number of examples in a batch, over all replicas.
 
         Returns:
           A function without arguments, each call of which evaluates all data and returns the sums.
 
         Raises:
-          ConfigError: if the replicas do not divide the batch size, the data cannot be padded, or a
-            sum is complex.
+          ConfigError: if the replicas do not divide the batch size, the data cannot be padded or
+            never ends, or a sum is complex.
         """
         context = inputs_lib.InputContext(self.num_replicas)
         size = context.per_replica_batch_size(global_batch_size)
-        inputs = self.make_inputs(input_fn, pad_to=size)
+        inputs = self.make_inputs(functools.partial(evaluation.finite, input_fn), pad_to=size)
 
         def step_fn(element: Any) -> Any:
             return collectives.all_sum(evaluation.checked(sums_fn(*element)))

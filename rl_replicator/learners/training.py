@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import logging
 import signal
 import time
@@ -11,7 +10,6 @@ from concurrent import futures
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.checkpoints import Checkpointer, Part
@@ -29,7 +27,6 @@ from rl_replicator.runs.metrics import read_metrics
 from rl_replicator.runs.profiler import StepProfiler
 from rl_replicator.runs.run_directory import RunDirectory
 from rl_replicator.step import evaluation as evaluation_step
-from rl_replicator.step.inputs import InputContext, InputFn
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,8 +92,8 @@ class Training:
         _check_same_phases(self._progress, self._calls.batches_per_step, run)
         self._evaluation = evaluation = learner.evaluation()
         reference = None if evaluation is None else evaluation.reference
-        self._compute_sums = _compile(replicator, evaluation, evaluation, _DATA)
-        self._compute_reference = _compile(replicator, evaluation, reference, _REFERENCE_DATA)
+        self._compute_sums = _compile(replicator, evaluation, evaluation)
+        self._compute_reference = _compile(replicator, evaluation, reference)
         if options.deterministic:
             self._calls.check_repeatable()
             for compute in (self._compute_sums, self._compute_reference):
@@ -472,27 +469,11 @@ def _compile(
     replicator: Replicator,
     evaluation: Evaluation | None,
     data: Evaluation | Reference | None,
-    source: str,
 ) -> evaluation_step.EvaluationStep | None:
     """Compiles the sums over the data of an evaluation, or over those of its reference."""
     if evaluation is None or data is None:
         return None
-    return replicator.make_evaluation(
-        data.sums_fn,
-        functools.partial(_finite_data, data.input_fn, source),
-        evaluation.global_batch_size,
-    )
-
-
-def _finite_data(input_fn: InputFn, source: str, context: InputContext) -> Any:
-    """Returns evaluation data; raises `ConfigError` if its cardinality is infinite."""
-    data: Any = input_fn(context)
-    if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise errors.ConfigError(
-            f"expected {source} to return finite data, got an endless dataset; leave repeat() out "
-            "of it, or take() a number of batches"
-        )
-    return data
+    return replicator.make_evaluation(data.sums_fn, data.input_fn, evaluation.global_batch_size)
 
 
 def _as_figures(found: Any) -> dict[str, float]:

@@ -82,6 +82,26 @@ class EvaluationStep:
         self._inputs.cancel()
 
 
+def finite(input_fn: inputs_lib.InputFn, context: inputs_lib.InputContext) -> Any:
+    """Returns what `input_fn` returns.
+
+    Args:
+      input_fn: see `Replicator.make_evaluation`.
+      context: its argument.
+
+    Raises:
+      ConfigError: if it is a dataset that is known to be endless, as that of training often is.
+    """
+    data: Any = input_fn(context)
+    if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        name = getattr(input_fn, "__qualname__", type(input_fn).__name__)
+        raise errors.ConfigError(
+            f"expected finite data to evaluate on, got an endless dataset from {name}; leave "
+            "repeat() out of it, or take() a number of batches"
+        )
+    return data
+
+
 @tf.autograph.experimental.do_not_convert
 def checked(sums: Any) -> Any:
     """Returns the sums over a batch, once they are known to be real.

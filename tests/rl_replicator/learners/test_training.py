@@ -544,7 +544,9 @@ def test_batches_of_unknown_size_keep_their_structure(nest):
 
 
 def test_endless_evaluation_data_is_refused(tmp_path):
-    with pytest.raises(errors.ConfigError, match=r"got an endless dataset; leave repeat\(\) out"):
+    with pytest.raises(
+        errors.ConfigError, match=r"an endless dataset from .*; leave repeat\(\) out"
+    ):
         make(Endless, tmp_path)
 
 
@@ -581,7 +583,7 @@ def test_an_endless_reference_is_refused(tmp_path):
             )
             return dataclasses.replace(evaluation, reference=reference)
 
-    with pytest.raises(errors.ConfigError, match=r"reference.input_fn to return finite data, got"):
+    with pytest.raises(errors.ConfigError, match="an endless dataset from .*EndlessReference"):
         make(EndlessReference, tmp_path)
 
 

@@ -62,6 +62,18 @@ def test_none_among_the_sums_stays_none(name):
     assert evaluate() == {"n": 12, "no": None, "all": (None, rows * replicator.num_replicas)}
 
 
+def test_endless_data_is_refused():
+    """An evaluation of it would never return."""
+
+    def train(context):
+        return tf.data.Dataset.range(4).repeat().batch(2)
+
+    with pytest.raises(rr.ConfigError, match=r"an endless dataset from .*train; leave repeat\(\)"):
+        rr.SingleDeviceReplicator().make_evaluation(
+            lambda batch, mask: tf.reduce_sum(mask), train, 2
+        )
+
+
 def test_complex_sums_are_refused():
     """Float64, in which sums are added up, would drop the imaginary part."""
     with pytest.raises(rr.ConfigError, match="expected sums_fn to return real sums, got complex64"):
