@@ -32,6 +32,11 @@ def declare(variables: Iterable[tf.Variable]) -> None:
         _DECLARED[id(variable)] = variable
 
 
+def is_declared(variable: tf.Variable) -> bool:
+    """Whether `declare` was called for a variable."""
+    return id(variable) in _DECLARED
+
+
 def averaged(variable: tf.Variable) -> bool:
     """Whether the maker of a variable wants the mean over the replicas: a moving statistic."""
     return (
@@ -43,7 +48,7 @@ def averaged(variable: tf.Variable) -> bool:
 
 def among(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """Returns those variables that are moving statistics, in the same order."""
-    return [v for v in variables if averaged(v) or id(v) in _DECLARED]
+    return [v for v in variables if averaged(v) or is_declared(v)]
 
 
 @contextlib.contextmanager

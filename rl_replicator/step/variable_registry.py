@@ -1,6 +1,7 @@
 """Knows which variables belong to a replicator, and finds those that do not."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from rl_replicator import errors
 from rl_replicator.graphs import assignments
+from rl_replicator.layers import statistics
 
 
 class Registry:
@@ -28,6 +30,8 @@ class Registry:
 
         def creator(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
+            # `copy.deepcopy` looks here first.
+            variable.__deepcopy__ = functools.partial(_copy, weakref.ref(variable))
             self._created.append(weakref.ref(variable))
             for component in assignments.copies(variable):
                 self._owners[id(component.handle)] = weakref.ref(component)
@@ -98,6 +102,36 @@ class Registry:
             if any(_has_effect(user, outputs) for user in inside.consumers()):
                 touched.append(owner)
         return touched
+
+
+def _copy(reference: weakref.ref, memo: dict[int, Any]) -> tf.Variable:
+    """Copies a variable as its creation would, for `copy.deepcopy` of a model in `scope()`.
+
+    That of TensorFlow calls no variable creators, so the copy would belong to no replicator.
+
+    Args:
+      reference: refers to the variable.
+      memo: see `copy.deepcopy`.
+    """
+    del memo
+    original: Any = reference()
+    copies = assignments.copies(original)
+    copied = tf.Variable(
+        copies[0].read_value(),
+        trainable=original.trainable,
+        name=original.name.partition(":")[0],
+        dtype=original.dtype,
+        constraint=original.constraint,
+        synchronization=original.synchronization,
+        aggregation=original.aggregation,
+        shape=original.shape,
+    )
+    if original.synchronization == tf.VariableSynchronization.ON_READ:  # Its copies may differ.
+        for target, source in zip(assignments.copies(copied), copies, strict=False):
+            target.assign(source.read_value())
+    if statistics.is_declared(original):
+        statistics.declare([copied])
+    return copied
 
 
 def _is_variable(handle: tf.Tensor) -> bool:

@@ -1,10 +1,14 @@
 """Which variables a step may touch."""
 
+import copy
 import gc
 
+import pytest
+import sonnet as snt
 import tensorflow as tf
 
 import rl_replicator as rr
+from rl_replicator.layers import statistics
 from rl_replicator.step import host
 
 
@@ -24,3 +28,34 @@ def test_a_model_that_nobody_uses_may_be_freed_while_a_step_is_traced(monkeypatc
     finally:
         gc.enable()
     assert int(replicator.reduce("sum", step())) == 1
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2", "mesh:data=2"])
+def test_a_deep_copy_in_the_scope_belongs_to_the_replicator(name):
+    """So target networks are made of networks."""
+    replicator = rr.make(name)
+    with replicator.scope():
+        model = snt.nets.MLP([2])
+        model.norm = rr.CrossReplicaBatchNorm(True, True)
+        model.norm(model(tf.ones([4, 3])), is_training=False)
+        total = tf.Variable(
+            0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        for i, own in enumerate(getattr(total, "values", (total,))):
+            own.assign(i + 1)
+        target, total = copy.deepcopy((model, total))
+    copies = getattr(total, "values", (total,))
+    assert [int(own) for own in copies] == [*range(1, len(copies) + 1)]
+    assert len(statistics.among(target.variables)) == len(statistics.among(model.variables)) > 0
+    for one, other in zip(model.variables, target.variables, strict=True):
+        assert (one.name, one.trainable) == (other.name, other.trainable)
+
+    def step_fn(x):
+        model._layers[0].b.assign_add(x * tf.ones([2]))
+        return tf.reduce_sum(target._layers[0].b)
+
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+    replicator.replicate(step_fn, inputs)()
+    assert (model._layers[0].b - target._layers[0].b).numpy().tolist() == [1, 1]
