@@ -131,7 +131,8 @@ class Wrapped:
           apply: applies reduced gradients to this replica's copies of the parameters.
 
         Raises:
-          ConfigError: `loss_scale` is set and the step never called `scale_loss`.
+          ConfigError: all gradients are None, or `loss_scale` is set and the step never called
+            `scale_loss`.
         """
         options = self.options
         enclosing = call_log.enclosing()
@@ -142,6 +143,12 @@ class Wrapped:
             updates = gradients.widen(updates)
         else:
             updates = collectives.all_reduce(gradients.widen(updates), options.reduction)
+        if all(update is None for update in updates):
+            names = ", ".join(parameter.name for parameter in parameters)
+            raise errors.ConfigError(
+                f"expected a gradient for at least one parameter, got None for all ({names}); take "
+                "the gradient of a loss that depends on them, computed inside the tape"
+            )
         clips = any(getattr(self, name, None) for name in _CLIPPING)
         updates = [_merged(update, clips) for update in updates]
         if options.loss_scale is not None:

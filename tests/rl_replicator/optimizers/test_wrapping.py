@@ -204,6 +204,17 @@ def test_nones_must_agree():
         chosen.replicate(step_fn, inputs)
 
 
+@pytest.mark.parametrize("name", ["sonnet sgd", "fused adam", "keras adam", "legacy adam"])
+def test_nones_for_all_parameters_are_refused(name):
+    """Keras' older optimizers would count a step, and train nothing."""
+    variables, optimizer = learner(2, OPTIMIZERS[name])
+    chosen = replicator(2)
+    with pytest.raises(rr.ConfigError, match=r"at least one parameter, got None for all \(Variabl"):
+        chosen.replicate(
+            lambda _: optimizer.apply([None] * 3, variables), chosen.make_inputs(batches)
+        )
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_apply_that_not_all_may_reach_is_refused(count):
     variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
