@@ -145,6 +145,9 @@ class Replicator(abc.ABC):
         Args:
           optimizer: a wrapped optimizer.
           parameters: all parameters that the optimizer will update.
+
+        Raises:
+          ConfigError: if there are none, as of an unbuilt model, or others than before.
         """
         with self.scope():
             wrapping.build(optimizer, parameters)

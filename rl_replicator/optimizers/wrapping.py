@@ -333,6 +333,11 @@ def _check_aggregator(optimizer: Any) -> None:
 
 def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
     """Creates the optimizer's slots; see `Replicator.build_optimizer`."""
+    if not parameters:
+        raise errors.ConfigError(
+            "expected the parameters that the optimizer updates, got none; build the model on a "
+            "first input before"
+        )
     watched = slots.Parameters(parameters)
     try:
         if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):

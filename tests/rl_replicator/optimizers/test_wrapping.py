@@ -546,6 +546,8 @@ def test_sparse_gradients_of_variables_that_are_synchronized_on_write():
 def test_an_optimizer_has_the_slots_of_one_list_of_parameters(make_optimizer):
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
     optimizer = replicator(1).wrap_optimizer(make_optimizer(0.1))
+    with pytest.raises(rr.ConfigError, match="got none; build the model on a first input"):
+        replicator(1).build_optimizer(optimizer, tf.keras.layers.Dense(1).trainable_variables)
     replicator(1).build_optimizer(optimizer, [first, second])
     replicator(1).build_optimizer(optimizer, (first, second))
     for others in ([second, first], [first]):
