@@ -197,12 +197,35 @@ class _Keras(Wrapped):
     def apply(self, updates: Sequence[Any], parameters: Sequence[tf.Variable]) -> None:
         self.apply_gradients(zip(updates, parameters, strict=True))
 
-    def apply_gradients(self, grads_and_vars: Any, name: str | None = None) -> tf.Tensor:
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        experimental_aggregate_gradients: bool = True,
+    ) -> tf.Tensor:
         """Applies pairs of gradient and variable. Keras itself never reduces them here.
+
+        Args:
+          grads_and_vars: the pairs.
+          name: see Keras.
+          skip_gradients_aggregation: whether the step itself has reduced the gradients, which
+            `wrap_optimizer` must know.
+          experimental_aggregate_gradients: the opposite, as Keras' older optimizers have it.
 
         Returns:
           The optimizer's number of steps so far, an int64 scalar.
+
+        Raises:
+          ConfigError: the step has reduced the gradients, and `reduction` is not "none".
         """
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        if is_reduced and self.options.reduction != "none":
+            raise errors.ConfigError(
+                "expected gradients for the optimizer to reduce, got reduced ones "
+                "(skip_gradients_aggregation, or experimental_aggregate_gradients=False); use "
+                'wrap_optimizer(..., reduction="none")'
+            )
         pairs = list(grads_and_vars)
         parameters = [variable for _, variable in pairs]
         self._update(

@@ -215,6 +215,23 @@ def test_nones_for_all_parameters_are_refused(name):
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("keras sgd", {"skip_gradients_aggregation": True}),
+        ("legacy sgd", {"experimental_aggregate_gradients": False}),
+    ],
+)
+def test_keras_is_told_of_reduced_gradients(name, option):
+    variable = tf.Variable(1.0)
+    pairs = [(tf.constant(1.0), variable)]
+    with pytest.raises(rr.ConfigError, match=r'use wrap_optimizer\(..., reduction="none"\)'):
+        replicator(1).wrap_optimizer(OPTIMIZERS[name]()).apply_gradients(pairs, **option)
+    optimizer = replicator(1).wrap_optimizer(OPTIMIZERS[name](), reduction="none")
+    optimizer.apply_gradients(pairs, **option)
+    assert variable.numpy() < 1.0
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_apply_that_not_all_may_reach_is_refused(count):
     variables, optimizer = learner(count, OPTIMIZERS["keras adam"])
