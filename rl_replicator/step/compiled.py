@@ -88,8 +88,14 @@ class ReplicatedStep:
           StepCancelled: if `cancel` was called. The variables hold the last whole step before;
             with `steps_per_call`, the error has the outputs of the steps that this call had taken.
           EndOfData: if the data ends before the first step of the call.
-          ConfigError: if an output has different shapes in the steps of the call, which are taken.
+          ConfigError: if an output has different shapes in the steps of the call, which are taken;
+            or inside of another step or a `tf.function`.
         """
+        if not tf.executing_eagerly():
+            raise errors.ConfigError(
+                "expected a call of a step outside of other steps and of tf.functions, found one "
+                "inside; call the step's own function there"
+            )
         with self._host.call_order.turn():
             return self._call()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from rl_replicator import errors
 from rl_replicator.collectives import call_log
 from rl_replicator.step import call_order, own_rows, variable_registry
 
@@ -57,7 +58,17 @@ class Host(abc.ABC):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Context in which the variables of steps are created."""
+        """Context in which the variables of steps are created.
+
+        Raises:
+          ConfigError: if entered on one of several replicas, inside of a step.
+        """
+        replica = tf.distribute.get_replica_context()
+        if replica is not None and replica.strategy is self.strategy:
+            raise errors.ConfigError(
+                "expected scope() and replicate() outside of steps, found one inside; a step needs "
+                "no scope for the variables that it creates"
+            )
         with self.strategy.scope(), self.registry.recording():
             yield
 

@@ -66,3 +66,28 @@ def test_collectives_are_refused_where_they_would_see_single_rows():
         make_step(lambda x: tf.vectorized_map(collectives.all_sum, x))()
     with pytest.raises(Exception, match="experimental_use_pfor"):
         make_step(jacobian)()
+
+
+@pytest.mark.parametrize("name", ["single_device", "multi_device:2"])
+def test_a_step_in_a_step_or_a_function_is_refused(name):
+    replicator = rr.make(name)
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+    step = replicator.replicate(lambda x: x, inputs)
+    with pytest.raises(rr.ConfigError, match="call of a step outside of other steps"):
+        replicator.replicate(lambda x: step(), inputs)
+    with pytest.raises(rr.ConfigError, match="call the step's own function there"):
+        tf.function(lambda: step())()
+    assert (replicator.gather(step()) == 1.0).all()
+
+
+def test_a_scope_in_a_step_is_refused():
+    replicator = rr.make("multi_device:2")
+    inputs = replicator.make_inputs(lambda context: lambda: tf.constant(1.0))
+
+    def step_fn(x):
+        with replicator.scope():
+            return x
+
+    for function in (step_fn, lambda x: replicator.replicate(lambda y: y, inputs)):
+        with pytest.raises(rr.ConfigError, match=r"scope\(\) and replicate\(\) outside of steps"):
+            replicator.replicate(function, inputs)
