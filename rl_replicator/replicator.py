@@ -223,8 +223,9 @@ class Replicator(abc.ABC):
           steps_per_call: None for one step per call; K for K steps in one compiled call, whose
             outputs are stacked to [K, ...]; so each output must have the same shape in all K steps.
           check_every: number of steps between comparisons of all copies of the step's variables,
-            which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM or
-            MEAN aggregation are not compared. A comparison takes about as long as a step.
+            which also follow steps 1, 10 and 100; None for no comparisons. Variables with SUM
+            aggregation, and moving statistics (floats with `trainable=False` and MEAN aggregation),
+            are not compared. A comparison takes about as long as a step.
 
         Returns:
           The compiled step.
