@@ -367,7 +367,10 @@ class InputPart:
 
     Restore it before the first step. With the same `input_fn` and global batch size, the data then
     continues after the last step of the checkpoint. The data before it is read and dropped, so
-    `input_fn` must return the same data in the same order (a shuffle needs a seed).
+    `input_fn` must return the same data in the same order (a shuffle needs a seed). On another
+    number of replicas, it does so if batches of either size hold the same examples: repeat() the
+    data before batch(). If batches with `drop_remainder` are repeated, the global batch size must
+    divide an epoch, or each epoch drops other examples.
     """
 
     def __init__(self, inputs: Any):

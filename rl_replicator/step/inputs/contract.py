@@ -169,7 +169,8 @@ class Inputs(abc.ABC):
         """Starts at a later row, as if those before it had been used.
 
         The data before it is read again and dropped. So with the same `input_fn` and global batch,
-        the data continues where it stopped, whatever the number of replicas is now.
+        the data continues where it stopped, also on another number of replicas if its batches hold
+        the same examples in the same order; see `InputPart`.
 
         Args:
           position: number of rows to skip.
