@@ -21,8 +21,9 @@ def finite_state(learner: AgentLearner, checkpointer: Checkpointer) -> VariableV
       LearnerDiverged: if a variable holds NaN or infinity. If it were saved, it would replace the
         checkpoints from which the run can still continue.
     """
-    with pending_work.paused():
-        values = TrackablePart(**learner.trackables()).capture()
+    part = TrackablePart(**learner.trackables())
+    with pending_work.paused(part.variables().values()):
+        values = part.capture()
     bad = values.first_not_finite()
     if bad is None:
         return values

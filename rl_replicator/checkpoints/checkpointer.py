@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from rl_replicator import errors
 from rl_replicator.checkpoints import manifest, pending_work
 from rl_replicator.checkpoints.manifest import CheckpointInfo
+from rl_replicator.checkpoints.parts import TrackablePart
 
 _LOG = logging.getLogger(__name__)
 
@@ -118,6 +119,9 @@ class Checkpointer:
     def save(self, step: int, parts: Mapping[str, Part]) -> CheckpointInfo:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
 
+        Waits for the steps that the background and other threads are taking on the variables of the
+        parts: a checkpoint holds whole steps. `cancel` a step that may wait for data without end.
+
         Args:
           step: step after which the checkpoint is saved, at least 0.
           parts: parts to save, by name.
@@ -132,7 +136,7 @@ class Checkpointer:
         step = _checked_step(step)
         _check_names(parts)
         self.wait()
-        with pending_work.paused():
+        with pending_work.paused(_variables(parts)):
             return self._write(step, parts)
 
     def begin_save(self, step: int, parts: Mapping[str, Part]) -> None:
@@ -156,7 +160,7 @@ class Checkpointer:
             self.save(step, parts)
             return
         self.wait()
-        with pending_work.paused():
+        with pending_work.paused(_variables(parts)):
             captured = {name: copy() for name, copy in captures.items() if copy is not None}
         # A thread for each save: it ends by itself, and the interpreter waits for it at its exit.
         executor = futures.ThreadPoolExecutor(1, "checkpoint")
@@ -354,10 +358,16 @@ def _restore(parts: Mapping[str, Part], folder: pathlib.Path) -> CheckpointInfo:
         check = getattr(part, "check", None)
         if check is not None:
             check(info.path / name)
-    with pending_work.paused():
+    with pending_work.paused(_variables(parts)):
         for name, part in parts.items():
             part.restore(info.path / name)
     return info
+
+
+def _variables(parts: Mapping[str, Part]) -> list[Any]:
+    """Returns the variables of all parts that hold any."""
+    holders = [part for part in parts.values() if isinstance(part, TrackablePart)]
+    return [variable for part in holders for variable in part.variables().values()]
 
 
 def _checked_step(step: Any) -> int:

@@ -67,7 +67,7 @@ class TrackablePart:
         """
         from rl_replicator.checkpoints import values
 
-        present = self._variables()
+        present = self.variables()
         return VariableValues({name: values.read(name, var) for name, var in present.items()})
 
     def export_tf(self, prefix: str | pathlib.Path) -> str:
@@ -94,7 +94,7 @@ class TrackablePart:
 
         from rl_replicator.checkpoints import values
 
-        with values.read_without_communication(self._variables()):
+        with values.read_without_communication(self.variables()):
             return tf.train.Checkpoint(**self._trackables).write(str(prefix))
 
     def check_holds(self, variables: "Iterable[tf.Variable]", owner: str) -> None:
@@ -115,7 +115,7 @@ class TrackablePart:
         from rl_replicator.graphs import assignments
 
         saved: set[int] = set()
-        for variable in self._variables().values():
+        for variable in self.variables().values():
             saved |= assignments.handle_ids(variable)
         for variable in variables:
             is_saved = not saved.isdisjoint(assignments.handle_ids(variable))
@@ -157,7 +157,7 @@ class TrackablePart:
             for name, before in getattr(one, "former_names", {}).items()
             if f"{key}/{name}" not in saved and f"{key}/{before}" in saved
         }
-        present = {former.get(name, name): variable for name, variable in self._variables().items()}
+        present = {former.get(name, name): variable for name, variable in self.variables().items()}
         for name, variable in present.items():
             here = tf.TensorSpec(variable.shape, variable.dtype.base_dtype)
             if name not in saved:
@@ -184,8 +184,12 @@ class TrackablePart:
             for name, variable in present.items():
                 values.write(name, variable, saved.value(name))
 
-    def _variables(self) -> dict[str, Any]:
-        """Returns all variables by their shortest path, the name that TensorFlow gives them."""
+    def variables(self) -> dict[str, Any]:
+        """Returns all variables by their shortest path, the name that TensorFlow gives them.
+
+        Raises:
+          CheckpointError: if an object cannot be saved, or holds state that is not a variable.
+        """
         import tensorflow as tf
 
         try:

@@ -1,22 +1,26 @@
-"""Background work that may change variables after the call that started it has returned.
+"""Work that may change variables while other code runs.
 
-Steps may run in the background, and those on parameter servers run ahead of their caller. Code that
-needs unchanging variables, such as a checkpoint, runs in `paused()` and need not know which
-replicators are in use.
+Steps may run in the background or in other threads, and those on parameter servers run ahead of
+their caller. Code that needs unchanging variables, such as a checkpoint, runs in `paused()` and
+need not know which replicators are in use.
 """
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
 
 
 class BackgroundWorker(Protocol):
     """Runs work in the background."""
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Waits until all work that was started has ended; none begins in the context."""
+    def paused(self, variables: Collection[Any] = ()) -> contextlib.AbstractContextManager[None]:
+        """Waits until all work that was started has ended; none begins in the context.
+
+        Args:
+          variables: see `pending_work.paused`.
+        """
 
 
 _LOCK = threading.Lock()
@@ -33,8 +37,12 @@ def register(worker: BackgroundWorker) -> None:
 
 
 @contextlib.contextmanager
-def paused() -> Iterator[None]:
+def paused(variables: Collection[Any] = ()) -> Iterator[None]:
     """Context in which no background work changes variables; waits for what was started.
+
+    Args:
+      variables: what must not change at all: also waits for the steps that other threads take on
+        the replicators of these variables. They may wait for data, so it waits for no others.
 
     Raises:
       Exception: if background work raised it.
@@ -43,5 +51,5 @@ def paused() -> Iterator[None]:
         workers = [worker for each in _REGISTERED if (worker := each()) is not None]
     with contextlib.ExitStack() as stack:
         for worker in workers:
-            stack.enter_context(worker.paused())
+            stack.enter_context(worker.paused(variables))
         yield

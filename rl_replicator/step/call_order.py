@@ -44,6 +44,7 @@ class CallOrder:
 
         Where none ever began, it does not wait for the direct calls of other threads: these may
         wait for data, and what needs no step, such as a counter's checkpoint, must not wait, too.
+        What does need whole steps takes a `turn`.
         """
         thread = threading.get_ident()
         with self._changed:

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -115,9 +115,14 @@ class Host(abc.ABC):
         return error
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Context in which no step changes variables in the background; waits for those begun."""
-        with self.call_order.paused():
+    def paused(self, variables: Collection[tf.Variable] = ()) -> Iterator[None]:
+        """Context in which no step changes variables in the background; waits for those begun.
+
+        Args:
+          variables: if any of them was created in `scope`, no other thread takes steps either.
+        """
+        turn = self.call_order.turn if self.registry.has_any(variables) else self.call_order.paused
+        with turn():
             yield
 
     def synchronize(self) -> None:

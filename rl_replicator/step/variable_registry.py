@@ -77,6 +77,11 @@ class Registry:
         """
         return assignments.assigned(function.graph.captures, self.created())
 
+    def has_any(self, variables: Iterable[tf.Variable]) -> bool:
+        """Whether one of the variables, as they were created, was created inside."""
+        owners = (self._owners.get(i) for v in variables for i in assignments.handle_ids(v))
+        return any(owner is not None and owner() is not None for owner in owners)
+
     def owns(self, handle: tf.Tensor) -> bool:
         """Whether it is the handle of a variable that was created inside."""
         owner = self._owners.get(id(handle))

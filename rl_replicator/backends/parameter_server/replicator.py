@@ -1,7 +1,7 @@
 """A replicator over workers that do not wait for one another, with parameter servers."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -167,8 +167,8 @@ class _WorkersHost(host.Host):
         return [function(0)]
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        with super().paused():
+    def paused(self, variables: Collection[tf.Variable] = ()) -> Iterator[None]:
+        with super().paused(variables):
             self._schedule.drain()
             yield
 

@@ -579,7 +579,7 @@ class Worker:
         pending_work.register(self)
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self, variables=()):
         self._work()
         yield
 

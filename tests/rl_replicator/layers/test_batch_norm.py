@@ -50,7 +50,7 @@ def test_one_replica_equals_sonnet():
     for is_local in (False, True):
         got, expected = (norm(ROWS + 1.0, False, is_local) for norm in (ours, theirs))
         np.testing.assert_allclose(got, expected, 1e-5, 1e-5)
-    names = [parts.TrackablePart(norm=norm)._variables() for norm in (ours, theirs)]
+    names = [parts.TrackablePart(norm=norm).variables() for norm in (ours, theirs)]
     shapes = [{name: tuple(v.shape) for name, v in found.items()} for found in names]
     assert shapes[0] == shapes[1]
 
@@ -353,7 +353,7 @@ def trained(count, is_conv):
         for x in (outputs, gradients)
     ]
     state = {}
-    for name, variable in parts.TrackablePart(net=net)._variables().items():
+    for name, variable in parts.TrackablePart(net=net).variables().items():
         copies = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
         for copy in copies:
             np.testing.assert_array_equal(copy, copies[0], name)

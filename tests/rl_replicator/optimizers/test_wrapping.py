@@ -248,7 +248,7 @@ def test_apply_that_not_all_may_reach_is_refused(count):
 
 def state(variables, optimizer):
     """All variables of both, by name in a checkpoint, except what counts the skipped."""
-    found = parts.TrackablePart(variables=variables, optimizer=optimizer)._variables()
+    found = parts.TrackablePart(variables=variables, optimizer=optimizer).variables()
     return {
         name: [copy.numpy() for copy in getattr(variable, "values", (variable,))]
         for name, variable in found.items()

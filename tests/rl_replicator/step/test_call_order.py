@@ -97,17 +97,18 @@ def make_slow_step(replicator):
     return step, rr.parts.TrackablePart(first=first, second=second), entered, release
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("method", ["save", "begin_save"])
-def test_a_checkpoint_holds_whole_calls(tmp_path, method):
+def test_a_checkpoint_holds_whole_calls(tmp_path, method, in_background):
     step, part, entered, release = make_slow_step(rr.make("single_device"))
-    future = step.begin()
+    call = step.begin if in_background else threading.Thread(target=step).start
+    call()
     assert entered.wait(60)
-    threading.Timer(1.0, release.set).start()
+    threading.Timer(0.3, release.set).start()
     checkpointer = rr.checkpoints.Checkpointer(tmp_path)
     getattr(checkpointer, method)(1, {"variables": part})
     info = checkpointer.wait() or checkpointer.latest()
     assert VariableValues.read(info.path / "variables") == {"first": 1, "second": 1}
-    future.result(60)
 
 
 def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):
