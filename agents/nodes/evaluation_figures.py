@@ -7,7 +7,8 @@ from dm_env import specs
 
 from agents.environment_loop import EvaluationEpisode
 
-# An episode has failed if it earned less than this share of the range of its possible returns.
+# An episode that was cut off has failed if it earned less than this share of the range of its
+# possible returns.
 _FAILED_BELOW = 0.1
 # A return-to-go is complete if what follows a cut-off counts for at most this share.
 _NEGLIGIBLE_DISCOUNT = 0.05
@@ -30,11 +31,11 @@ def figures(
 
     Returns:
       By name: mean, lowest, median and highest return, and the number of episodes. If the rewards
-      are bounded, the share of failed episodes: those whose return is in the lowest tenth of the
-      range that the bounds allow for an episode of that length. If there are such states,
-      the mean discounted return, by gamma and the environment's discounts, after the states whose
-      remaining rewards are known: all states if the environment terminated, else those so early
-      that what follows the cut-off is negligible.
+      are bounded and the environment terminated none of the episodes, the share of failed episodes:
+      those whose return is in the lowest tenth of the range that the bounds allow for an episode of
+      that length. If there are such states, the mean discounted return, by gamma and the
+      environment's discounts, after the states whose remaining rewards are known: all states if the
+      environment terminated, else those so early that what follows the cut-off is negligible.
     """
     returns = np.array([episode.rewards.sum() for episode in episodes])
     found = {
@@ -45,7 +46,10 @@ def figures(
         "episodes": float(len(episodes)),
     }
     low, high = reward_bounds(reward_spec)
-    if np.isfinite([low, high]).all() and low < high:
+    # The bounds of one step say what a whole episode can earn only if the environment doesn't end
+    # it: the best return may be a single reward at the goal, or a cost for each step to it.
+    cut_off = all(episode.discounts[-1] != 0.0 for episode in episodes)
+    if cut_off and np.isfinite([low, high]).all() and low < high:
         lengths = np.array([len(episode.rewards) for episode in episodes])
         share = (returns - low * lengths) / ((high - low) * lengths)
         found["failed_share"] = float(np.mean(share < _FAILED_BELOW))

@@ -52,13 +52,15 @@ def advise(run_dir: Path, options: Mapping[str, Any]) -> list[str]:
     if len(returns) < _FEWEST_EVALUATIONS:
         return []
     figures = {**_last_third(read_metrics(run_dir, "learner")), **_last_third(evaluator)}
+    failed = evaluator.get("failed_share", np.full(len(returns), np.nan))
+    if not np.isfinite(_thirds(failed)[-1]).all():
+        # Evaluations lack it in which episodes ended by themselves, perhaps at their goal: the
+        # others say nothing about these.
+        figures.pop("failed_share", None)
     is_still = stood_still(returns)
     # Returns near 0 rise and fall by shares of their range that say nothing.
-    is_low = (
-        figures.get("failed_share", 0.0) >= _FAILED_ALL
-        and evaluator["failed_share"][-1] >= _FAILED_ALL
-    )
-    if not (is_still or is_low) or _succeeds(figures):
+    is_low = figures.get("failed_share", 0.0) >= _FAILED_ALL and failed[-1] >= _FAILED_ALL
+    if not (is_still or is_low) or _succeeds(figures) or _is_best(evaluator):
         return []
     found = list(_causes(figures, options))
     verdict = (
@@ -104,6 +106,13 @@ def _succeeds(figures: Mapping[str, float]) -> bool:
     high, low = figures["episode_return_max"], figures["episode_return_min"]
     is_even = high - low <= _SPREAD * max(abs(high), abs(low), 1e-9)
     return is_even and figures.get("failed_share", 1.0) < _FAILED_SOME
+
+
+def _is_best(evaluator: Mapping[str, np.ndarray]) -> bool:
+    """Whether all last episodes have the highest return of the run, and earlier ones had less."""
+    best = np.max(evaluator["episode_return_max"])
+    lowest = evaluator["episode_return_min"]
+    return bool((_thirds(lowest)[-1] == best).all() and np.min(lowest) < best)
 
 
 def known(options: Mapping[str, Any], *names: str) -> str:

@@ -366,7 +366,8 @@ def _tell(listener: RunListener, evaluations: NewRows) -> None:
 def _report(run: RunDirectory, options: AgentOptions) -> None:
     """Prints the last evaluation of a complete run, and advice if it learned little."""
     last = {name: column[-1] for name, column in read_metrics(run.path, "evaluator").items()}
-    failed = f", {last['failed_share']:.0%} failed" if "failed_share" in last else ""
+    share = last.get("failed_share", np.nan)
+    failed = f", {share:.0%} failed" if np.isfinite(share) else ""
     print(
         f"evaluation return {last['episode_return']:.1f} over {counted(last['episodes'])} "
         f"(min {last['episode_return_min']:.1f}, median {last['episode_return_median']:.1f}, "

@@ -55,6 +55,14 @@ def test_without_bounds_there_are_no_failures(spec):
     assert "failed_share" not in figures([episode(1.0)], spec, discount=0.9)
 
 
+@pytest.mark.parametrize("rewards", [[*[0.0] * 29, 1.0], [*[-1.0] * 29, 0.0]])
+def test_bounds_of_one_reward_do_not_judge_an_episode_that_ends_at_its_goal(rewards):
+    reached, missed = episode(*rewards, last_discount=0.0), episode(*[-1.0] * 200)
+    assert "failed_share" not in figures([reached], BOUNDED, discount=0.9)
+    assert "failed_share" not in figures([missed, reached], BOUNDED, discount=0.9)
+    assert figures([missed, missed], BOUNDED, discount=0.9)["failed_share"] == 1.0
+
+
 def test_returns_to_go():
     np.testing.assert_allclose(
         returns_to_go(episode(1.0, 2.0, 4.0, last_discount=0.0), 0.5), [3.0, 4.0, 4.0]

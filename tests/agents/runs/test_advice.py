@@ -72,6 +72,28 @@ def test_a_run_that_is_done_needs_none_either(tmp_path):
     assert advice.advise(tmp_path, RANGE_OPTIONS) == []
 
 
+@pytest.mark.parametrize("failed_share", [{}, {"failed_share": 1.0}])
+def test_a_goal_that_every_last_episode_reaches_needs_none_either(tmp_path, failed_share):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    for index, value in enumerate([0.0, 0.0, 0.5, *[1.0] * 6]):
+        best = {"episode_return_min": float(value == 1.0), "episode_return_max": float(value > 0)}
+        row = {"episode_return": value, **best, **failed_share}
+        writer.write("evaluator", 1000 * (index + 1), row)
+    writer.close()
+    assert advice.advise(tmp_path, OPTIONS) == []
+
+
+def test_evaluations_without_a_share_of_failures_are_not_judged_by_those_with_one(tmp_path):
+    writer = MetricWriter(tmp_path, "environment_steps")
+    for index, value in enumerate([0.0, 0.0, 0.6, 0.7, 0.8, 0.8, 0.7, 0.0, 0.8]):
+        row = {"episode_return": value, "episode_return_min": 0.0}
+        row["episode_return_max"] = float(value > 0)
+        writer.write("evaluator", index, row if value else {**row, "failed_share": 1.0})
+    writer.close()
+    (line,) = advice.advise(tmp_path, OPTIONS)
+    assert "no figure points to a cause" in line
+
+
 def test_a_run_without_a_learner_step(tmp_path):
     write(tmp_path, [3.0], learner_steps=0.0)
     (line,) = advice.advise(tmp_path, OPTIONS)
