@@ -91,7 +91,8 @@ def run(args: Sequence[str]) -> int:
       args: the words after `sweep`.
 
     Returns:
-      The exit status: 0 if all trials have ended, 130 or 143 after a signal.
+      The exit status: 0 if all trials have ended, 1 if all of them failed, 130 or 143 after a
+      signal.
 
     Raises:
       UsageError: after bad input; nothing was started.

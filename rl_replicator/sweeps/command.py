@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,13 @@ def run(plan: SweepPlan) -> int:
       plan: the plan of the sweep.
 
     Returns:
-      Exit status: 0 if all trials have ended; 128 + signal if one ended it.
+      Exit status: 0 if all trials have ended; 1 if all that have ended failed, which a line on
+      stderr says; 128 + signal if one ended it.
 
     Raises:
       DiskError: if the disk is full.
       UsageError: if the directory holds a sweep with other settings or other files, Optuna is not
-        installed, no trial can run, or the results cannot be written at the end.
+        installed, or the results cannot be written at the end.
     """
     directory = RunDirectory(plan.run_dir)
     with (
@@ -158,7 +160,22 @@ def run(plan: SweepPlan) -> int:
         if number is not None:
             print("stopped; the same command continues the sweep", flush=True)
             return 128 + number
-        return 0
+        failed = [trial for trial in trials if trial.state is TrialState.FAILED]
+        # Those that were to end because the first ones had failed are still to be continued.
+        if any(trial.state not in (TrialState.FAILED, TrialState.RUNNING) for trial in trials):
+            return 0
+        reason = next((f" (trial {one.number} {one.reason})" for one in failed if one.reason), "")
+        print(
+            f"rl-replicator: error: expected trials that run, but {_all(len(failed))} failed"
+            f"{reason}; see {plan.run_dir / 'logs'}, correct the options and choose another "
+            "--run-dir",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _all(count: int) -> str:
+    return "the only one" if count == 1 else f"all {count}"
 
 
 def _write(path: Path, trials: Sequence[SweepTrial]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rl_replicator.errors import DISK_STATUS, DiskError, UsageError
+from rl_replicator.errors import DISK_STATUS, DiskError
 from rl_replicator.jobs.run_process import SECONDS_TO_END, RunProcess, Slot, end_all, slots
 from rl_replicator.processes import signals
 from rl_replicator.runs.run_directory import RunDirectory
@@ -19,7 +19,7 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 _LOG = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# If this many trials fail before one has been evaluated, the rest would fail as well.
+# If this many trials fail before another one has run, the rest would fail as well.
 _HOPELESS = 3
 # How a run ends that was asked to.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -142,12 +142,12 @@ class SweepRunner:
           count: number of trials in all.
 
         Returns:
-          The number of the signal that ended it; None if all trials have ended.
+          The number of the signal that ended it; None if all trials have ended, or the first ones
+          failed one after the other.
 
         Raises:
           DiskError: if the disk is full. The trials that run are saved, if there is space for that,
             and are continued by the next call.
-          UsageError: if the first trials fail one after the other.
         """
         if any(trial.state not in (TrialState.RUNNING, TrialState.FAILED) for trial in trials):
             self._failures_at_first = -1  # An earlier process has seen that trials can run.
@@ -164,7 +164,7 @@ class SweepRunner:
         return self._signals[0] if self._signals else None
 
     def _run(self, trials: list[SweepTrial], count: int) -> None:
-        while True:
+        while self._failures_at_first < _HOPELESS:
             while self._free and not self._signals and (trial := self._next(trials, count)):
                 self._start(trial)
             if not self._live and self._signals:
@@ -260,7 +260,7 @@ class SweepRunner:
         is_done = one.verdict is TrialState.DONE
         self._scheduler.finish(one.trial, _values(one.trial)[-1] if is_done else None)
         self._on_change(one.trial)
-        self._check_hope(one.trial)
+        self._count_failures(one.trial)
 
     def _paused(self, one: _Live) -> TrialState:
         """Returns the state of a trial whose processes were to save and to end."""
@@ -295,16 +295,11 @@ class SweepRunner:
         trial.reason = first.reason()
         return TrialState.FAILED
 
-    def _check_hope(self, trial: SweepTrial) -> None:
+    def _count_failures(self, trial: SweepTrial) -> None:
         if trial.state is not TrialState.FAILED:
             self._failures_at_first = -1
         elif self._failures_at_first >= 0:
             self._failures_at_first += 1
-            if self._failures_at_first >= _HOPELESS:
-                raise UsageError(
-                    f"expected trials that run, but the first {_HOPELESS} failed, and the last one "
-                    f"{trial.reason}; correct the options and choose another --run-dir"
-                )
 
 
 def _values(trial: SweepTrial) -> list[float]:

@@ -318,13 +318,25 @@ def test_ctrl_c_lets_the_runs_save_and_failures_are_told(tmp_path, start):
     search = (HILL, "--search", "place=uniform(-3,-2)", "--run-dir", "t", "--parallel", "1")
     status, output, errors = finish(start(*search))
     assert "is failed: ended with status 2: rl-replicator: error: there is no such place" in output
-    assert status == 2 and {row["state"] for row in results(tmp_path / "t")} == {"failed"}
+    assert status == 1 and {row["state"] for row in results(tmp_path / "t")} == {"failed"}
     assert len(results(tmp_path / "t")) == 3
     assert len(errors.splitlines()) == 1
-    assert "the first 3 failed, and the last one ended with status 2: rl-repl" in errors
+    assert "all 3 failed (trial 0 ended with status 2: rl-replicator: error: there is" in errors
     blind = (HILL, "--search", "place=uniform(0,1)", "--kind", "blind", "--run-dir", "u")
     status, _, errors = finish(start(*blind))
     assert status == 2 and "expected runs with an evaluation" in errors
+
+
+@pytest.mark.processes
+def test_a_sweep_without_a_trial_that_runs_has_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["sweep", HILL, "--search", "place=uniform(-3,-2)", "--trials", "1", "--run-dir", "s"]
+    for reason in (" (trial 0 ended with status 2: rl-replicator: error: there is", "; see s/logs"):
+        assert main.main(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"error: expected trials that run, but the only one failed{reason}" in line
 
 
 @pytest.mark.processes
