@@ -58,6 +58,8 @@ class SweepOptions:
     parallel: int | None = None
     """Number of trials at a time. Each gets its share of the processors. Default: one processor per
     run."""
+    retry_failed: bool = False
+    """Continue the trials that have failed, too: once their cause is corrected."""
     run_dir: Path | None = None
     """Directory of the sweep, with a directory for each trial, and results.csv. Default:
     runs/sweep/NAME."""
@@ -162,6 +164,7 @@ def _plan(chosen: SweepOptions, theirs: Sequence[str]) -> command.SweepPlan:
         trials=chosen.trials,
         seeds=seeds,
         parallel=chosen.parallel or max(1, len(os.sched_getaffinity(0)) // chosen.seeds),
+        retry_failed=chosen.retry_failed,
         run_dir=run_dir,
     )
 

@@ -70,6 +70,7 @@ class SweepPlan:
       total_steps: steps of a run, as evaluations count them; None if unknown.
       seeds: the seeds of the runs of a trial; one None if there is no option for the seed.
       parallel: number of trials at a time.
+      retry_failed: whether trials that have failed are tried again.
       run_dir: the sweep's directory.
     """
 
@@ -84,6 +85,7 @@ class SweepPlan:
     total_steps: int | None
     seeds: tuple[int | None, ...]
     parallel: int
+    retry_failed: bool
     run_dir: Path
 
     def words(self, trial: SweepTrial, own: Sequence[str] = ()) -> list[str]:
@@ -139,6 +141,8 @@ def run(plan: SweepPlan) -> int:
             trials = scheduler.trials(plan.trials)
         else:
             trials = study.trials()
+        if plan.retry_failed:
+            study.retry(trials)
         drawn = board.SweepBoard(trials, max(plan.trials, len(trials)))
 
         def note(trial: SweepTrial) -> None:
@@ -167,8 +171,8 @@ def run(plan: SweepPlan) -> int:
         reason = next((f" (trial {one.number} {one.reason})" for one in failed if one.reason), "")
         print(
             f"rl-replicator: error: expected trials that run, but {_all(len(failed))} failed"
-            f"{reason}; see {plan.run_dir / 'logs'}, correct the options and choose another "
-            "--run-dir",
+            f"{reason}; see {plan.run_dir / 'logs'}; correct the code and add --retry-failed, or "
+            "choose other options and another --run-dir",
             file=sys.stderr,
         )
         return 1

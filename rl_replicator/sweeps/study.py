@@ -18,6 +18,7 @@ from rl_replicator.sweeps.trial import SweepTrial, TrialState
 
 _STUDY = "sweep"
 _IS_STOPPED = "is_stopped"
+_HAS_FAILED = "has_failed"
 _ROUND = "round-"
 # The share of best trials whose values are compared with those of all trials.
 _BEST_SHARE = 0.25
@@ -183,14 +184,23 @@ class Study:
         states = {
             kinds.COMPLETE: TrialState.DONE,
             kinds.PRUNED: TrialState.STOPPED,
-            kinds.FAIL: TrialState.FAILED,
             kinds.RUNNING: TrialState.RUNNING,
         }
         return [
-            dataclasses.replace(self._trial(one), state=states[one.state])
+            dataclasses.replace(
+                self._trial(one),
+                state=TrialState.FAILED if one.user_attrs.get(_HAS_FAILED) else states[one.state],
+            )
             for one in self._study.trials
             if one.state in states and self._is_drawn(one)
         ]
+
+    def retry(self, trials: Sequence[SweepTrial]) -> None:
+        """Makes those of some trials that have failed `RUNNING` again."""
+        for trial in trials:
+            if trial.state is TrialState.FAILED:
+                self.note(trial, _HAS_FAILED, False)
+                trial.state = TrialState.RUNNING
 
     def _trial(self, one: Any) -> SweepTrial:
         values = {
@@ -300,12 +310,13 @@ class Study:
           trial: the trial.
           value: the value at its last evaluation; None if it is not done.
         """
+        if trial.state is TrialState.FAILED:
+            # For Optuna it still runs: only so can it be tried again. The sampler takes settings
+            # without a result for bad ones.
+            self.note(trial, _HAS_FAILED, True)
+            return
         kinds = self._optuna.trial.TrialState
-        states = {
-            TrialState.DONE: kinds.COMPLETE,
-            TrialState.STOPPED: kinds.PRUNED,
-            TrialState.FAILED: kinds.FAIL,
-        }
+        states = {TrialState.DONE: kinds.COMPLETE, TrialState.STOPPED: kinds.PRUNED}
         given = value if trial.state is TrialState.DONE else None
         self._study.tell(trial.number, given, state=states[trial.state])
 

@@ -30,7 +30,8 @@ class HillOptions:
     run_dir: Path | None = None
     """Where to."""
     place: float = 0.5
-    """Where the climb ends; 0.25 is the top. Below 0 it fails."""
+    """Where the climb ends; 0.25 is the top. Below 0 it fails, unless the sweep has a file
+    `place_is_there`."""
     kind: str = "high"
     """high or low: whether the figure is the height or the distance; blind: none."""
     is_steep: bool = False
@@ -62,7 +63,7 @@ class Hill:
         return HillOptions(**{**known, "shape": Shape(**known["shape"])})
 
     def train(self, options):
-        if options.place < 0:
+        if options.place < 0 and not (options.run_dir.parents[1] / "place_is_there").exists():
             raise UsageError("there is no such place")
         ended = []
         signal.signal(signal.SIGINT, lambda *_: ended.append(True))

@@ -337,6 +337,12 @@ def test_a_sweep_without_a_trial_that_runs_has_failed(tmp_path, monkeypatch, cap
         assert main.main(words) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert f"error: expected trials that run, but the only one failed{reason}" in line
+    # The cause is corrected, here by a file that the runs look for.
+    (tmp_path / "s" / "place_is_there").touch()
+    assert main.main(words) == 1
+    assert main.main([*words, "--retry-failed"]) == 0
+    output = capsys.readouterr().out
+    assert "1 of 1 trials ended, 1 done" in output and "best: trial 0 with figure" in output
 
 
 @pytest.mark.processes

@@ -119,24 +119,48 @@ def test_another_process_continues(tmp_path, sampler):
     plan = dataclasses.replace(ASHA, sampler=sampler)
     study = open_study(tmp_path, plan)
     study.prefer({"x": "0.5", "y": "b", "n": "3"})
-    done, running, stopped = study.ask(), study.ask(), study.ask()
+    done, running, stopped, failed = (study.ask() for _ in range(4))
     assert done.values == {"x": "0.5", "y": "b", "n": "3"}
     finish(study, done, 2.0)
     assert study.report(stopped, [1.0])
     stopped.state = TrialState.STOPPED
     study.finish(stopped, None)
+    failed.state = TrialState.FAILED
+    study.finish(failed, None)
     assert study.report(running, [1.0])  # And ends before it has stopped the run.
 
     study = open_study(tmp_path, plan)
     study.prefer({"x": "0.4", "y": "a", "n": "1"})  # There are trials already.
     trials = study.trials()
-    assert [trial.values for trial in trials] == [one.values for one in (done, running, stopped)]
-    states = [TrialState.DONE, TrialState.RUNNING, TrialState.STOPPED]
+    assert [trial.values for trial in trials] == [
+        one.values for one in (done, running, stopped, failed)
+    ]
+    states = [TrialState.DONE, TrialState.RUNNING, TrialState.STOPPED, TrialState.FAILED]
     assert [trial.state for trial in trials] == states
     assert trials[1].run_dir(1) == tmp_path / "trial-001" / "seed-1"
     assert study.report(trials[1], [1.0])
     new = study.ask()
-    assert new.number == 3 and new.values not in [trial.values for trial in trials]
+    assert new.number == 4 and new.values not in [trial.values for trial in trials]
+
+
+def test_a_trial_that_has_failed_can_be_tried_again(tmp_path):
+    study = open_study(tmp_path, ASHA)
+    done, failed = study.ask(), study.ask()
+    finish(study, done, 2.0)
+    for _ in range(2):
+        failed.state = TrialState.FAILED
+        study.finish(failed, None)
+        study = open_study(tmp_path, ASHA)
+        trials = study.trials()
+        study.retry(trials)
+        assert [trial.state for trial in trials] == [TrialState.DONE, TrialState.RUNNING]
+        assert [trial.state for trial in open_study(tmp_path, ASHA).trials()] == [
+            TrialState.DONE,
+            TrialState.RUNNING,
+        ]
+    failed = trials[1]
+    finish(study, failed, 3.0)
+    assert [one.state for one in open_study(tmp_path, ASHA).trials()] == [TrialState.DONE] * 2
 
 
 def test_values_outside_of_the_search_are_not_preferred(tmp_path):
