@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from rl_replicator.optimizers import gradients
 from rl_replicator.replicator import Replicator
 from rl_replicator.step import scaled_losses
 from rl_replicator.step.inputs import InputContext
+
+_LOG = logging.getLogger(__name__)
 
 # Those of Keras, if they are left out, and of `wrap_optimizer`.
 _DYNAMIC_SCALE = {
@@ -127,10 +130,10 @@ class KerasLearner(Learner):
           best: see `from_keras`.
 
         Raises:
-          ConfigError: if the data are not a dataset, or have no y; if the model is not compiled, or
-            has an average of the weights that a step does not apply, or a dynamic loss scale with
-            other settings; if the result of a metric is not one number; if `best` names no figure;
-            or if a mesh or concurrent asynchronous workers would have to evaluate.
+          ConfigError: if the data are not a dataset, have no y, or are batches; if the model is not
+            compiled, or has an average of the weights that a step does not apply, or a dynamic loss
+            scale with other settings; if the result of a metric is not one number; if `best` names
+            no figure; or if a mesh or concurrent asynchronous workers would have to evaluate.
         """
         if evaluation_data_fn is not None:
             _check_evaluates(replicator)
@@ -317,7 +320,7 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
     """Returns the data of a function of that name.
 
     Raises:
-      ConfigError: if they are no dataset, or have no y.
+      ConfigError: if they are no dataset, have no y, or are batches.
     """
     data = data_fn(config)
     if not isinstance(data, tf.data.Dataset):
@@ -331,7 +334,37 @@ def _dataset(name: str, data_fn: DataFn, config: KerasConfig) -> tf.data.Dataset
             f"expected {name} to return examples (x, y) or (x, y, weight), got x alone; return "
             "x as y, too, as in data.map(lambda x: (x, x))"
         )
+    _check_single(name, data)
     return data
+
+
+def _check_single(name: str, data: tf.data.Dataset) -> None:
+    """Checks that a user has not batched the data, as for `fit`.
+
+    Raises:
+      ConfigError: if they are batches.
+    """
+    sizes = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(data.element_spec)}
+    if len(sizes) > 1 or 0 in sizes or not _has_batched(data):
+        return
+    (size,) = sizes
+    if size is None:
+        raise ConfigError(
+            f"expected {name} to return single examples, got batches; leave out batch(): the "
+            "learner batches them by --global-batch-size"
+        )
+    # Perhaps a sequence, whose entries batch() has joined to one example.
+    _LOG.warning(
+        "%s: each example has %d entries, from batch(); if these are examples themselves, leave "
+        "out batch(): the learner batches by --global-batch-size",
+        name,
+        size,
+    )
+
+
+def _has_batched(data: tf.data.Dataset) -> bool:
+    # "_BatchDataset", "_ParallelBatchDataset"; not "_UnbatchDataset".
+    return "Batch" in type(data).__name__ or any(map(_has_batched, data._inputs()))
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def padded_spec(spec: Any, batch_size: int) -> tf.TensorSpec:
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or None in spec.shape[1:]:
         raise errors.ConfigError(
             f"expected batches of dense tensors of known shapes to pad, got {spec}; "
-            "batch() the data, or leave pad_to out"
+            "batch() examples of known shapes, once"
         )
     if spec.shape[0] is not None and spec.shape[0] > batch_size:
         raise _too_large(spec.shape[0], batch_size)

@@ -473,6 +473,28 @@ def test_data_without_y_are_refused():
         learners.from_keras(model_fn, inputs)(rr.make("single_device"), Config())
 
 
+def test_data_that_are_batched_already_are_refused(caplog):
+    replicator = rr.make("single_device")
+
+    def batched(config):
+        return data_fn(config).batch(4).prefetch(1)
+
+    with pytest.raises(rr.ConfigError, match=r"data_fn to return single .* got batches; leave out"):
+        learners.from_keras(model_fn, batched)(replicator, Config())
+    learner = learners.from_keras(model_fn, data_fn, batched)(replicator, Config())
+    evaluation = learner.evaluation()
+    with pytest.raises(rr.ConfigError, match="expected evaluation_data_fn to return single examp"):
+        replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
+    learners.from_keras(model_fn, lambda config: batched(config).unbatch())(replicator, Config())
+    assert caplog.text == ""
+
+    def sequences(config):
+        return data_fn(config).batch(4, drop_remainder=True)
+
+    learners.from_keras(model_fn, sequences)(replicator, Config())
+    assert "data_fn: each example has 4 entries, from batch(); if these are" in caplog.text
+
+
 def test_what_cannot_be_evaluated_is_refused():
     def vector(config: Config) -> tf.keras.Model:
         model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
