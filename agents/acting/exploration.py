@@ -1,11 +1,12 @@
 """Exploration of agents with a deterministic policy: what actors do to its actions.
 
 `--agent.exploration` names one of `EXPLORATIONS`, or a user's own function by its import path. It
-is called with (config, context), an `agents.agent.ExplorationContext`, once for each environment.
-It returns a function from the policy's action [A] to the action to take [A], float32. Actors clip
-the result to [-1, 1].
+is called with (config, context), an `agents.agent.ExplorationContext`, once for each environment,
+and once more if its first use is to be tried early. It returns a function from the policy's action
+[A] to the action to take [A], float32. Actors clip the result to [-1, 1].
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -182,7 +183,8 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
     """Makes the exploration that `config.exploration` names.
 
     In the first `config.exploration_random_steps` environment steps of all actors, actions are
-    random instead.
+    random instead. So that mistakes in a user's exploration show at once, and not only after these
+    steps, one with a context of its own is tried in the first of them.
 
     Args:
       config: settings of the agent.
@@ -193,25 +195,42 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
 
     Raises:
       ConfigError: if there is no such exploration. The function raises one if the exploration
-        returns anything but an array of the action's shape.
+        returns anything but an array of the action's shape, or NaN for an action without it.
     """
-    explore = find_exploration(config)(config, context)
+    make = find_exploration(config)
+    explore = make(config, context)
     draw = RandomActions(context.random, context.memory)
+    is_tried = False
 
-    def checked(action: np.ndarray) -> np.ndarray:
+    def select(action: np.ndarray) -> np.ndarray:
+        nonlocal is_tried
         if context.environment_steps() < config.exploration_random_steps:
+            if not is_tried:
+                is_tried = True
+                alone = dataclasses.replace(context, random=np.random.default_rng(0), memory={})
+                _explored(make(config, alone), action)
             return draw(action)
         draw.stop()
-        explored = explore(action)
-        if getattr(explored, "shape", None) != action.shape:  # NumPy would stack a tuple.
-            received = getattr(explored, "shape", f"a {type(explored).__name__}")
-            raise ConfigError(
-                f"--agent.exploration: expected an array of shape {action.shape}, got {received}; "
-                "return the action alone"
-            )
-        return explored
+        return _explored(explore, action)
 
-    return checked
+    return select
+
+
+def _explored(explore: Exploration, action: np.ndarray) -> np.ndarray:
+    """Returns what an exploration makes of an action; raises ConfigError if that is no action."""
+    explored = explore(action.copy())  # To compare with it; an exploration may change its argument.
+    if getattr(explored, "shape", None) != action.shape:  # NumPy would stack a tuple.
+        received = getattr(explored, "shape", f"a {type(explored).__name__}")
+        raise ConfigError(
+            f"--agent.exploration: expected an array of shape {action.shape}, got {received}; "
+            "return the action alone"
+        )
+    if np.isnan(explored).any() and not np.isnan(action).any():
+        raise ConfigError(
+            f"--agent.exploration: expected numbers, got {explored.tolist()} for the policy's "
+            f"action {action.tolist()}; correct what it computes"
+        )
+    return explored
 
 
 def with_range(

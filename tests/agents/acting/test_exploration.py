@@ -81,6 +81,40 @@ def test_an_exploration_that_returns_something_else_is_refused(name, received):
         explore(np.zeros(2, np.float32))
 
 
+def not_a_number(config, context):
+    return lambda action: np.full_like(action, np.nan)
+
+
+def in_place(config, context):
+    def explore(action):
+        context.memory["last"] = action
+        action += context.random.normal()
+        return action
+
+    return explore
+
+
+def test_an_exploration_is_to_blame_for_its_nan_and_not_for_that_of_the_policy():
+    explore = make_exploration(NoiseSettings(exploration=f"{__name__}:not_a_number"), context())
+    with pytest.raises(ConfigError, match=r"--agent.exploration: expected numbers, got \[nan\]"):
+        explore(np.zeros(1, np.float32))
+    assert np.isnan(explore(np.full(1, np.nan, np.float32))).all()
+
+
+def test_an_exploration_is_tried_before_the_random_actions():
+    settings = NoiseSettings(exploration=f"{__name__}:of_one_dimension", exploration_random_steps=9)
+    with pytest.raises(ConfigError, match=r"--agent.exploration: expected an array of shape"):
+        make_exploration(settings, context())(np.zeros(2, np.float32))
+    # It leaves no traces.
+    tried, plain = context(), context()
+    action = np.zeros(2, np.float32)
+    settings = NoiseSettings(exploration=f"{__name__}:in_place", exploration_random_steps=9)
+    first = make_exploration(settings, tried)(action)
+    settings = NoiseSettings(exploration="none", exploration_random_steps=9)
+    np.testing.assert_array_equal(first, make_exploration(settings, plain)(action))
+    assert "last" not in tried.memory and not action.any()
+
+
 def test_the_first_actions_are_random_and_held_for_a_while():
     config = NoiseSettings(exploration="none", exploration_random_steps=5000)
     steps = 0
