@@ -64,8 +64,8 @@ def adapt(
     if environment.render_mode != "rgb_array":
         render = (
             "expected an environment made with render_mode='rgb_array', got "
-            f"{environment.render_mode!r}; take it in the constructor, and pass it to "
-            "gymnasium.make, as --env gym:ID does"
+            f"{environment.render_mode!r}; take render_mode in the constructor, and make the "
+            "environment with it"
         )
     with of_user_code(f"the specs of {name}", "be returned"):
         bridge = GymnasiumEnvironment(environment, seed)

@@ -108,7 +108,8 @@ class SweepBoard:
                     f" after {evaluated.steps[-1]:,} steps: {score.figure} "
                     f"{evaluated.means[-1]:.4g}"
                 )
-        self._table.print(f"trial {trial.number} ({values}) is {trial.state.value}{about}")
+        verb = "has" if trial.state is TrialState.FAILED else "is"
+        self._table.print(f"trial {trial.number} ({values}) {verb} {trial.state.value}{about}")
 
     def refresh(self) -> None:
         """Redraws the table on a terminal, if it is due."""

@@ -317,7 +317,7 @@ def test_ctrl_c_lets_the_runs_save_and_failures_are_told(tmp_path, start):
     # If no trial can run, the rest is not tried.
     search = (HILL, "--search", "place=uniform(-3,-2)", "--run-dir", "t", "--parallel", "1")
     status, output, errors = finish(start(*search))
-    assert "is failed: ended with status 2: rl-replicator: error: there is no such place" in output
+    assert "has failed: ended with status 2: rl-replicator: error: there is no such place" in output
     assert status == 1 and {row["state"] for row in results(tmp_path / "t")} == {"failed"}
     assert len(results(tmp_path / "t")) == 3
     assert len(errors.splitlines()) == 1
