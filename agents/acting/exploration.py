@@ -207,7 +207,12 @@ def make_exploration(config: NoiseSettings, context: ExplorationContext) -> Expl
         if context.environment_steps() < config.exploration_random_steps:
             if not is_tried:
                 is_tried = True
-                alone = dataclasses.replace(context, random=np.random.default_rng(0), memory={})
+                alone = dataclasses.replace(
+                    context,
+                    random=np.random.default_rng(0),
+                    environment_steps=lambda: config.exploration_random_steps,  # Its first use.
+                    memory={},
+                )
                 _explored(make(config, alone), action)
             return draw(action)
         draw.stop()

@@ -85,6 +85,11 @@ def not_a_number(config, context):
     return lambda action: np.full_like(action, np.nan)
 
 
+def since_the_random_actions(config, context):
+    start = config.exploration_random_steps
+    return lambda action: action / np.sqrt(1 + context.environment_steps() - start)
+
+
 def in_place(config, context):
     def explore(action):
         context.memory["last"] = action
@@ -105,6 +110,10 @@ def test_an_exploration_is_tried_before_the_random_actions():
     settings = NoiseSettings(exploration=f"{__name__}:of_one_dimension", exploration_random_steps=9)
     with pytest.raises(ConfigError, match=r"--agent.exploration: expected an array of shape"):
         make_exploration(settings, context())(np.zeros(2, np.float32))
+    # It takes place at the step of its first use.
+    name = f"{__name__}:since_the_random_actions"
+    settings = NoiseSettings(exploration=name, exploration_random_steps=9)
+    make_exploration(settings, context())(np.ones(2, np.float32))
     # It leaves no traces.
     tried, plain = context(), context()
     action = np.zeros(2, np.float32)
