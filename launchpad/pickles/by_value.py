@@ -9,6 +9,7 @@ cloudpickle numbers these classes, so that the processes of a program know which
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import threading
@@ -20,6 +21,9 @@ import cloudpickle
 
 # The classes that are being made out of a pickle, and have no attributes yet; under the lock.
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
+# Those that were made: between calls nothing else refers to them, and their attributes would be
+# lost with them. A sender that makes classes without end has only the newest ones here.
+_made: collections.deque[type] = collections.deque(maxlen=1000)
 _lock = threading.RLock()
 
 
@@ -109,3 +113,4 @@ def _finish(kind: type, state: tuple[Callable[[type, Any], Any], Any]) -> None:
         set_state, attributes = state
         set_state(kind, attributes)
         _unfinished.discard(kind)
+        _made.append(kind)
