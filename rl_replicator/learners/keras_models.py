@@ -156,7 +156,8 @@ class KerasLearner(Learner):
             _check_average(inner)
             self._optimizer = replicator.wrap_optimizer(inner, reduction="sum", loss_scale=scale)
         self._parameters = self._model.trainable_variables
-        replicator.build_optimizer(self._optimizer, self._parameters)
+        if self._parameters:  # A frozen model has none, and still has figures.
+            replicator.build_optimizer(self._optimizer, self._parameters)
         self._alone = []
         if evaluation_data_fn is not None:  # Not in the scope, so that they belong to no replica.
             losses = [tf.keras.metrics.Mean(x.name) for x in _losses_of_outputs(self._model)]
@@ -209,8 +210,9 @@ class KerasLearner(Learner):
                 loss = self._model.compute_loss(x, y, predicted, weight)
             # The gradients add up: those of a loss with reduction="sum" must not be averaged.
             scaled = self._optimizer.scale_loss(scaled_losses.divided(tf.cast(loss, tf.float32)))
-        gradients = tape.gradient(scaled, self._parameters)
-        self._optimizer.apply(gradients, self._parameters)
+        if self._parameters:
+            gradients = tape.gradient(scaled, self._parameters)
+            self._optimizer.apply(gradients, self._parameters)
         return {"loss": loss}
 
     def trackables(self) -> dict[str, Any]:
@@ -363,8 +365,10 @@ def _check_single(name: str, data: tf.data.Dataset) -> None:
 
 
 def _has_batched(data: tf.data.Dataset) -> bool:
-    # "_BatchDataset", "_ParallelBatchDataset"; not "_UnbatchDataset".
-    return "Batch" in type(data).__name__ or any(map(_has_batched, data._inputs()))
+    kind = type(data).__name__
+    if any(word in kind for word in ("Unbatch", "FlatMap", "Interleave")):
+        return False  # Its elements are parts of those before it.
+    return "Batch" in kind or any(map(_has_batched, data._inputs()))
 
 
 @contextlib.contextmanager

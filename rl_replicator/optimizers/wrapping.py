@@ -359,7 +359,7 @@ def build(optimizer: Any, parameters: Sequence[tf.Variable]) -> None:
     if not parameters:
         raise errors.ConfigError(
             "expected the parameters that the optimizer updates, got none; build the model on a "
-            "first input before"
+            "first input before, or leave the optimizer out if nothing in it is trainable"
         )
     watched = slots.Parameters(parameters)
     try:

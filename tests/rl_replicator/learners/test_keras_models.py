@@ -473,6 +473,23 @@ def test_data_without_y_are_refused():
         learners.from_keras(model_fn, inputs)(rr.make("single_device"), Config())
 
 
+def frozen_model(config: Config) -> tf.keras.Model:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    model.trainable = False
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_model_without_trainable_weights_keeps_its_loss():
+    replicator = rr.make("single_device")
+    learner = learners.from_keras(frozen_model, data_fn)(replicator, Config())
+    step = replicator.replicate(
+        learner.step_fn,
+        replicator.make_inputs(lambda context: data_fn(Config()).batch(BATCH).take(1).repeat()),
+    )
+    assert step()["loss"] == step()["loss"] > 0
+
+
 def test_data_that_are_batched_already_are_refused(caplog):
     replicator = rr.make("single_device")
 
@@ -486,6 +503,12 @@ def test_data_that_are_batched_already_are_refused(caplog):
     with pytest.raises(rr.ConfigError, match="expected evaluation_data_fn to return single examp"):
         replicator.make_evaluation(evaluation.sums_fn, evaluation.input_fn, BATCH)
     learners.from_keras(model_fn, lambda config: batched(config).unbatch())(replicator, Config())
+
+    def next_steps(config):  # x and y have the same length, which the spec does not tell.
+        rows = tf.data.Dataset.from_tensor_slices(np.ones([8, 4, 1], np.float32)).batch(4)
+        return rows.map(lambda x: (x[:, : tf.shape(x)[0] - 1], x[:, 1 : tf.shape(x)[0]])).unbatch()
+
+    learners.from_keras(frozen_model, next_steps)(replicator, Config())
     assert caplog.text == ""
 
     def sequences(config):
