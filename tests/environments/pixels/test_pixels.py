@@ -107,7 +107,7 @@ def test_what_cannot_be_drawn_is_one_line():
         environments.make("cartpole:swingup", 1, Pixels(camera=2))
     silent = environments.adapt(gymnasium_fake.Seven(True, render_mode=None))
     with pytest.raises(
-        error, match="'rgb_array', got None; take it in the constructor, and pass it to gymnasium.m"
+        error, match="'rgb_array', got None; take render_mode in the constructor, and make the env"
     ):
         environments.PixelEnvironment(silent, Pixels())
     gymnasium = _make_gymnasium(Pixels(camera=1))
