@@ -120,7 +120,8 @@ class Checkpointer:
         """Saves a checkpoint, then removes the oldest ones beyond `keep`.
 
         Waits for the steps that the background and other threads are taking on the variables of the
-        parts: a checkpoint holds whole steps. `cancel` a step that may wait for data without end.
+        parts, even while they wait for data: a checkpoint holds whole steps. `cancel` a step that
+        may wait without end. `restore` waits in the same way.
 
         Args:
           step: step after which the checkpoint is saved, at least 0.

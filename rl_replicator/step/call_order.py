@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import logging
 import queue
 import threading
 import weakref
@@ -13,6 +14,10 @@ from typing import Any
 _CAPACITY = 2
 # Long enough for a step to find its cancellation, or to compute to its end.
 _EXIT_SECONDS = 10.0
+# After these, a wait for a step of another thread is named.
+_NOTICE_SECONDS = 30.0
+
+_LOG = logging.getLogger(__name__)
 
 
 class CallOrder:
@@ -30,12 +35,16 @@ class CallOrder:
         self._pausing: list[int] = []
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits for all earlier calls, and makes later ones wait. Re-entrant."""
+    def turn(self, waiting: str = "") -> Iterator[None]:
+        """Waits for all earlier calls, and makes later ones wait. Re-entrant.
+
+        Args:
+          waiting: is logged if it waits for long.
+        """
         if self._owner == threading.get_ident():
             yield
             return
-        with self._turn_of(self._draw()):
+        with self._turn_of(self._draw(), waiting):
             yield
 
     @contextlib.contextmanager
@@ -97,10 +106,15 @@ class CallOrder:
         return ticket
 
     @contextlib.contextmanager
-    def _turn_of(self, ticket: object) -> Iterator[None]:
+    def _turn_of(self, ticket: object, waiting: str = "") -> Iterator[None]:
+        def is_next() -> bool:
+            return self._tickets[0] is ticket
+
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._tickets[0] is ticket)
+                if waiting and not self._changed.wait_for(is_next, _NOTICE_SECONDS):
+                    _LOG.warning("%s", waiting)
+                self._changed.wait_for(is_next)
                 self._owner = threading.get_ident()
             yield
         finally:  # Also if Ctrl-C ends the wait.

@@ -111,6 +111,16 @@ def test_a_checkpoint_holds_whole_calls(tmp_path, method, in_background):
     assert VariableValues.read(info.path / "variables") == {"first": 1, "second": 1}
 
 
+def test_a_checkpoint_that_waits_for_long_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(call_order, "_NOTICE_SECONDS", 0.1)
+    step, part, entered, release = make_slow_step(rr.make("single_device"))
+    threading.Thread(target=step).start()
+    assert entered.wait(60)
+    threading.Timer(0.5, release.set).start()
+    rr.checkpoints.Checkpointer(tmp_path).save(1, {"variables": part})
+    assert caplog.text.count("a checkpoint waits for a step that another thread takes") == 1
+
+
 def test_a_checkpoint_of_another_thread_does_not_wait_for_direct_calls(tmp_path):
     """The steps of a learner may wait for data, and the counter saves in the same process."""
     step, _, entered, release = make_slow_step(rr.make("single_device"))
